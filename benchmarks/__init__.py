@@ -1,1 +1,1 @@
-"""Benchmarks beside other systems; see README.md."""
+"""Benchmarks against other systems, documented in README.md."""

@@ -35,7 +35,7 @@ NUM_MODELS, NUM_ARRIVALS = 3, 10_000
 
 
 def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:
-    """Returns the task of three models, the method, and 300 jobs at work.
+    """Returns the task of three models, the method, and a dispatch with 300 jobs.
 
     F1 is a quadratic with 24 clients and E = 5 full-gradient steps, as W1; F2 the classes of
     Synthetic(1, 1) with 100 clients and E = 5 steps of B = 20 examples, as W2; F3 has E = 1.

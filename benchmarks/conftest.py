@@ -17,7 +17,7 @@ use_cpu_devices()
 def pytest_collection_modifyitems(items):
     """Rows that are compared are timed one after another: machines change their pace by the minute.
 
-    What is not timed comes first.
+    Setup that is not timed comes first.
     """
     names = list(WORKLOADS)
 
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items):
 def pytest_terminal_summary(config):
     """Client updates per second (medians), and how many times those of FedJAX on the same work.
 
-    Of FedJAX there are two: its own algorithm, and a lean one on its `for_each_client`.
+    FedJAX has two rows: its own algorithm, and a lean one on its `for_each_client`.
     """
     rows = [b for b in config._benchmarksession.benchmarks if "row" in b.extra_info]
     if not rows:

@@ -41,7 +41,7 @@ MOST_UPDATES = 30_000_000  # sizes with more are left out
 
 
 class Size(NamedTuple):
-    """A size of a workload: what a sweep of it has."""
+    """A size of a workload, with the dimensions of its sweep."""
 
     task: Task
     num_models: int

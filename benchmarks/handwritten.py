@@ -79,13 +79,13 @@ def learning_rounds(
 
 def _rows(x: Any, rows: Any) -> Any:
     """Returns rows of examples."""
-    # A product with a factor that XLA does not know to be 1: without it, CPU code copies rows one
-    # number at a time.
+    # Multiply by a 1 that XLA cannot see through, because CPU code otherwise copies rows one number
+    # at a time.
     return x[rows] * (rows >= 0)[..., None]
 
 
 def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
-    """Returns the sum of the clients' parameters; kernels are `[clients, C, D]`, D innermost."""
+    """Returns the sum of the clients' parameters, for kernels `[clients, C, D]`."""
     ((kernel, bias),) = params
     num_clients, _, batch_size = rows.shape
     classes = jnp.arange(kernel.shape[1], dtype=y.dtype)[None, :, None]
@@ -110,7 +110,7 @@ def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float
 
 
 def _train_perceptron(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
-    """Returns the sum of the clients' parameters, one after the other; kernels are (out, in)."""
+    """Returns the sum of the clients' parameters, computed sequentially, for kernels (out, in)."""
 
     def loss(layers: Any, x: Any, y: Any) -> Any:
         *hidden, (kernel, bias) = layers

@@ -1,4 +1,4 @@
-"""Seconds from the shell to the result, beside scripts that do about the same work by hand.
+"""Seconds from the shell to the result, compared with hand-written scripts for the same work.
 
 `python -m benchmarks.shell [REPEATS]` runs `fedjax-mm reproduce mfa-fig3` and `fedjax-mm sweep` on
 a grid of 20 points, and the scripts of `benchmarks/by_hand`, one after the other in processes of

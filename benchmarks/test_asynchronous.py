@@ -1,4 +1,4 @@
-"""Jobs per second of asynchronous training, beside a Python event loop."""
+"""Jobs per second of asynchronous training, compared with a Python event loop."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""W2, W2b, W3, W3b, W4: federated averaging of classifiers beside other systems.
+"""W2, W2b, W3, W3b, W4: federated averaging of classifiers, compared with other systems.
 
 Run `pip install '.[bench]' && pytest benchmarks/test_learning.py`. There is one XLA device per CPU
 core: the rows of `fedjax_mm` share the clients out over all of them, FedJAX and DrJAX use the first

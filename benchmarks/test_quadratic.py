@@ -1,4 +1,4 @@
-"""W1, W1b, W1c: client updates per second, compile and run apart, beside other systems.
+"""W1, W1b, W1c: client updates per second, with compile and run times, against other systems.
 
 Run `pip install '.[bench]' && pytest benchmarks`; every row is one program on one device.
 """

@@ -262,7 +262,7 @@ def _vectorized_rounds(
     num_threads: int,
     form: _Vectorized,
 ) -> Run:
-    """The rounds that both vectorized forms share; examples are gathered in each step."""
+    """The rounds shared by both vectorized forms, which gather examples in each step."""
     inputs, labels = (tensor.flatten(0, 1) for tensor in _tensors(workload, seed))
     initial = _to_torch(workload.model, workload.params(seed))
     cohorts = torch.tensor(workload.cohorts(num_rounds, seed), dtype=torch.int64)

@@ -60,11 +60,11 @@ REFERENCE = {
         ("fedjax_mm.keys",),
     ),
     "assignments": Area(
-        "Assignments", "Who trains what, and who is there.", ("assignments", "availability")
+        "Assignments", "Assignments and availability.", ("assignments", "availability")
     ),
     "algorithms": Area(
         "Algorithms",
-        "Contributions of clients, and server steps on their sum.",
+        "Client contributions, and server steps on their sum.",
         ("algorithms", "compression", "local", "privacy", "schedules", "shuffles", "sums"),
         ("fedjax_mm.local", "fedjax_mm.shuffles"),
     ),
@@ -80,10 +80,10 @@ REFERENCE = {
         ("data",),
         tuple(f"fedjax_mm.data.{name}" for name in ("idx", "partition", "synthetic")),
     ),
-    "sweeps": Area("Sweeps", "Many runs in few programs; devices; saved work.", ("sweeps",)),
+    "sweeps": Area("Sweeps", "Many runs in few programs, devices and checkpoints.", ("sweeps",)),
     "experiments": Area(
         "Experiments",
-        "Experiments in files, and the fields of settings of your own.",
+        "Experiments in files, and fields for your own settings.",
         ("experiments",),
         tuple(
             f"fedjax_mm.experiments.{name}"
@@ -101,13 +101,13 @@ REFERENCE = {
     ),
     "theory": Area(
         "Theory",
-        "The papers' statements, one function each, with their hypotheses checked.",
+        "The papers' theorems, one function each, which check their hypotheses.",
         ("theory",),
         _modules("fedjax_mm.theory"),
     ),
     "contract": Area(
         "The contract",
-        "The types that a task, a method or an assignment of your own fills.",
+        "The types that your own tasks, methods and assignments implement.",
         ("base",),
         ("fedjax_mm.base", "fedjax_mm.checked"),
     ),

@@ -1,10 +1,10 @@
-"""`python -m fedjax_mm` is the command `fedjax-mm`, even if that is not on the path."""
+"""`python -m fedjax_mm` runs the command `fedjax-mm` even if it is not on the PATH."""
 
 from fedjax_mm.interrupts import die_of_interrupts
 
 
 def run() -> None:
-    """Runs the program, which Ctrl-C ends without a traceback even during its imports."""
+    """Runs the program, so that Ctrl-C ends it without a traceback even during imports."""
     die_of_interrupts()
     from fedjax_mm.cli import start
 

@@ -1,6 +1,6 @@
-"""Calls of the functions of assignments and algorithms, with checks of their results.
+"""Calls the functions of assignments and algorithms, and checks their results.
 
-A wrapper asks the assignment that it wraps in the same way as the engine does.
+Wrappers call the assignment they wrap in the same way as the engine.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def assign(
 ) -> tuple[Cohort, Any]:
     """Returns the cohort of a round and the assignment's new state, both checked.
 
-    The clients' numbers are not checked, because tracers have no values.
+    Client numbers are not checked, because tracers have no values.
 
     Raises:
       TypeError: if `assign` does not return a `Cohort` and a state.
@@ -47,18 +47,18 @@ def assign(
             raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
         case Cohort() as cohort, new:
             pass
-        case [first, _] as found if isinstance(found, tuple | list):  # JAX arrays match, too
+        case [first, _] as found if isinstance(found, tuple | list):  # JAX arrays match too
             raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
     _check_cohort(what, cohort)
-    if assignment.observe is None:  # otherwise `observe` returns the next state
+    if assignment.observe is None:  # `observe` returns the next state otherwise
         check_state(f"{what} returns", state, new)
     return cohort, new
 
 
 def observe_inside(assignment: Assignment) -> ObserveFn | None:
-    """Returns `observe` of a wrapper that keeps the state of its assignment in a field `state`.
+    """Returns `observe` for a wrapper that keeps its assignment's state in a field `state`.
 
     It is None if the assignment has none.
     """
@@ -73,7 +73,7 @@ def observe_inside(assignment: Assignment) -> ObserveFn | None:
 
 
 def _check_cohort(what: str, cohort: Cohort) -> None:
-    """Raises an error unless a cohort consists of arrays that fit each other."""
+    """Raises an error unless a cohort consists of matching arrays."""
     numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
     for name, given in numbers.items():
         if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
@@ -103,7 +103,7 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
 def start_states(
     algorithm: Algorithm, task: Task, params: Params
 ) -> tuple[ServerState, ClientState]:
-    """Returns the states before round 1 of a model's server and of one client, checked.
+    """Returns the checked initial states of a model's server and of one client.
 
     Raises:
       TypeError: if `init` returns something else.
@@ -124,11 +124,11 @@ def contribute(
     server_state: ServerState,
     client_state: ClientState,
 ) -> tuple[Contribution, ClientState]:
-    """Returns a client's contribution and its new state, checked.
+    """Returns a client's checked contribution and new state.
 
     Raises:
       TypeError: if the client function returns something else.
-      ValueError: if the state has other shapes or types than the old one.
+      ValueError: if the state's shapes or types have changed.
     """
     what = f"{name_of(algorithm)} returns from client"
     with _own(algorithm, "client(context, server_state, client_state)"):
@@ -150,11 +150,11 @@ def contribute(
 
 
 def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerState]:
-    """Returns a model's parameters after the server's step and the server's new state, checked.
+    """Returns a model's checked parameters after the server step, and the new server state.
 
     Raises:
       TypeError: if the server function returns something else.
-      ValueError: if shapes or types differ from those before the step.
+      ValueError: if shapes or types have changed.
     """
     what = f"{name_of(algorithm)} returns from server"
     with _own(algorithm, "server(context)", context.params, context.total.update):
@@ -212,7 +212,7 @@ def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
 
 
 def name_of(part: Assignment | Algorithm) -> str:
-    """Returns the name of a part for messages, which is that of its factory if it has one."""
+    """Returns a part's name for messages, if possible that of its factory."""
     function: Any
     if isinstance(part, Assignment):
         kind, function = "assignment", part.assign

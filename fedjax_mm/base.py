@@ -1,10 +1,10 @@
-"""The contract between tasks, algorithms, assignments and the simulator: types and prose.
+"""The contract between tasks, algorithms, assignments and the simulator.
 
-A federated method has three parts: an `Assignment` chooses who trains what, the client function of
-an `Algorithm` computes one client's contribution, and its server function uses the sum of the
-contributions. A `Task` describes the learning problem and its data. Tasks and algorithms are
-written for one model, one client and one seed; only `fedjax_mm.simulate` adds those axes. An
-assignment sees all models and all clients. The simulator passes arguments by position.
+A federated method has three parts: an `Assignment` chooses which clients train which models, the
+client function of an `Algorithm` computes one client's contribution, and its server function
+applies the sum of contributions. A `Task` describes the learning problem and its data. Tasks and
+algorithms are written for one model, one client and one seed; only `fedjax_mm.simulate` adds those
+axes. An assignment sees all models and all clients. The simulator passes arguments by position.
 
 Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, padded with -1
 """
@@ -76,8 +76,8 @@ class Padded(NamedTuple):
 
     Attributes:
       size: the static upper bound, of a batch's examples or of models.
-      number: the count in use. Unused examples have weight 0. Unused models train nothing, so that
-        their parameters stay the initial ones.
+      number: the count in use. Unused examples have weight 0. Unused models are not trained, so
+        they keep their initial parameters.
     """
 
     size: int
@@ -89,17 +89,17 @@ BatchSize: TypeAlias = int | Padded | None
 
 
 class Batching(NamedTuple):
-    """Rule by which a client's examples become the batches of its local steps.
+    """How a client's examples are batched for its local steps.
 
     Attributes:
-      size: B, the rows of a batch. None takes all of the client's examples, padded to the length of
-        the largest client's, so that every client's full gradient has the cost of the largest one.
-      order: "iid" draws every row independently and uniformly; "epochs" takes every example once
-        per epoch of ``ceil(n_k / B)`` steps, in a new order for each epoch. Rows that fill its last
+      size: B, the rows of a batch. None uses all of the client's examples, padded to the largest
+        client, so every client's full gradient costs as much as the largest one's.
+      order: "iid" draws every row independently and uniformly; "epochs" visits every example once
+        per epoch of ``ceil(n_k / B)`` steps, in a new order each epoch. Padding rows of the last
         batch have weight 0.
-      limit: N_s(t), or None. With a size of None each step draws this many of the client's
-        examples without replacement, at most all of them; else the first `limit` rows are a batch
-        of that size, drawn as the order says. The other rows have weight 0.
+      limit: N_s(t), or None. If `size` is None, each step draws this many of the client's examples
+        without replacement, at most all of them; otherwise only the first `limit` rows of a batch,
+        drawn according to `order`, are used. Other rows have weight 0.
     """
 
     size: int | None = None
@@ -109,10 +109,10 @@ class Batching(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """Learning problem of one model, with every client's data.
+    """Learning problem of one model, with all clients' data.
 
-    A task is a pytree, so that data is an argument of the compiled program. Numbers and data are
-    leaves, which can be vmapped over; shapes are static fields.
+    A task is a pytree, so data are arguments of the compiled program. Numbers and data are leaves,
+    over which you can vmap; shapes are static fields.
     """
 
     @property
@@ -123,7 +123,7 @@ class Task(Protocol):
         """Returns initial parameters of one model."""
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns the client's weight in weighted means: n_k, its number of examples."""
+        """Returns the client's weight in weighted means, n_k, its number of examples."""
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
         """Returns the examples of local step `step`, counted from 0.
@@ -135,11 +135,10 @@ class Task(Protocol):
         """Returns the loss that a client's local step descends."""
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns one global model's metrics by name.
+        """Returns a global model's metrics by name.
 
-        A metric is a number or an array; `rng_key` is for metrics that draw random numbers. A task
-        with numbers for each client names these metrics in an attribute `per_client`, a tuple;
-        their first axis is the clients'.
+        A metric is a number or an array; `rng_key` is for metrics that draw random numbers. A tuple
+        attribute `per_client` of the task names metrics whose first axis is the clients axis.
         """
 
 
@@ -148,7 +147,7 @@ class EpochTask(Task, Protocol):
     """A task with num_batches(client, size), the number of batches of an epoch."""
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps of one epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
+        """Returns the steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
 
 
 @runtime_checkable
@@ -156,7 +155,7 @@ class MeasuredTask(Task, Protocol):
     """A task with client_loss(params, client), the loss F_k(w) of one client."""
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """Returns F_k(w), the mean loss of the client's training examples without dropout."""
+        """Returns F_k(w), the mean loss over the client's training examples, without dropout."""
 
 
 @runtime_checkable
@@ -177,21 +176,21 @@ class AnalyticTask(Task, Protocol):
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Any:
-        """Returns local minus global parameters after full-gradient steps, dense or sparse."""
+        """Returns the (possibly sparse) update after full-gradient local steps."""
 
 
 @runtime_checkable
 class RoundTask(Task, Protocol):
     """A task that changes over rounds, such as one whose clients' data drift.
 
-    At the beginning of round t the engine replaces the task by that of the round. Local training,
-    the server's step and the questions of `Look` in round t, and the metrics recorded after it, all
-    have the same task. Before round 1, parameters, states and metrics are those of round 0.
-    Asynchronous runs refuse such tasks, because their jobs overlap rounds.
+    At the beginning of round t the engine replaces the task by that of round t, which local
+    training, the server step, the functions of `Look` and the metrics recorded after the round all
+    use. Initial parameters, states and metrics use the task of round 0. Asynchronous runs do not
+    support such tasks, because jobs overlap rounds.
     """
 
     def at(self, round: Round) -> Self:
-        """Returns the task of round t, of the same structure, shapes and types."""
+        """Returns the task of round t, with the same structure, shapes and types."""
 
 
 class ClientContext(NamedTuple):
@@ -203,10 +202,10 @@ class ClientContext(NamedTuple):
       task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: a factor of the client's weight: 1, unless `Cohort.scale` is set; 0 if the client
-        does not take part.
+      scale: a factor of the client's weight, 1 unless `Cohort.scale` is set; 0 if the client does
+        not take part.
       takes_part: whether the client takes part; see `Cohort.takes_part`.
-      is_scaled: whether the assignment gives factors.
+      is_scaled: whether the assignment sets `Cohort.scale`.
     """
 
     rng_key: PRNGKeyArray
@@ -243,7 +242,7 @@ class SparseUpdate(NamedTuple):
     """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
 
     It may replace an array in `Contribution.update`. A client that changes few coordinates of a
-    large model then costs time and memory for these coordinates only. A sum of such updates has a
+    large model then takes time and memory only for these coordinates. A sum of such updates has a
     value for every coordinate and no indices.
     """
 
@@ -253,15 +252,15 @@ class SparseUpdate(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """Message of one client. The server sees only sums over the participants, of three fields.
+    """Message of one client, whose first three fields the server sees as sums over participants.
 
     Attributes:
       update: a pytree of arrays or `SparseUpdate`s; its size counts as uploaded.
       weight: a number.
-      num_gradients: the number of gradients that the client computed.
-      report: a small pytree that is not summed; the assignment's `observe` gets it. The library's
-        methods send ``{"loss": mean loss of the batches while training}``. All models' reports
-        have the same structure.
+      num_gradients: the number of gradients computed by the client.
+      report: a small pytree that is not summed but passed to the assignment's `observe`. The
+        library's methods send ``{"loss": mean training loss of the batches}``. The reports of all
+        models have the same structure.
     """
 
     update: Any
@@ -271,10 +270,10 @@ class Contribution(NamedTuple):
 
 
 class InitFn(Protocol):
-    """Function that makes the states before round 1."""
+    """Function that makes the initial states."""
 
     def __call__(self, task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        """Returns the server's state and one client's state, which every client gets a copy of."""
+        """Returns the server state and one client's state, which is copied to every client."""
 
 
 class ClientFn(Protocol):
@@ -287,16 +286,16 @@ class ClientFn(Protocol):
 
 
 class ServerContext(NamedTuple):
-    """Inputs of the server's step of one model in one round.
+    """Inputs of the server step of one model in one round.
 
     Attributes:
       round: t.
       task: the model's learning problem.
       params: w.
-      server_state: the state from the round before.
-      client_states: the states of all N clients, with the participants' new ones.
-      total: the sum of the participants' contributions. Updates are dense, reports ``()``.
-      rng_key: the key of this model and round, for servers that draw, such as noise.
+      server_state: the server state before the step.
+      client_states: the states of all N clients, updated for participants.
+      total: the sum of the participants' contributions. Updates are dense, and reports are ``()``.
+      rng_key: the key of this model and round, for random draws such as noise.
     """
 
     round: Round
@@ -311,31 +310,31 @@ class ServerContext(NamedTuple):
 class ServerFn(Protocol):
     """Function that aggregates a round's contributions.
 
-    Models without participants keep their parameters and state, unless `Algorithm.steps_idle` is
+    Models without participants keep their parameters and state unless `Algorithm.steps_idle` is
     set.
     """
 
     def __call__(self, context: ServerContext) -> tuple[Params, ServerState]:
-        """Returns the new parameters and the server's new state."""
+        """Returns the new parameters and the new server state."""
 
 
 class Algorithm(NamedTuple):
-    """Functions that say how clients train and how the server aggregates.
+    """Functions for client training and server aggregation.
 
     Attributes:
-      init: makes the states before round 1; ``()`` is an empty state.
+      init: makes the initial states; ``()`` is an empty state.
       client: computes one client's contribution.
       server: applies the sum of the contributions.
-      num_steps: returns the number of local steps that a client will take, so that clients with
-        similar numbers can be computed together. None if the numbers are equal.
-      equal_steps: whether all clients of a task take the same number of steps after all, as in
-        epochs of equal stores; `num_steps` is then ignored.
-      steps_idle: whether the server also steps in rounds without participants, as in methods that
-        use earlier updates; the sums are then 0.
-      asks_for_thresholds: whether clients need thresholds, so that files can be checked before
-        anything is traced.
-      metrics: returns numbers of a model and of its server's state by name, which are recorded
-        together with the task's metrics; None has none.
+      num_steps: returns the number of local steps that a client will take, to compute clients with
+        similar numbers together. None if all numbers are equal.
+      equal_steps: whether all clients of a given task take the same number of steps, as in epochs
+        over equally large clients; `num_steps` is then ignored.
+      steps_idle: whether the server also steps in rounds without participants, with sums of 0, as
+        in methods that use earlier updates.
+      asks_for_thresholds: whether clients need thresholds, which lets files be checked before
+        tracing.
+      metrics: returns further metrics by name, from a model and its server state, to record with
+        the task's metrics; None has none.
     """
 
     init: InitFn
@@ -351,23 +350,23 @@ class Algorithm(NamedTuple):
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cohort:
-    """Clients that train in a round, and the model that each of them trains.
+    """Clients that train in a round, and the model that each trains.
 
-    A NumPy array of models is known while tracing. If each model has a row of slots, as in
-    `of_rows`, the rows are computed side by side. Such models are part of the pytree's structure
-    and stay known in states and in `jax.lax.cond`. Traced models cost one local training for each
-    slot, regardless of how the clients are spread over the models.
+    A NumPy array of models is static. If each model has a row of slots, as in `of_rows`, rows are
+    computed in parallel. Static models are part of the pytree's structure and stay static in states
+    and in `jax.lax.cond`. Traced models cost one local training per slot, however clients are
+    distributed over models.
 
     Attributes:
-      clients: client numbers. -1 is padding, at any slot, and contributes nothing. A client may
-        train several models, but each only once.
+      clients: client numbers; -1 in any slot is padding and contributes nothing. A client may train
+        several models, each at most once.
       models: model numbers; -1 is padding.
       scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1.
-      num_gradients: all gradients of the round, including gradients computed before the clients
-        were chosen; None counts the cohort's gradients.
-      takes_part: whether clients take part; None is all. The others train, and their gradients
+      num_gradients: all gradients of the round, including those computed for choosing clients; None
+        counts the cohort's gradients.
+      takes_part: whether clients take part; None is all. The others train and their gradients
         count, but their weight is 0.
-      is_known: whether models are known while tracing.
+      is_known: whether models are static.
 
     Example:
       >>> cohort = Cohort.of_rows(jnp.array([[4, -1], [0, 2]]))
@@ -383,9 +382,9 @@ class Cohort:
     is_known: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        """Notes whether models are known, because the type of the array may change later.
+        """Stores whether models are static, because the type of the array may change later.
 
-        Traced models, too, become a NumPy array when a state is fetched from a device.
+        Traced models also become a NumPy array when a state is fetched from a device.
         """
         object.__setattr__(self, "is_known", isinstance(self.models, np.ndarray))
 
@@ -397,13 +396,13 @@ class Cohort:
         num_gradients: Int[Array, " models"] | None = None,
         takes_part: Bool[Array, "models width"] | None = None,
     ) -> Self:
-        """Returns the cohort of a row of clients for each model."""
+        """Returns the cohort with one row of clients per model."""
         models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])
         scale, takes_part = jax.tree.map(jnp.ravel, (scale, takes_part))
         return cls(clients.ravel(), models, scale, num_gradients, takes_part)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], bytes | None]:
-        """Returns the arrays, and the known models as bytes."""
+        """Returns the arrays, and static models as bytes."""
         known = np.asarray(self.models, np.int32).tobytes() if self.is_known else None
         models = None if self.is_known else self.models
         return (self.clients, models, self.scale, self.num_gradients, self.takes_part), known
@@ -419,7 +418,7 @@ class Cohort:
         return cohort
 
     def participates(self) -> Bool[Array, " slots"]:
-        """Returns the slots of clients that take part."""
+        """Marks the slots of clients that take part."""
         is_there = (jnp.asarray(self.clients) >= 0) & (self.models >= 0)
         return is_there if self.takes_part is None else is_there & self.takes_part
 
@@ -434,12 +433,12 @@ class Cohort:
 
 
 class Updates(NamedTuple):
-    """Updates that all clients would send in a round.
+    """Updates that all clients would send in a round, for `Look.updates`.
 
     Attributes:
-      norms: of the part that `Cohort.scale` multiplies, divided by the weights of all clients;
-        ``d_k |w_k - w|`` in FedAvg.
-      num_gradients: the number of gradients that they cost.
+      norms: the norm of the part that `Cohort.scale` multiplies, divided by the weights of all
+        clients; ``d_k |w_k - w|`` in FedAvg.
+      num_gradients: the number of gradients computed.
     """
 
     norms: Float[Array, "models clients"]
@@ -451,19 +450,19 @@ def _not_offered() -> Any:
 
 
 class Look(NamedTuple):
-    """Questions that an assignment may ask about the models before a round.
+    """Functions by which an assignment may evaluate the models before a round.
 
-    A question that is not asked costs nothing.
+    Functions that are not called cost nothing.
 
     Attributes:
-      losses: returns F_k of every model, ``float[models, clients]``, in one pass over all data.
+      losses: returns each model's F_k, ``float[models, clients]``, in one pass over all data.
       appeals: returns whether each model appeals to each client, ``bool[models, clients]``, in one
         pass over all data; see `requiring`.
-      weights: returns n_k of every model's task, ``float[models, clients]``.
-      updates: lets all clients train all models, with the keys of the round, so that the cohort
-        will send exactly these updates.
-      metric: returns a metric of every model as it is recorded, ``float[models]``, by its name;
-        of several names the first that a model's task has.
+      weights: returns n_k in each model's task, ``float[models, clients]``.
+      updates: trains all models on all clients, with the keys of the round, so that the cohort will
+        send exactly these updates.
+      metric: returns a recorded metric of every model, ``float[models]``, by name; given several
+        names, the first that a model's task has.
     """
 
     losses: Callable[[], Float[Array, "models clients"]] = _not_offered
@@ -474,36 +473,36 @@ class Look(NamedTuple):
 
 
 class AssignFn(Protocol):
-    """Function that chooses who trains what."""
+    """Function that chooses which clients train which models."""
 
     def __call__(
         self, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
     ) -> tuple[Cohort, Any]:
-        """Returns the cohort of round t, of the same shape in all rounds, and the new state."""
+        """Returns the cohort of round t, with the same shape in all rounds, and the new state."""
 
 
 class ObserveFn(Protocol):
     """Function that updates the state of an assignment after a round."""
 
     def __call__(self, round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
-        """Returns the new state, from the one that `assign` returned.
+        """Returns the new state, given the one that `assign` returned.
 
-        Reports ``[slots, ...]`` are in the order of the cohort; padding has zeros. Clients that do
-        not take part are padding here.
+        Reports ``[slots, ...]`` are in the order of the cohort, with zeros for padding. Clients
+        that do not take part are padding here.
         """
 
 
 class Sampling(NamedTuple):
-    """Law by which clients take part, of an assignment that does not depend on their data.
+    """Sampling of clients by an assignment that does not depend on their data.
 
-    Accounting for privacy needs it.
+    It is needed for privacy accounting.
 
     Attributes:
-      most_models: the most models that a client trains in a round.
-      rate: the largest probability with which a client takes part in a round, if clients and
-        rounds are independent; else 1, which is right for every law.
-      cohort_size: the most participants of a round, if they are a uniform set, with a new draw in
-        every round; else None.
+      most_models: the maximum number of models that a client trains in a round.
+      rate: the maximum probability that a client takes part in a round, if clients and rounds are
+        independent; else 1, which is always valid.
+      cohort_size: the maximum number of participants per round, if they are a uniform subset,
+        redrawn every round; else None.
     """
 
     most_models: int
@@ -517,14 +516,15 @@ class Assignment(NamedTuple):
     Attributes:
       num_clients: N, the number of clients to choose from.
       num_models: M, or the static upper bound of a traced M.
-      init: makes the state before round 1 from a key.
-      assign: chooses who trains what in a round.
+      init: makes the initial state from a key.
+      assign: chooses the cohort of a round.
       observe: updates the state with the participants' reports; None ignores them.
-      metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded together
-        with the tasks' metrics; None has none.
-      sampling: the law of participation; None if it is unknown or depends on data. Replace it
-        together with `assign`, because accounting for privacy believes it.
-      num_wrappers: of this assignment, each of which draws with a key of its own.
+      metrics: returns further metrics ``[models, ...]`` by name, from the state, to record with the
+        tasks' metrics; None has none.
+      sampling: how clients are sampled; None if unknown or data-dependent. Replace it together with
+        `assign`, because privacy accounting relies on it.
+      num_wrappers: the number of wrappers around the assignment, each of which draws with its own
+        key.
     """
 
     num_clients: int
@@ -545,18 +545,18 @@ class Trace:
     The first entry of every array is the state before the recorded rounds.
 
     Attributes:
-      round: ``int32[records]``, rounds done.
+      round: ``int32[records]``, the number of rounds done.
       metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
         for each model, ``float[records, models, ...]``.
-      client_updates: ``int32[records, models]``, local trainings of participants since the record
-        before. Clients that do not take part are not counted, but their gradients are.
-      gradients: ``int32[records, models]``, gradients computed since the record before. In either
-        count, -1 marks a number that does not fit 32 bits.
-      idle_rounds: ``int32[records, models]``, rounds since the record before in which the model had
-        no participants.
-      upload_size: how many numbers one client sends per local training of each model.
-      download_size: how many numbers one client receives per local training of each model.
-      per_client: names of metrics with a number for each client, in the axis behind the models'.
+      client_updates: ``int32[records, models]``, local trainings of participants since the previous
+        record. Clients that do not take part are not counted, but their gradients are.
+      gradients: ``int32[records, models]``, gradients computed since the previous record. In both
+        counts, -1 marks an overflow of 32 bits.
+      idle_rounds: ``int32[records, models]``, rounds since the previous record in which the model
+        had no participants.
+      upload_size: the number of values one client sends per local training of each model.
+      download_size: the number of values one client receives per local training of each model.
+      per_client: names of metrics with one number per client, on the axis after the models axis.
     """
 
     round: Array

@@ -1,4 +1,4 @@
-"""Workloads compiled and timed, by `fedjax-mm bench` and by `benchmarks/`."""
+"""Compiles and times workloads, for `fedjax-mm bench` and `benchmarks/`."""
 
 import statistics
 import time
@@ -28,11 +28,11 @@ from fedjax_mm.workloads import ASSIGNMENTS, AnyWorkload, LearningWorkload, Swee
 
 
 class Uncompiled(NamedTuple):
-    """A workload that has not been traced.
+    """A workload before tracing.
 
     Attributes:
-      function: does all the work on all devices, and can be jitted.
-      arguments: of the function.
+      function: computes the whole workload on all devices; it can be jitted.
+      arguments: the arguments of the function.
       where: the devices.
     """
 
@@ -45,10 +45,10 @@ class Program(NamedTuple):
     """A compiled workload.
 
     Attributes:
-      run: does all the work and waits for it.
-      compile_seconds: of tracing and compiling.
-      mebibytes: memory of the arguments, the results and the temporaries, on all devices.
-      steps: local steps that are computed for each one that counts.
+      run: computes the workload and waits for it.
+      compile_seconds: the time for tracing and compiling.
+      mebibytes: the memory of arguments, results and temporaries on all devices.
+      steps: the number of local steps computed per useful step.
       compiled: the executables.
     """
 
@@ -68,15 +68,15 @@ def build(
 ) -> Program:
     """Compiles a workload.
 
-    The run of a learning workload returns the last parameters; nothing is evaluated, and the
-    clients of one replica are shared out over the devices.
+    Running a learning workload returns the final parameters. Nothing is evaluated, and the clients
+    of one replica are split over the devices.
 
     Args:
       workload: the workload.
       label: one of its labels.
       client_map: as in `simulate`.
-      devices: all if None.
-      params: initial parameters of a learning workload; drawn if None.
+      devices: the devices to use; None is all.
+      params: initial parameters of a learning workload; None draws them.
     """
     if isinstance(workload, SweepWorkload):
         return program_of(make_plan(workload.grid()))
@@ -100,7 +100,7 @@ def quadratic_program(
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
 ) -> Uncompiled:
-    """Returns the program of a workload on quadratics, whose results are all seeds' traces."""
+    """Returns the program of a workload on quadratics, which returns the traces of all seeds."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
@@ -130,7 +130,7 @@ def learning_program(
     where = layout(1, devices)
 
     def run(words: Any, task: Task, params: Params) -> Any:
-        # Compose the rounds by hand, because `simulate` would also evaluate the model.
+        # Compose rounds by hand, because `simulate` would also evaluate the model.
         state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
         engine = engine_of(task, algorithm, assignment, client_map, where.client_axis)
         state, _ = engine.rounds(state, workload.num_rounds)
@@ -154,8 +154,7 @@ def count_steps(
 ) -> tuple[int, int]:
     """Counts the local steps that one round of one model computes, and the useful ones.
 
-    The others belong to padding, or to clients that are done before the longest client of their
-    chunk.
+    Other steps are padding, or belong to clients that finish before the longest one in their chunk.
 
     Args:
       group: the clients that train.
@@ -163,7 +162,7 @@ def count_steps(
       algorithm: how they train.
       assignment: as in `simulate`.
       client_map: as in `simulate`.
-      num_devices: that share the group, as with `client_axis`.
+      num_devices: the number of devices that share the group, as with `client_axis`.
 
     Example:
       >>> from fedjax_mm import fedavg, full_participation
@@ -192,7 +191,7 @@ def count_steps(
     steps = jax.vmap(num_steps)(clients)
 
     def of_device(_: Any) -> Any:
-        # `jax.vmap` provides the axis of devices that `in_chunks` refers to by name.
+        # `jax.vmap` provides the named device axis that `in_chunks` uses.
         rows = in_chunks(jnp.broadcast_to(steps, clients.shape), order, size, "devices")
         return sum(each.shape[1] * jnp.sum(each.max(axis=1)) for each in rows)
 
@@ -226,7 +225,7 @@ def program_of(plan: Plan) -> Program:
 
 
 def seconds_of(run: Callable[[], Any], repeats: int) -> list[float]:
-    """Times `repeats` runs, after one to warm up."""
+    """Times `repeats` runs, after a warm-up run."""
     run()  # loads constants and fills caches
     times = []
     for _ in range(repeats):
@@ -237,15 +236,15 @@ def seconds_of(run: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def median_seconds(program: Program, repeats: int) -> float:
-    """Returns the median over `repeats` runs, after one to warm up."""
+    """Returns the median time of `repeats` runs, after a warm-up run."""
     return statistics.median(seconds_of(program.run, repeats))
 
 
 def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> dict[str, float]:
     """Measures the best GFLOP/s of an n x n float32 product, 2 n^3 operations, by form.
 
-    Forms: `NumPy`, `jax` on one device, and `jax, all devices`, one product on each. The peak is
-    the largest of them.
+    The forms are `NumPy`, `jax` on one device, and `jax, all devices`, with one product per device.
+    The peak is the largest.
     """
     devices = np.array(jax.devices())
     by_device = NamedSharding(Mesh(devices, ("device",)), PartitionSpec("device"))

@@ -1,8 +1,8 @@
-"""Checks of arguments by the ranges and choices in their annotations, stated nowhere else.
+"""Argument checks derived from the ranges and choices in annotations.
 
-The annotation of a number has its range, as in ``mu: Annotated[Scalar, Ge(0)]``, and a choice is a
-``Literal``. `checked` refuses other values when the factory is called, tables of experiment files
-have the same limits, and the reference shows them.
+A number's annotation states its range, as in ``mu: Annotated[Scalar, Ge(0)]``, and a choice is a
+``Literal``. `checked` rejects other values when the factory is called, experiment files enforce the
+same limits, and the reference shows them.
 """
 
 import dataclasses
@@ -77,12 +77,12 @@ _TESTS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operato
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
-    """Lets a function refuse arguments that its annotations exclude.
+    """Decorator that checks a function's arguments against its annotations.
 
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
-    values. Whole numbers of any integer type become ints. Traced numbers pass, because they have no
-    value yet, but the shape is checked unless they are counts. Other annotations are not read.
-    Arguments that the function does not have are refused by their names.
+    values. Counts of any integer type become ints. Traced numbers are accepted, because they have
+    no value yet, but their shape is checked unless they are counts. Other annotations are ignored.
+    Unknown arguments raise an error with their names.
 
     Example:
       >>> @checked
@@ -95,7 +95,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         ...
       ValueError: mu is -0.5; it must be positive
     """
-    # Read the annotations at the first call, because most functions of a module are never called.
+    # Read annotations on the first call, because most functions of a module are never called.
     rules = functools.cache(lambda: _rules(function))
 
     @functools.wraps(function)
@@ -143,15 +143,15 @@ def refusing_unknown(kind: type[T]) -> type[T]:
 
 
 def check_argument(name: str, value: Any, annotation: Any) -> Any:
-    """Returns a value if an annotation allows it, a whole number as an int.
+    """Returns a value after checking it against an annotation, with counts as ints.
 
     Args:
       name: the argument's name, for the message.
-      value: anything; traced numbers pass.
-      annotation: with a range or choices.
+      value: any value; traced numbers are accepted.
+      annotation: an annotation with a range or choices.
 
     Raises:
-      TypeError: if a number is expected but the value is, for example, None or text.
+      TypeError: if a number is expected but the value is, for example, None or a string.
       ValueError: if the value is not allowed.
 
     Example:
@@ -165,7 +165,7 @@ def check_argument(name: str, value: Any, annotation: Any) -> Any:
 
 
 def members_of(annotation: Any) -> tuple[Any, ...]:
-    """Returns the types of a union, or the only one.
+    """Returns the members of a union, or the type itself.
 
     Example:
       >>> members_of(float | None), members_of(float)
@@ -191,7 +191,7 @@ def limits_of(annotation: Any) -> Interval:
 
 
 def rule_of(annotation: Any) -> Rule | None:
-    """Returns the check for an annotation, or None if it has neither range nor choices."""
+    """Returns the check for an annotation, or None if there is nothing to check."""
     members = members_of(annotation)
     choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
     ranges = [each for each in members if limits_of(each) != Interval()]
@@ -207,7 +207,7 @@ def rule_of(annotation: Any) -> Rule | None:
     others = [get_origin(x) or x for x in members if x not in read and get_origin(x) != Literal]
     if not others:
         return rule
-    # Let values of the union's other types pass, because the range does not apply to them.
+    # Accept values of the union's other types, because the range does not apply to them.
     return lambda name, value: value if isinstance(value, (*others,)) else rule(name, value)
 
 
@@ -224,7 +224,7 @@ def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
 def _rules(
     function: Callable[..., Any],
 ) -> tuple[list[Callable[[Any], Any]], dict[str, Any], list[str]]:
-    """Returns the checks of a function's arguments, by places and by names, and the names.
+    """Returns the checks of a function's arguments, by position and by name, and the names.
 
     There are no names if the function takes any.
     """
@@ -293,13 +293,13 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _inside(limits: Interval) -> Callable[[Any], Any]:
-    """Returns the test whether a number, or every number of an array, lies inside the limits."""
+    """Returns a predicate that tests whether all numbers are within the limits."""
     bounds = [(_TESTS[key], x) for key, x in dataclasses.asdict(limits).items() if x is not None]
     return lambda value: functools.reduce(operator.and_, (test(value, x) for test, x in bounds))
 
 
 def _ends(limits: Interval) -> tuple[Any, Any]:
-    """Returns the smallest and the largest whole number inside, or an infinity without a bound."""
+    """Returns the smallest and the largest integer within the limits, infinite if unbounded."""
     low: Any = limits.gt
     high: Any = limits.lt
     least = limits.ge if low is None else low + 1

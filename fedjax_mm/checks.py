@@ -1,4 +1,4 @@
-"""Checks of arguments, before anything is compiled."""
+"""Argument checks, made before anything is compiled."""
 
 import contextlib
 import operator
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool
 T = TypeVar("T")
 
 _MOST = 2**31 - 1  # counts are int32
-_LONGEST = 40  # characters of a value in a message
+_LONGEST = 40  # characters of a value shown in a message
 NO_VALUE = (  # JAX's errors when Python needs the value of a tracer
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -31,26 +31,26 @@ _SHAPES = ("one number", "one number for each, [clients]")
 def check_numbers(
     name: str, value: Any, is_allowed: Callable[[Any], Any], allowed: str, *, ndim: int = 0
 ) -> None:
-    """Raises an error unless `value` has finite and allowed numbers only.
+    """Raises an error unless all numbers in `value` are finite and allowed.
 
     Args:
       name: the argument's name, for the message.
-      value: a number or an array. Tracers are checked for their shape only.
+      value: a number or an array. For tracers only the shape is checked.
       is_allowed: maps an array to an array of bools.
-      allowed: ends the message "it must ...".
-      ndim: the number of axes that `value` must have; 0 is one number.
+      allowed: completes the message "it must ...".
+      ndim: the number of axes that `value` must have; 0 is a scalar.
 
     Raises:
-      TypeError: if it is not a number but, for example, None or text.
-      ValueError: if it has another number of axes, is not finite or not allowed.
+      TypeError: if it is not a number but, for example, None or a string.
+      ValueError: if it has the wrong number of axes, is not finite or not allowed.
     """
-    is_array = isinstance(value, jax.Array)  # traced ones too
+    is_array = isinstance(value, jax.Array)  # including traced ones
     if not is_array and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; it must be a number, and {allowed}")
     if np.ndim(value) != ndim:
         more = "; vmap or sweep over several" if ndim == 0 else ""
         raise ValueError(f"{name} is of shape {np.shape(value)}; give {_SHAPES[ndim]}{more}")
-    # Let tracers pass, because they have no values. The caller that vmaps or jits checks those.
+    # Accept tracers, because they have no values; the code that vmaps or jits checks those.
     if isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
@@ -76,7 +76,7 @@ def check_between(name: str, value: Any, least: int, most: int, most_name: str =
 
 
 def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
-    """Returns a positive whole number of 31 bits, of any integer type, as an int.
+    """Returns a positive 31-bit integer of any integer type as an int.
 
     A tracer is returned unchanged, and so is None if it is `optional`.
 
@@ -93,12 +93,12 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
 
 
 def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:
-    """Raises `ValueError` unless int32 can count the local steps of a client's epochs.
+    """Raises `ValueError` unless the local steps of a client's epochs fit int32.
 
     Args:
       epochs: passes over the client's examples.
-      num_batches: the most batches that a client has in one epoch.
-      where: begins the message.
+      num_batches: the maximum number of batches per epoch over clients.
+      where: the beginning of the message.
     """
     if (steps := epochs * num_batches) > _MOST:
         raise ValueError(
@@ -123,7 +123,7 @@ def whole(value: Any) -> int | None:
 
 
 def described(value: Any) -> str:
-    """Describes a wrong argument in a few words, for messages.
+    """Describes an invalid argument briefly, for messages.
 
     Example:
       >>> described(described), described(int), described([1, 2]), described("x")
@@ -171,7 +171,7 @@ for example to 'test_acc'
 
 
 def needs(task: Any, capability: type[T]) -> T:
-    """Returns the task if it has the capability, and otherwise raises a `ValueError`."""
+    """Returns the task if it implements the protocol, or raises `ValueError`."""
     if not isinstance(task, capability):
         wanted, *_ = (capability.__doc__ or "").splitlines()
         raise ValueError(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
@@ -179,7 +179,7 @@ def needs(task: Any, capability: type[T]) -> T:
 
 
 def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:
-    """Returns `flags` as an array, after checking that it has one bool per client."""
+    """Returns `flags` as an array after checking that it has one bool per client."""
     flags = jnp.asarray(flags)
     if flags.ndim != 1 or flags.dtype != jnp.bool_:
         raise ValueError(
@@ -194,7 +194,7 @@ def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, "
 
 
 def check_per_client(name: str, tree: Any, num_clients: int) -> None:
-    """Raises `ValueError` unless every array has one number for each client."""
+    """Raises `ValueError` unless every array has one number per client."""
     for values in jax.tree.leaves(tree):
         if values.shape != (num_clients,):
             raise ValueError(
@@ -235,7 +235,7 @@ def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
 
 
 def check_client_map(client_map: Any) -> Any:
-    """Returns a checked `ClientMap`, with a chunk size as an int."""
+    """Returns a checked `ClientMap`, converting a chunk size to an int."""
     size = whole(client_map)
     if size is None and isinstance(client_map, str) and client_map in ("auto", "vmap", "scan"):
         return client_map
@@ -264,7 +264,7 @@ def check_client_axis(client_axis: Any) -> Any:
 def one_each(
     name: str, items: Any, *, is_one: bool, num_models: int, by: str = "assignment"
 ) -> list[Any]:
-    """Returns one item per model, from one for all of them or from a sequence.
+    """Returns one item per model, given a single item or a sequence.
 
     Raises:
       ValueError: if the number of items is not the number of models.
@@ -288,7 +288,7 @@ def check_num_clients(of_tasks: Sequence[int], drawn_from: int, by: str = "assig
 
 
 def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
-    """Returns the user's initial parameters for each stack, or None for each if none are given."""
+    """Returns the user's initial parameters for each stack, or None for each if not given."""
     if params is None or len(stacks) == 1:
         return [params] * len(stacks)
     num_models = sum(len(stack.models) for stack in stacks)
@@ -300,19 +300,19 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
 
 
 def fit_params(params: Any, like: Any) -> Any:
-    """Returns the user's initial parameters with a models axis.
+    """Returns the user's initial parameters with a models axis, after checking them.
 
     Args:
-      params: one model's, which all share; arrays ``[models, ...]``; or a list with one entry per
-        model.
-      like: shapes ``[models, ...]`` and types of the parameters that the tasks would draw.
+      params: one model's parameters, shared by all; arrays ``[models, ...]``; or a list with one
+        entry per model.
+      like: the shapes ``[models, ...]`` and types of parameters that the tasks would draw.
     """
 
     def fit(given: Any, wanted: jax.ShapeDtypeStruct) -> Array:
         is_known = not isinstance(given, jax.Array) or (
             not isinstance(given, jax.core.Tracer) and given.is_fully_addressable
         )
-        with np.errstate(over="ignore"):  # because numbers out of range become infinite
+        with np.errstate(over="ignore"):  # numbers out of range become infinite
             if is_known and not np.isfinite(np.asarray(given).astype(wanted.dtype)).all():
                 raise ValueError(
                     "initial parameters have entries that are not finite; give those of a run that "
@@ -328,7 +328,7 @@ def fit_params(params: Any, like: Any) -> Any:
 
     words = "initial parameters must have the structure of "
     num_models = max((len(x.shape) and x.shape[0] for x in jax.tree.leaves(like)), default=0)
-    # A list may also be the parameters of one model, if it has the task's structure.
+    # A list may also hold the parameters of one model, if it has the task's structure.
     structures = {jax.tree.structure(tree) for tree in (params, like)}
     if isinstance(params, list | tuple) and len(structures) > 1:
         if len(params) == num_models:
@@ -341,17 +341,17 @@ def fit_params(params: Any, like: Any) -> Any:
 
 
 def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
-    """Raises `ValueError` unless pytrees have equal structures, and shows the differing ones.
+    """Raises `ValueError`, showing the difference, unless pytrees have equal structures.
 
     Args:
-      problem: begins the message.
-      trees: pytrees.
-      shapes: whether their arrays must have equal shapes and types too.
+      problem: the beginning of the message.
+      trees: the pytrees to compare.
+      shapes: whether arrays must also have equal shapes and types.
     """
     structures = dict.fromkeys(jax.tree.structure(tree) for tree in trees)
     if len(structures) > 1:
         raise ValueError(f"{problem}: {' and '.join(map(str, structures))}")
-    if shapes and len(trees) > 1:  # chex refuses a single tree
+    if shapes and len(trees) > 1:  # chex rejects a single tree
         try:
             chex.assert_trees_all_equal_shapes_and_dtypes(*trees)
         except AssertionError as error:
@@ -377,7 +377,7 @@ def check_sizes(
 
 @contextlib.contextmanager
 def tracing(what: str) -> Iterator[None]:
-    """Adds the traced part and the remedy to JAX's concretization errors.
+    """Adds a hint to JAX's concretization errors: what was being traced, and a remedy.
 
     Args:
       what: the part that is traced, such as "a round".

@@ -1,4 +1,4 @@
-"""Chunks of a group: the clients that are computed together, and their order."""
+"""Chunks of a group: clients that are computed together, and their order."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,17 +19,17 @@ ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 have one structure and share their data, else of one model; "auto" chooses by the device and the
 size of a model."""
 
-_CHUNK_BYTES = 32 * 2**10  # of parameters that one CPU device trains at once
+_CHUNK_BYTES = 32 * 2**10  # bytes of parameters that one CPU device trains at once
 
 
 def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size: int) -> int | None:
-    """Returns how many clients are computed at once, or None for all, of all models.
+    """Returns the number of clients computed at once over all models, or None for all.
 
     Args:
       client_map: as in `simulate`.
       task: the models' task.
-      params: the models' parameters, with a leading axis; only shapes count.
-      group_size: the clients in the groups of all these models.
+      params: the models' parameters, with a leading axis; only shapes matter.
+      group_size: the number of clients in the groups of all these models.
     """
     if isinstance(client_map, int):
         return client_map
@@ -48,9 +48,9 @@ def longest_first(
     """Returns the slots in decreasing order of local steps.
 
     Args:
-      num_steps: of a job.
-      clients: their numbers; -1 is padding.
-      jobs: ``[slots, ...]``.
+      num_steps: returns the local steps of a job.
+      clients: the clients' numbers; -1 is padding.
+      jobs: the jobs, ``[slots, ...]``.
     """
     steps = jax.vmap(num_steps)(jobs)
     return jnp.argsort(-jnp.where(clients >= 0, steps, 0))
@@ -61,13 +61,13 @@ def in_chunks(
 ) -> Iterator[Any]:
     """Yields a group's rows, or this device's share of them, as chunks ``[chunks, size, ...]``.
 
-    The last chunk is filled with -1. With an order, clients with the most local steps come first,
-    and the first chunks are small: see `chunks_of`.
+    The last chunk is padded with -1. With an order, clients with the most local steps come first,
+    and the first chunks are small; see `chunks_of`.
     """
     if order is not None:
         rows = jax.tree.map(itemgetter(order), rows)
     if client_axis is not None:
-        # Devices take rows in turn, so that each gets its share of the long trainings.
+        # Assign rows to devices in turn, so that each gets its share of long trainings.
         dealt = _cut(rows, lax.axis_size(client_axis))
         rows = jax.tree.map(lambda x: x[:, lax.axis_index(client_axis)], dealt)
     first, size = 0, len(jax.tree.leaves(rows)[0])
@@ -78,7 +78,7 @@ def in_chunks(
 
 
 def _cut(rows: Any, width: int) -> Any:
-    """Returns rows as ``[chunks, width, ...]``, filled with -1."""
+    """Returns rows as ``[chunks, width, ...]``, padded with -1."""
 
     def cut(x: Array) -> Array:
         fill = False if x.dtype == bool else -1
@@ -90,23 +90,23 @@ def _cut(rows: Any, width: int) -> Any:
 def put_rows(
     tree: Any, rows: Int[Array, " chunk"] | tuple[Int[Array, " chunk"], ...], new: Any
 ) -> Any:
-    """Returns the arrays with new rows along one axis or more, dropping rows out of range."""
+    """Returns arrays with new rows along one or more axes, dropping rows out of range."""
     return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), tree, new)
 
 
 def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
-    """Returns the sizes of chunks and the number of each, small sizes first if `growing`.
+    """Returns chunk sizes and the number of chunks of each, smallest first if `growing`.
 
     Growing chunks compute at most twice the steps that clients need, if clients are sorted by
-    their steps, most first, and are not vmapped over replicas.
+    decreasing steps and not vmapped over replicas.
 
     Example:
       >>> chunks_of(100, 25, growing=True)
       [(1, 4), (4, 7), (25, 3)]
     """
     # The bound holds because a chunk of w clients takes w times the steps of its first client, at
-    # place r, which is at most the steps of the w clients before r. If each size has no fewer
-    # clients than the next size, this counts no client more than twice.
+    # position r, which is at most the total steps of the w clients before r. If each size covers at
+    # least as many clients as the next, no client is counted more than twice.
     chunk_size = -(-group_size // -(-group_size // chunk_size))  # equal sizes, no chunk more
     size, sizes, done = 1 if growing else chunk_size, [], 0
     while done < group_size:
@@ -118,10 +118,10 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
 
 
 def repeat_first(present: Bool[Array, " chunk"], rows: Any) -> Any:
-    """Returns a chunk's rows with its first client instead of padding."""
+    """Replaces a chunk's padding by its first client."""
 
-    # Repeat the first client, because vmap of a while_loop runs until the longest client is done
-    # and the chunk's first client takes the most steps.
+    # Repeat the first client, because it takes the most steps, and vmap of a while_loop runs until
+    # the longest client is done anyway.
     def repeat(x: Array) -> Array:
         return jnp.where(present, x, jnp.maximum(x[0], jnp.zeros_like(x[0])))
 
@@ -131,10 +131,10 @@ def repeat_first(present: Bool[Array, " chunk"], rows: Any) -> Any:
 def compute_chunk(
     function: Callable[..., Any], present: Bool[Array, " chunk"], *args: Any, skip: bool
 ) -> Any:
-    """Returns ``function(*args)`` of every client of a chunk, over a leading axis of `args`.
+    """Computes ``function(*args)`` for each client of a chunk, over a leading axis of `args`.
 
-    With `skip` a chunk that is all padding is not computed, and gives zeros. Replicas that are
-    computed together all compute a chunk unless it is empty for all of them.
+    With `skip`, a chunk that is all padding is not computed and gives zeros. Under `vmap`, a chunk
+    is skipped only if it is empty in all replicas.
     """
     together = jax.jit(vmap_unless_one(len(present), function), inline=True)
     if not skip:
@@ -146,7 +146,7 @@ def compute_chunk(
 
 @custom_vmap
 def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
-    """Returns whether any client is present, in any replica if there is an axis of replicas."""
+    """Returns whether any client is present, in any replica if there is a replicas axis."""
     return jnp.any(present)
 
 
@@ -154,18 +154,18 @@ def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
 def _is_any_of_replicas(
     axis_size: int, in_batched: list[bool], present: Bool[Array, "..."]
 ) -> tuple[Bool[Array, ""], bool]:
-    # Reduce over the replicas, because `jax.vmap` computes both branches of a `lax.cond` whose
-    # condition has an axis of replicas. `add_chunk` later masks the clients that are not present.
+    # Reduce over replicas, because `jax.vmap` computes both branches of a `lax.cond` whose
+    # condition has a replicas axis. `add_chunk` later masks absent clients.
     del axis_size, in_batched
     return is_any(jnp.any(present, axis=0)), False
 
 
 def vmap_unless_one(size: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function over a leading axis of a known size."""
+    """Maps a function over a leading axis of static size."""
 
     # Remove an axis of length 1 instead of mapping over it, because `jax.vmap` computes both
-    # branches of a `lax.cond`, and XLA makes loops of convolutions with a batch of kernels, even a
-    # batch of one.
+    # branches of a `lax.cond`, and XLA turns convolutions with a batch of kernels into loops, even
+    # for a batch of one.
     def call(*args: Any) -> Any:
         alone = function(*jax.tree.map(itemgetter(0), args))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)

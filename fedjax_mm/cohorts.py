@@ -1,6 +1,6 @@
-"""Conversion of cohorts to rows of slots, one for each model, and back.
+"""Converts cohorts to rows of slots, one per model, and back.
 
-For known models this is usually a reshape.
+For static models this is usually a reshape.
 """
 
 from typing import Any, TypeAlias
@@ -19,15 +19,15 @@ def places_of(
 ) -> Places:
     """Returns the slots of each model, in their order, in rows padded with -1.
 
-    The padding comes last, so that chunks of padding can be skipped. The result is a NumPy array if
-    `models` is one.
+    Padding comes last, so that chunks of padding can be skipped. The result is a NumPy array if
+    `models` is.
 
     Args:
-      clients: their numbers; a negative one is padding.
-      models: the model that each client trains; a negative one is padding.
+      clients: client numbers; negative ones are padding.
+      models: the model that each client trains; negative ones are padding.
       num_models: M.
-      width: of the rows, for traced models: an upper bound on a model's clients. By default the
-        number of slots.
+      width: for traced models, the width of rows: an upper bound on a model's clients. By default
+        the number of slots.
 
     Example:
       >>> clients, models = jnp.array([4, -1, 2, 0]), jnp.array([1, 0, 1, 0])

@@ -1,4 +1,4 @@
-"""Compression of the clients' updates: top-k, random-k, QSGD and signs, with error feedback."""
+"""Compression of client updates: top-k, random-k, QSGD and sign, with error feedback."""
 
 import math
 from collections.abc import Callable
@@ -37,12 +37,11 @@ SomeShare = Annotated[Scalar, Interval(gt=0, le=1)]
 
 
 class Compressor(NamedTuple):
-    """Rule by which a vector of d numbers becomes a shorter message.
+    """A compression operator for vectors of d numbers.
 
     Attributes:
-      compress: returns the vector that the server reads from the message, from a key and the
-        vector.
-      bits: returns the bits of the message, from d.
+      compress: maps a key and a vector to the vector that the server decodes.
+      bits: maps d to the size of the message in bits.
     """
 
     compress: Callable[[PRNGKeyArray, Float[Array, " d"]], Float[Array, " d"]]
@@ -51,10 +50,9 @@ class Compressor(NamedTuple):
 
 @checked
 def top_k(share: SomeShare) -> Compressor:
-    """The k coordinates of largest absolute value, in ties those of lower number.
+    """Keeps the k coordinates of largest magnitude, with ties going to the lower index.
 
-    A message has ``k (32 + ceil(log2 d))`` bits. The rule is biased, so that it needs error
-    feedback.
+    A message has ``k (32 + ceil(log2 d))`` bits. The operator is biased, so use error feedback.
 
     Args:
       share: k / d, rounded to at least one coordinate.
@@ -79,9 +77,9 @@ def top_k(share: SomeShare) -> Compressor:
 
 @checked
 def random_k(share: SomeShare) -> Compressor:
-    """A random set of k coordinates, multiplied by d / k, which is unbiased.
+    """Keeps a random set of k coordinates, scaled by d / k to be unbiased.
 
-    A message has ``32 k + 32`` bits, because the server draws the set from its seed.
+    A message has ``32 k + 32`` bits: the values, and a seed from which the server draws the set.
 
     Args:
       share: k / d, rounded to at least one coordinate.
@@ -105,7 +103,7 @@ def random_k(share: SomeShare) -> Compressor:
 
 @checked
 def qsgd(levels: TracedCount) -> Compressor:
-    """QSGD: every coordinate is rounded at random to one of s levels of the norm, unbiased.
+    """QSGD: rounds each coordinate stochastically to one of s levels of the norm, without bias.
 
     A message has ``32 + d (1 + ceil(log2(s + 1)))`` bits.
 
@@ -137,9 +135,9 @@ def qsgd(levels: TracedCount) -> Compressor:
 
 
 def sign() -> Compressor:
-    """The signs of the coordinates, scaled by the mean of their absolute values.
+    """Keeps the signs of the coordinates, scaled by their mean absolute value.
 
-    A message has ``32 + d`` bits. The rule is biased, so that it needs error feedback.
+    A message has ``32 + d`` bits. The operator is biased, so use error feedback.
 
     Example:
       >>> sign().compress(None, jnp.array([1.0, -3.0])).tolist()
@@ -154,11 +152,11 @@ def sign() -> Compressor:
 
 
 class Feedback(NamedTuple):
-    """State of a client whose updates are compressed.
+    """Client state with compression.
 
     Attributes:
-      state: of the algorithm.
-      error: the part of its updates that the client has not sent yet; () without error feedback.
+      state: the algorithm's client state.
+      error: the part of the updates that has not been sent yet; () without error feedback.
     """
 
     state: ClientState
@@ -169,18 +167,18 @@ class Feedback(NamedTuple):
 def compressed(
     algorithm: Algorithm, compressor: Compressor, *, error_feedback: bool = True
 ) -> Algorithm:
-    """Returns the algorithm with clients that compress their updates.
+    """Wraps an algorithm so that clients compress their updates.
 
-    The whole update of a client is one vector, divided by the client's weight. With error feedback
-    a client adds its unsent part e to the update v, ``p = e + v``, and keeps ``e <- p - sent``. A
-    client that does not take part keeps its e. The metric ``message_bits`` is the size of a
-    message, and `to_dataset` gives the bits that were sent so far as ``bits_up``.
+    A client's whole update, divided by its weight, is compressed as one vector. With error feedback
+    a client adds its error e to the update v, ``p = e + v``, and sets ``e <- p - sent``. A client
+    that does not take part keeps its e. The metric ``message_bits`` is the size of a message, and
+    `to_dataset` adds the cumulative upload in bits as ``bits_up``.
 
     Args:
       algorithm: any algorithm whose messages are proportional to the clients' weights.
       compressor: such as ``top_k(0.01)``, `random_k`, `qsgd` or `sign`.
-      error_feedback: whether clients keep the unsent part, which costs a copy of the model for each
-        client. Biased rules need it.
+      error_feedback: whether clients keep the unsent part, which stores one copy of the model per
+        client. Biased compressors need it.
 
     Raises:
       TypeError: if an argument has another type.
@@ -225,7 +223,7 @@ def compressed(
         message = compressor.compress(keys.compression_key(context.rng_key), vector)
         is_active = jnp.asarray(context.takes_part) & (sent.weight > 0)
         kept = jnp.where(is_active, vector - message, client_state.error) if error_feedback else ()
-        # Some methods have a weight for clients that do not take part.
+        # Some methods give a weight even to clients that do not take part.
         factor = jnp.where(is_active, sent.weight, 0)
         update = jax.tree.map(lambda x: x * factor.astype(x.dtype), unravel(message))
         return sent._replace(update=update), Feedback(state, kept)
@@ -240,7 +238,7 @@ def compressed(
 
 
 def is_made_by(algorithm: Algorithm, name: str) -> bool:
-    """Returns whether the function of this name made an algorithm, such as a wrapper."""
+    """Returns whether an algorithm was made by the function of this name, such as a wrapper."""
     return getattr(algorithm.client, "__qualname__", "").startswith(f"{name}.<locals>")
 
 
@@ -251,7 +249,7 @@ def _message_like(
     server_state: ServerState,
     client_state: ClientState,
 ) -> Any:
-    """Returns zeros in the shape of a client's dense update, without computing one."""
+    """Returns zeros shaped like a client's dense update, without computing an update."""
 
     def send(rng_key: PRNGKeyArray, params: Params, server: Any, client: Any) -> Any:
         context = ClientContext(rng_key, 1, task, jnp.int32(0), params)
@@ -276,7 +274,7 @@ def _number(share: Scalar, size: int) -> Any:
 
 
 def _largest(values: Array, k: Any) -> Bool[Array, " d"]:
-    """Marks the k largest of some values, in ties those of lower number."""
+    """Marks the k largest values, with ties going to the lower index."""
     least = jnp.sort(values)[values.size - k]
     is_above, is_tied = values > least, values == least
     room = k - jnp.sum(is_above, dtype=jnp.int32)

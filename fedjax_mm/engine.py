@@ -1,9 +1,9 @@
-"""The engine of `simulate` and `sweep`, which makes the rounds or the arrivals of a run.
+"""The engine of `simulate` and `sweep`, which computes the rounds or the arrivals of a run.
 
 A round is look -> assign -> train -> aggregate -> observe -> count. Its steps are in `rounds.py`.
 In an asynchronous run, a round is `arrivals_per_round` arrivals, which `asynchrony/` computes.
 
-Models of equal structure form a *stack*, which is computed together. The clients that train in a
+Models of equal structure form a *stack* and are computed together. The clients that train in a
 round form a *cohort*. A *chunk* is the part of a cohort that is computed at once.
 """
 
@@ -45,7 +45,7 @@ class State(NamedTuple):
     """State between two rounds."""
 
     rng_key: PRNGKeyArray
-    round: Int[Array, ""]  # rounds done
+    round: Int[Array, ""]  # number of rounds done
     models: tuple[StackState, ...]  # one for each stack
     assignment: Any  # the clock and the stored versions in asynchronous runs
 
@@ -55,13 +55,14 @@ class Engine(NamedTuple):
 
     Attributes:
       stacks: the models.
-      start: returns the state before round 1, from a key and initial parameters.
-      rounds: runs a static number of rounds from a state, and returns the new state and the work.
-      metrics: returns the metrics that are not the tasks', from the assignment's state and the work
-        since the last record.
+      start: returns the state before round 1, given a key and initial parameters.
+      rounds: runs a static number of rounds from a state, and returns the new state and the work
+        done.
+      metrics: returns the metrics that are not from tasks, given the assignment's state and the
+        work since the last record.
       no_work: returns the work before the first round.
-      most_updates: returns the most local trainings in a round, from the state before it.
-      is_synchronous: whether the clients of a round wait for each other.
+      most_updates: returns the maximum local trainings in a round, given the state before it.
+      is_synchronous: whether training is synchronous.
     """
 
     stacks: list[Stack]
@@ -185,13 +186,13 @@ def _in_arrivals(stacks: list[Stack], dispatch: Dispatch, options: Options) -> E
 def start_models(
     rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None
 ) -> tuple[StackState, ...]:
-    """Returns the models before round 1, from the user's parameters or from the tasks' draws."""
+    """Returns the models before round 1, with the user's parameters or those drawn by tasks."""
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         algorithm = stack.algorithm
         server, client = start_states(algorithm, task, params)
         if algorithm.num_steps is not None:
-            # Trace `num_steps` here, because epochs with too many steps should fail before round 1.
+            # Trace `num_steps` here, so that epochs with too many steps fail before round 1.
             jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
         return StackState(params, server, own, stack.models)

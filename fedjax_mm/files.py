@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ import numpy as np
 
 
 def prepare_directory(path: Path) -> None:
-    """Makes the directory and checks, before any work, that results can be written there.
+    """Creates the directory and checks, before any work, that it is writable.
 
     Raises:
-      ValueError: naming the directory and the reason.
+      ValueError: if it is not, naming the directory and the reason.
     """
     probe = path / f".probe.{os.getpid()}"
     with wanted_for_results(path):
@@ -26,7 +26,7 @@ def prepare_directory(path: Path) -> None:
 
 @contextmanager
 def wanted_for_results(path: Path) -> Iterator[None]:
-    """Turns an `OSError` about a directory into a `ValueError` with the remedy."""
+    """Converts an `OSError` about a directory to a `ValueError` with a remedy."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def wanted_for_results(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises `ValueError` for a special file, such as a named pipe, whose reading may never end."""
+    """Raises `ValueError` for a special file, such as a named pipe, which may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path}: not a regular file")
 
@@ -45,33 +45,35 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
     """Writes a file under a temporary name and renames it, so that it is never incomplete.
 
     Raises:
-      OSError: naming the file, if it cannot be written.
+      OSError: if the file cannot be written; the error names it.
     """
-    aside = path.with_name(f".{path.name}.part")  # a fixed name, to replace a killed write's file
+    aside = path.with_name(
+        f".{path.name}.part"
+    )  # a fixed name, to replace the file of a killed write
     try:
-        # Remove it first, because it may be a link, and writing would change the link's target.
+        # Remove it first, because it may be a link, whose target would be overwritten.
         aside.unlink(missing_ok=True)
         write(aside)
         with aside.open("rb+") as file:
-            # Without this, a rename may reach the disk before the content, and a power cut would
-            # leave an empty file.
+            # Sync first, because the rename may reach the disk before the content, and a power
+            # failure would then leave an empty file.
             os.fsync(file.fileno())
         aside.replace(path)
         _sync_directory(path.parent)
     except OSError as error:
-        # Name the path, because an error of writing, unlike one of opening, does not.
+        # Name the path, because a write error, unlike an open error, does not.
         reason = error.strerror or error
         named = OSError(f"cannot write {path}: {reason}; make room, or give another directory")
         named.errno = error.errno
         raise named from error
     finally:
-        with suppress(OSError):  # it would hide the reason
+        with suppress(OSError):  # this error would hide the reason
             aside.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:
-    # The rename is an entry of the directory, which must reach the disk too. Skip Windows, because
-    # it has no descriptors of directories and writes their entries in order.
+    # Sync the directory too, because it holds the rename. Skip this on Windows, which has no
+    # directory descriptors and writes entries in order.
     if os.name != "nt":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -87,7 +89,7 @@ def save_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content with a digest of it, by which `is_sealed` detects later edits."""
+    """Adds a digest to the content, by which `is_sealed` detects later edits."""
     own = {key: value for key, value in content.items() if key != "digest"}
     return {**own, "digest": hashlib.sha256(json.dumps(plain(own)).encode()).hexdigest()}
 
@@ -98,7 +100,7 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value in JSON's types, with None for numbers that are not finite."""
+    """Converts a value to JSON types, with None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a program ends without leftovers and without a traceback, at any point."""
+"""Ctrl-C and SIGTERM: programs exit cleanly, without a traceback, at any point."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from types import FrameType
 
 
 def die_of_interrupts() -> None:
-    """Lets Ctrl-C kill the process at once, for the time in which it writes nothing.
+    """Lets Ctrl-C kill the process at once, for phases in which nothing is written.
 
-    While modules are imported, or the interpreter shuts down, a `KeyboardInterrupt` may surface as
-    any other error.
+    During imports and interpreter shutdown, a `KeyboardInterrupt` may surface as any other error.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise Ctrl-C is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def tidy_interrupts() -> Iterator[None]:
-    """Ends the block with `KeyboardInterrupt` at Ctrl-C or SIGTERM, so that it tidies up.
+    """Ends the block with `KeyboardInterrupt` on Ctrl-C or SIGTERM, so that it cleans up.
 
     A second signal kills the process at once. SIGTERM also kills the process after the block. If a
-    library turned the exception into another error, or cleared it, the block's end raises it.
+    library has converted or swallowed the exception, it is raised at the end of the block.
     """
     came = list[int]()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ends = (signal.SIG_DFL, signal.default_int_handler)  # else ignored, or handled by the program
+    ends = (
+        signal.SIG_DFL,
+        signal.default_int_handler,
+    )  # otherwise ignored, or handled by the program
     mine = [number for number, handler in before.items() if handler in ends]
     if threading.current_thread() is not threading.main_thread() or not mine:
         yield
@@ -62,13 +64,13 @@ def tidy_interrupts() -> Iterator[None]:
 
 @contextmanager
 def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
-    """Collects the first SIGINT or SIGTERM in a list instead of dying of it.
+    """Records the first SIGINT or SIGTERM in a list instead of terminating.
 
-    The second one has its usual effect.
+    A second signal has its usual effect.
 
     Args:
-      is_noting: whether to collect signals; else nothing is changed.
-      until: text for the user on when the block looks at the list.
+      is_noting: whether to record signals; otherwise nothing changes.
+      until: text for the user that tells when the block checks the list.
     """
     noted: list[int] = []
     if not is_noting or threading.current_thread() is not threading.main_thread():

@@ -1,10 +1,11 @@
-"""Random keys: every draw depends on the seed, the round, the model and the client only.
+"""Random keys: every draw depends only on the seed, the round, the model and the client.
 
-A sweep's root key folds the seed's number. The key of a round folds its number into that of a seed.
-A round's key folds 0 for the assignment, 1 + m for model m, and `_METRICS` for the metrics. A
-model's key folds the client's number, and `_SERVER` for the server. Round 0 comes before the first
-round. Asynchronous jobs have no round. Instead, the seed's key folds `_JOBS`, then the job's
-number, then 0 for the client, 1 for the delay and 2 for the training.
+A seed's key folds the seed's number into a sweep's root key, and a round's key folds the round into
+the seed's key. Into the round's key are folded 0 for the assignment, 1 + m for model m, and
+`_METRICS` for the metrics. Into a model's key are folded the client's number, or `_SERVER` for the
+server. Round 0 precedes the first round. Asynchronous jobs have no round; their keys fold into the
+seed's key `_JOBS`, then the job's number, then 0 for the client, 1 for the delay and 2 for the
+training.
 """
 
 from collections.abc import Sequence
@@ -19,24 +20,24 @@ from fedjax_mm.base import Index, Round
 
 ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
-_METRICS = 2**31 - 1  # far from the numbers of models, so that draws do not depend on M
-_JOBS = 2**31 - 1  # far from the numbers of rounds
-_DELAYS = 2**31 - 2  # far from what an assignment folds into its own key, as the next are
+_METRICS = 2**31 - 1  # far from model numbers, so that draws do not depend on M
+_JOBS = 2**31 - 1  # far from round numbers
+_DELAYS = 2**31 - 2  # far from values that an assignment folds into its own key, like the next ones
 _PRESENCE = 2**31 - 3
 _LOSSES = 2**31 - 4
 _PROCESSORS = 2**31 - 5
-_SERVER = 2**31 - 1  # far from the numbers of clients, which are folded into the same key
-_NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
+_SERVER = 2**31 - 1  # far from client numbers, which are folded into the same key
+_NOISE = 2**31 - 1  # far from local step numbers, which are folded into the same key
 _COMPRESSION = 2**31 - 2
 
 
 def seed_keys(seed: int | Index, numbers: Sequence[int] | ArrayLike) -> PRNGKeyArray:
-    """Returns the keys of a sweep's seeds, numbered from 0, each of which depends on no other."""
+    """Returns the independent keys of a sweep's seeds, numbered from 0."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(numbers))
 
 
 def round_key(rng_key: PRNGKeyArray, round: Round) -> PRNGKeyArray:
-    """Returns the key of a round from that of the seed."""
+    """Returns the key of a round, given the seed's key."""
     return jax.random.fold_in(rng_key, round)
 
 
@@ -46,25 +47,25 @@ def assignment_key(round_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of the delays in a round, which serves as a round's key in `model_keys`."""
+    """Returns the key of delays in a round, to be used as a round's key in `model_keys`."""
     return jax.random.fold_in(assignment_key, _DELAYS)
 
 
 def presence_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
-    """Returns the key by which clients are present or absent, for a wrapper around others."""
+    """Returns the key of clients' presence, for a wrapper at a given nesting depth."""
     return jax.random.fold_in(jax.random.fold_in(assignment_key, _PRESENCE), num_wrappers)
 
 
 def losses_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
-    """Returns the key by which messages are lost in a round, for a wrapper around others.
+    """Returns the key of lost messages in a round, for a wrapper at a given nesting depth.
 
-    It serves as a round's key in `model_keys`.
+    It is used as a round's key in `model_keys`.
     """
     return jax.random.fold_in(jax.random.fold_in(assignment_key, _LOSSES), num_wrappers)
 
 
 def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key by which clients with several processors draw their other models."""
+    """Returns the key by which clients with several processors draw further models."""
     return jax.random.fold_in(assignment_key, _PROCESSORS)
 
 
@@ -79,12 +80,12 @@ def metrics_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
 
 
 def start_keys(rng_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
-    """Returns the keys of some models' initial parameters, from that of the seed."""
+    """Returns the keys of some models' initial parameters, given the seed's key."""
     return model_keys(round_key(rng_key, 0), models)
 
 
 def preparation_key(start_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of clients' work before round 1, such as training their own models.
+    """Returns the key of work before round 1, such as training clients' own models.
 
     Args:
       start_key: the key of the model's initial parameters.
@@ -93,17 +94,17 @@ def preparation_key(start_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def client_key(model_key: PRNGKeyArray, client: Index) -> PRNGKeyArray:
-    """Returns the key of a client from that of the round and the model."""
+    """Returns the key of a client, given that of the round and model."""
     return jax.random.fold_in(model_key, client)
 
 
 def server_key(model_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of the server's draws from that of the round and the model."""
+    """Returns the key of the server's draws, given that of the round and model."""
     return jax.random.fold_in(model_key, _SERVER)
 
 
 def step_key(rng_key: PRNGKeyArray, model: Int[Array, ""], number: Int[Array, ""]) -> PRNGKeyArray:
-    """Returns the key of the draws of a model's step among arrivals, from that of the seed."""
+    """Returns the key of a model's server step in an asynchronous run, given the seed's key."""
     return server_key(jax.random.fold_in(round_key(rng_key, number), 1 + model))
 
 
@@ -113,7 +114,7 @@ def slot_keys(
     models: Int[Array, " slots"],
     num_models: int,
 ) -> PRNGKeyArray:
-    """Returns a key for each slot of a cohort, which depends on its client and its model alone."""
+    """Returns a key per slot of a cohort, which depends only on its client and model."""
     each = model_keys(round_key, jnp.arange(num_models, dtype=jnp.int32))
     return jax.vmap(client_key)(each[models], jnp.maximum(clients, 0))
 
@@ -129,7 +130,7 @@ def compression_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def job_key(rng_key: PRNGKeyArray, number: Int[Array, ""]) -> PRNGKeyArray:
-    """Returns the key of an asynchronous job from that of the seed and the job's number."""
+    """Returns the key of an asynchronous job, given the seed's key and the job's number."""
     return jax.random.fold_in(round_key(rng_key, _JOBS), number)
 
 

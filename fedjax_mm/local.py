@@ -1,4 +1,4 @@
-"""Local training, and the parts that federated methods share."""
+"""Local training, and building blocks shared by federated methods."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -34,7 +34,7 @@ GradientFn: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
 """``(params, *batches) -> (loss, gradient)``: the loss to report, and the vector that a local step
 descends along. `jax.value_and_grad` of the task's loss is one."""
 
-_LARGE_BYTES = 2**20  # of parameters
+_LARGE_BYTES = 2**20  # bytes of parameters
 
 
 class LocalUpdate(NamedTuple):
@@ -42,7 +42,7 @@ class LocalUpdate(NamedTuple):
 
     Attributes:
       update: local minus global parameters.
-      report: ``{"loss": the mean loss of the batches while training}``.
+      report: ``{"loss": the mean training loss of the batches}``.
     """
 
     update: Any
@@ -50,7 +50,7 @@ class LocalUpdate(NamedTuple):
 
     @classmethod
     def between(cls, start: Params, params: Params, loss: Float[Array, ""]) -> "LocalUpdate":
-        """Returns the update from one point to another, with the mean loss on the way."""
+        """Returns the update from one point to another, with the mean loss along the way."""
         return cls(jax.tree.map(jnp.subtract, params, start), {"loss": loss})
 
 
@@ -70,9 +70,9 @@ def train_locally(
       context: the client's problem.
       optimizer: an optax optimizer with a fixed learning rate.
       num_steps: E. If it is traced, the result cannot be differentiated in reverse.
-      how: the rule by which batches are drawn.
+      how: how batches are drawn.
       gradient_fn: replaces the gradient of the task's loss.
-      num_batches: the number of the task's batches that each step gets.
+      num_batches: the number of batches that each step gets.
       start: the parameters to start from; by default the global ones.
     """
     value_and_gradient = (
@@ -84,9 +84,9 @@ def train_locally(
         steps = [first + i for i in range(num_batches)]
         return [context.task.batch(context.rng_key, context.client, step, how) for step in steps]
 
-    # Let each step draw the batch of the next one, because XLA would fuse the draw of a row's
-    # number into the gather and repeat it for every feature, but computes a value that a loop
-    # carries once.
+    # Draw the next step's batch in each step, because XLA would otherwise fuse the draw of a row
+    # index into the gather and repeat it for every feature, while a loop-carried value is computed
+    # once.
     def step(step: Int[Array, ""], carry: Any) -> Any:
         params, state, batches, losses = carry
         loss, gradients = value_and_gradient(params, *batches)
@@ -103,28 +103,28 @@ def train_locally(
 
 
 def _all_at_once(gradients: Params) -> Params:
-    # Make every update wait for all gradients, by a data dependency, because XLA copies all
-    # parameters in every step if one layer's may be updated before another layer's gradient is
-    # computed. Use a comparison with infinity, which XLA does not simplify, because it removes
-    # `lax.optimization_barrier` too early.
+    # Make every update depend on all gradients, because XLA copies all parameters in every step if
+    # it may update one layer before computing another layer's gradient. Use a comparison with
+    # infinity, which XLA does not simplify, because `lax.optimization_barrier` is removed too
+    # early.
     leaves = [leaf for leaf in jax.tree.leaves(gradients) if leaf.size]
     zero = sum((leaf.ravel()[0] > jnp.inf).astype(leaf.dtype) for leaf in leaves)
     return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), gradients)
 
 
 class Epochs(NamedTuple):
-    """Local steps that are passes over a client's examples."""
+    """A number of local steps given as passes over a client's examples."""
 
     number: int
     batch_size: int | None
 
 
 class LocalSGD(NamedTuple):
-    """Settings of local training, built and explained by `local_sgd`.
+    """Settings of local training, built and documented by `local_sgd`.
 
     Attributes:
       learning_rate: a number, or a schedule of the round.
-      steps: E, the epochs, or None if the method determines the number of steps.
+      steps: E, epochs, or None if the method determines the number of steps.
       batch_size: a number, a schedule of the round, or None for all examples.
       order: the order in which batches are drawn.
       optimizer: makes the optimizer from the round's rate.
@@ -141,11 +141,10 @@ class LocalSGD(NamedTuple):
         return self.learning_rate(round) if callable(self.learning_rate) else self.learning_rate
 
     def num_steps(self, task: Task, client: base.Index) -> int | Int[Array, ""]:
-        """Returns E, or the steps of the epochs.
+        """Returns E, or the number of steps of the epochs.
 
         Raises:
-          ValueError: if neither is given, the task has no epochs, or they have more steps than can
-            be counted.
+          ValueError: if neither is given, the task has no epochs, or their steps do not fit int32.
         """
         if self.steps is None:
             raise ValueError("neither local steps nor epochs are given; give one of the two")
@@ -157,12 +156,12 @@ class LocalSGD(NamedTuple):
         return epochs * batches
 
     def equal_steps(self, task: Task) -> bool:
-        """Returns whether all clients take equally many steps, traced ones included."""
+        """Returns whether all clients take the same number of steps, even if traced."""
         is_given = not isinstance(self.steps, Epochs)
         return is_given or isinstance(self.num_steps(task, jnp.int32(0)), int)
 
     def batching(self, round: base.Round) -> Batching:
-        """Returns the rule by which clients' batches are drawn in a round."""
+        """Returns how clients' batches are drawn in a round."""
         if callable(self.batch_size):
             return Batching(limit=self.batch_size(round))
         if isinstance(self.batch_size, Padded):
@@ -180,7 +179,7 @@ class LocalSGD(NamedTuple):
     ) -> LocalUpdate:
         """Trains a client by `train_locally` and returns its update.
 
-        `num_steps` replaces the number of steps in the settings.
+        `num_steps` overrides the number of steps in the settings.
         """
         start = context.params if start is None else start
         trained = train_locally(
@@ -195,7 +194,7 @@ class LocalSGD(NamedTuple):
         return LocalUpdate.between(start, *trained)
 
     def train_or_solve(self, context: ClientContext) -> LocalUpdate:
-        """Trains a client, by the task's closed form of local SGD if it has one.
+        """Trains a client, using the task's closed form of local SGD if it has one.
 
         The update may then be sparse, and the report is the loss at the global parameters, or NaN
         if the task does not give clients' losses.
@@ -210,8 +209,8 @@ class LocalSGD(NamedTuple):
 
 
 def _most_batches(task: Task, size: int | None) -> int:
-    """Returns the number of batches in an epoch of the largest client, or 1 if it is unknown."""
-    # Read the static bound of the first data, those for training, because counts may be traced.
+    """Returns the number of batches per epoch of the largest client, or 1 if unknown."""
+    # Read the static bound of the first store, the training data, because counts may be traced.
     parts = jax.tree.leaves(task, is_leaf=lambda x: hasattr(x, "max_count"))
     counts = [part.max_count for part in parts if hasattr(part, "max_count")]
     return -(-counts[0] // (size or counts[0])) if counts else 1
@@ -226,17 +225,17 @@ def local_sgd(
     order: Literal["iid", "epochs"] | None = None,
     optimizer: LocalOptimizer = optax.sgd,
 ) -> LocalSGD:
-    """Returns the settings of local training, which every method takes first.
+    """Returns settings of local training, the first argument of every method.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
       steps: E local steps of every client; give this or `epochs`. Only `afl` needs neither.
-      epochs: passes over the client's examples, of ``ceil(n_k / B)`` local steps each.
-      batch_size: B examples per local step; None takes the full gradient. With a schedule N_s(t),
+      epochs: passes over the client's examples, each of ``ceil(n_k / B)`` local steps.
+      batch_size: B examples per local step; None uses the full gradient. With a schedule N_s(t),
         each step of round t draws N_s(t) of the client's examples without replacement, at most all.
-      order: "iid" draws every example of a batch independently; "epochs" goes through all examples
-        in a new order for each epoch. The default is "epochs" if `epochs` is given, else "iid".
-      optimizer: makes an optax optimizer from the round's rate. Its state is new in every round.
+      order: "iid" draws every example of a batch independently; "epochs" visits all examples in a
+        new order each epoch. The default is "epochs" if `epochs` is given, else "iid".
+      optimizer: makes an optax optimizer from the round's rate. Its state is reset every round.
         With `optax.sgd` and full gradients a task may use its closed form.
 
     Raises:
@@ -292,7 +291,7 @@ def local_sgd(
 
 
 def check_local(method: str, local: Any) -> LocalSGD:
-    """Returns a method's first argument, or raises `TypeError` if `local_sgd` did not make it."""
+    """Returns a method's first argument, or raises `TypeError` if it is not from `local_sgd`."""
     if not isinstance(local, LocalSGD):
         raise TypeError(
             f"local is {described(local)}; give the settings of local_sgd, as in "
@@ -302,16 +301,16 @@ def check_local(method: str, local: Any) -> LocalSGD:
 
 
 def steps_of(method: str, local: LocalSGD, *, only_sgd: bool = False) -> Steps:
-    """Returns E of a method whose clients all take E local steps.
+    """Returns E for a method whose clients all take E local steps.
 
     Args:
-      method: its name, for messages.
-      local: its first argument.
-      only_sgd: whether its local steps are those of SGD, without another optimizer.
+      method: the method's name, for messages.
+      local: the method's first argument.
+      only_sgd: whether the method supports only SGD as optimizer.
 
     Raises:
-      TypeError: if they are not settings of `local_sgd`.
-      ValueError: if they have epochs, no number of steps, or an optimizer that cannot be used.
+      TypeError: if `local` is not from `local_sgd`.
+      ValueError: if it has epochs, no number of steps, or an unsupported optimizer.
     """
     steps = check_local(method, local).steps
     if steps is None:
@@ -330,7 +329,7 @@ def steps_of(method: str, local: LocalSGD, *, only_sgd: bool = False) -> Steps:
 
 
 def proximal(context: ClientContext, strength: Scalar) -> GradientFn:
-    """Returns the gradient function ``grad F_k(w_k) + strength (w_k - w)``, which stays near w."""
+    """Returns the proximal gradient function ``grad F_k(w_k) + strength (w_k - w)``."""
 
     def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
         loss, gradient = jax.value_and_grad(context.task.loss)(own, batch)
@@ -341,12 +340,12 @@ def proximal(context: ClientContext, strength: Scalar) -> GradientFn:
 
 
 def equal_weight(context: ClientContext) -> Float[Array, ""]:
-    """Returns 1 times the scale, the weight of a client in an unweighted mean."""
+    """Returns the scale, which is a client's weight in an unweighted mean."""
     return jnp.ones(()) * context.scale
 
 
 def add_mean(params: Params, total: Contribution) -> Params:
-    """Returns ``w + (sum of weighted updates) / (sum of weights)``, the plain server's step."""
+    """Returns ``w + (sum of weighted updates) / (sum of weights)``, the plain server step."""
     mean = jax.tree.map(lambda x: x / total.weight, total.update)
     return optax.apply_updates(params, mean)
 
@@ -358,15 +357,15 @@ def averaging(
     num_gradients: Steps,
     server: Callable[[Params, Contribution], Params] = add_mean,
 ) -> Algorithm:
-    """Returns the method whose clients send weighted updates and whose server adds their mean.
+    """Returns an algorithm whose clients send weighted updates and whose server adds their mean.
 
     Args:
       train: trains a client, as `LocalSGD.train` does.
-      weight: returns the weight of a client's update; by default n_k.
-      num_gradients: the number of gradients that a client computes in a round.
+      weight: returns a client's weight; by default n_k.
+      num_gradients: the number of gradients that a client computes per round.
       server: returns the new w from w and the sums; by default w plus the weighted mean update.
 
-    Example: the plainest method there is, one gradient step at a rate of 0.1.
+    Example: the simplest method, with one gradient step at a rate of 0.1.
       >>> import jax
       >>> from fedjax_mm import full_participation, simulate
       >>> from fedjax_mm.tasks import quadratic
@@ -389,7 +388,7 @@ def stateless(
     client: Callable[[ClientContext], Contribution],
     server: Callable[[Params, Contribution], Params],
 ) -> Algorithm:
-    """Returns the method without states at the clients and at the server.
+    """Returns an algorithm without client or server states.
 
     Args:
       client: returns one client's contribution.
@@ -410,7 +409,7 @@ def stateless(
 
 
 def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
-    """Returns a server function without a state, from a step on w and the sums."""
+    """Returns a stateless server function, given a step on w and the sums."""
 
     def server(context: base.ServerContext) -> tuple[Params, base.ServerState]:
         return step(context.params, context.total), context.server_state

@@ -22,7 +22,7 @@ def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
 
 
 def first_round_below(errors: Any, rounds: Any, threshold: Any) -> Float[np.ndarray, "*batch"]:
-    """Returns the first recorded round whose error is at most `threshold`, or NaN.
+    """Returns the first recorded round with an error of at most `threshold`, or NaN.
 
     Args:
       errors: ``[..., records]``.
@@ -41,7 +41,7 @@ def first_round_below(errors: Any, rounds: Any, threshold: Any) -> Float[np.ndar
 def gain(num_models: Any, rounds_single: Any, rounds_multi: Any) -> Float[np.ndarray, "*batch"]:
     """Returns the gain of multi-model training, ``g = M T_1 / T_M``, eq. (3) of Bhuyan et al.
 
-    It is NaN if a target was not reached, and is never clipped to the budget of rounds.
+    It is NaN if a target was not reached, rather than clipped to the budget of rounds.
 
     Example:
       >>> gain(9, 50, 117).round(3).item()

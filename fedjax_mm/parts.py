@@ -1,7 +1,7 @@
 """Checks of an experiment's parts: tasks, algorithms, assignments, optimizers, rates, seeds.
 
-The arguments of public functions are checked here once, before anything is traced. Arrays of
-examples are checked in `fedjax_mm.data.arrays`, and an assignment's answers in `asking.py`.
+Arguments of public functions are checked here once, before tracing. Arrays of examples are checked
+in `fedjax_mm.data.arrays`, and the results of assignments in `asking.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from fedjax_mm.checks import NO_VALUE, check_numbers, check_positive, described,
 
 T = TypeVar("T")
 
-_MOST = 2**32 - 1  # because JAX silently drops higher bits of a seed
-_ROUNDS = (1, 2, 3)  # rounds in which schedules are checked
+_MOST = 2**32 - 1  # JAX silently drops higher bits of a seed
+_ROUNDS = (1, 2, 3)  # rounds at which schedules are checked
 _ORDER = "the order is simulate(rng_key, tasks, algorithm, assignment, num_rounds)"
 _TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
 
 
 def check_task(value: Any, name: str = "task") -> Any:
-    """Returns `value` if it is a task, and otherwise raises a `TypeError` with a remedy."""
+    """Returns `value` if it is a task, or raises a `TypeError` with a remedy."""
     return _check(name, value, "a task", Task, "such as tasks.quadratic(24, 4, mu=2e-4)")
 
 
 def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
-    """Returns `value` if it is an algorithm, and otherwise raises a `TypeError` with a remedy."""
+    """Returns `value` if it is an algorithm, or raises a `TypeError` with a remedy."""
     remedy = "such as fedavg(0.1, local_steps=5)"
     algorithm: Algorithm = _check(name, value, "an algorithm", Algorithm, remedy)
     _check_functions("algorithm", algorithm, ("init", "client", "server"), ("num_steps", "metrics"))
@@ -38,7 +38,7 @@ def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
 
 
 def check_assignment(value: Any, name: str = "assignment") -> Assignment:
-    """Returns `value` if it is an assignment, and otherwise raises a `TypeError` with a remedy."""
+    """Returns `value` if it is an assignment, or raises a `TypeError` with a remedy."""
     remedy = "such as full_participation(num_clients)"
     assignment: Assignment = _check(name, value, "an assignment", Assignment, remedy)
     _check_functions("assignment", assignment, ("init", "assign"), ("observe", "metrics"))
@@ -54,7 +54,7 @@ def _check_functions(what: str, part: Any, needed: Sequence[str], others: Sequen
 
 
 def check_trained(tasks: Any, algorithm: Any) -> None:
-    """Raises `TypeError` unless these are tasks and algorithms, each one or a list."""
+    """Raises `TypeError` unless the arguments are tasks and algorithms, single or in a list."""
     several = (("tasks", tasks, check_task), ("algorithm", algorithm, check_algorithm))
     for name, given, check in several:
         if type(given) not in (list, tuple):
@@ -65,7 +65,7 @@ def check_trained(tasks: Any, algorithm: Any) -> None:
 
 
 def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
-    """Returns `value` if it is a `kind`, and otherwise raises a `TypeError` with the remedy."""
+    """Returns `value` if it is a `kind`, or raises a `TypeError` with the remedy."""
     if not isinstance(value, kind):
         article = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{name} is {described(value)}, not {article}; {remedy}")
@@ -93,11 +93,11 @@ def check_optimizer_factory(name: str, value: Any) -> None:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Raises an error unless a rate is a positive number or a schedule of non-negative ones.
+    """Raises an error unless a rate is a positive number or a schedule of non-negative numbers.
 
     Raises:
       TypeError: if it is not a number, or a schedule that does not return one.
-      ValueError: if it is out of its range.
+      ValueError: if it is out of range.
     """
     if isinstance(value, optax.GradientTransformation):
         raise TypeError(f"{name} is an optax optimizer; give a number, and optimizer=optax.sgd")
@@ -108,15 +108,15 @@ def check_rate(name: str, value: Any) -> None:
 
 
 def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
-    """Raises an error unless the first values of a schedule are non-negative numbers.
+    """Raises an error unless a schedule's first values are non-negative numbers.
 
     Values that depend on tracers are not checked. Errors are those of `check_rate`.
     """
     for t in _ROUNDS:
         words = f"{name} in round {t}"
         try:
-            # Trace the schedule alone, because a call within an outer trace would leave operations
-            # in that program. Compute its value only if it closes over no tracer.
+            # Trace the schedule separately, because a call within an outer trace would leave
+            # operations in that program. Evaluate it only if it closes over no tracers.
             closed = jax.make_jaxpr(schedule)(np.int32(t))
         except NO_VALUE as error:
             raise TypeError(
@@ -133,15 +133,15 @@ def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
 
 
 def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
-    """Returns the random key of a seed, or a given key unchanged.
+    """Returns the random key of a seed, or the given key.
 
     Args:
-      seed: a key, or a whole number from 0 to 2^32 - 1; either may be traced.
+      seed: a key, or an integer from 0 to 2^32 - 1; either may be traced.
       name: the argument's name, for messages.
 
     Raises:
       TypeError: if it is neither.
-      ValueError: if it is a number out of that range, or there are several of them.
+      ValueError: if it is a number out of range, or an array of several.
 
     Example:
       >>> key_of(3) == jax.random.key(3)
@@ -166,7 +166,7 @@ def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
 
 
 def check_seed(name: str, seed: Any) -> int:
-    """Returns a seed as an int, after checking that it is a whole number from 0 to 2^32 - 1."""
+    """Returns a seed as an int after checking that it is an integer from 0 to 2^32 - 1."""
     number = whole(seed)
     if number is None or not 0 <= number <= _MOST:
         raise ValueError(f"{name} is {described(seed)}; it must be a whole number, 0 ... {_MOST}")

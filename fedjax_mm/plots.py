@@ -1,4 +1,4 @@
-"""Figures. Only this module draws with matplotlib, and it needs no display."""
+"""Figures drawn with matplotlib, which need no display."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ STYLE: dict[Any, Any] = {
 }
 COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-# Dashes and gaps of lines with dots, so short that three dots show in a legend.
+# Dashes and gaps of dotted lines, short enough to show three dots in a legend.
 _DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
 _DOT = (1.0, 1.2)
 _MOST_PANELS = 6
-_MOST_BARS = 30  # of a line; more standard errors are a band
+_MOST_BARS = 30  # points with error bars; lines with more get an error band
 _MOST_INSIDE = 3  # entries of a legend inside a panel
 GRAY = "0.55"
 
@@ -48,14 +48,14 @@ class Line(NamedTuple):
     """A curve, points or bars.
 
     Attributes:
-      label: in the legend, if not empty.
+      label: the label in the legend, if not empty.
       x: ``[points]``.
       y: ``[points]``; NaN is not drawn.
-      errors: standard errors, drawn as bars if given.
-      style: "bar", or a style of matplotlib, such as "--" or "o", in which "?" is the marker of the
-        line's number.
-      color: a number, or one of matplotlib's colours; the line's number in its panel if None. There
-        are 8 colours: the next 8 numbers have them with a dot after each dash, then with two.
+      errors: standard errors, drawn as error bars if given.
+      style: "bar", or a matplotlib style such as "--" or "o", in which "?" stands for the marker of
+        the line's number.
+      color: a number or a matplotlib color; None is the line's number in its panel. There are 8
+        colors; the next 8 numbers use them with a dot after each dash, then with two.
     """
 
     label: str
@@ -70,15 +70,15 @@ class Panel(NamedTuple):
     """Lines on one pair of axes.
 
     Attributes:
-      title: above them.
-      xlabel: below.
-      ylabel: on the left.
+      title: the title above the axes.
+      xlabel: the label of the x-axis.
+      ylabel: the label of the y-axis.
       lines: the curves, points and bars.
       marks: vertical lines, by label.
-      limits: of y.
-      scale: of y, "linear" or "log".
-      xscale: of x, likewise.
-      ticks: of x, by their texts; if empty, matplotlib chooses them.
+      limits: the limits of the y-axis.
+      scale: the scale of the y-axis, "linear" or "log".
+      xscale: the scale of the x-axis.
+      ticks: ticks of the x-axis by their text; if empty, matplotlib chooses them.
     """
 
     title: str
@@ -101,13 +101,13 @@ def diagonal(label: str, x: np.ndarray) -> Line:
 def lines(
     values: xr.DataArray, errors: xr.DataArray | None = None, style: str = "-?", **how: Any
 ) -> list[Line]:
-    """Returns a line for every coordinate of the first dimension, over the second as x.
+    """Returns a line per coordinate of the first dimension, with the second as x.
 
     Args:
       values: over ``(series, x)``, or ``(x,)`` for one line.
-      errors: standard errors, likewise.
-      style: of all lines.
-      **how: other attributes of all lines; a `label` is put in front of the series' label.
+      errors: the standard errors, with the same dimensions.
+      style: the style of all lines.
+      **how: other attributes of all lines; a `label` is prepended to the series' label.
 
     Example:
       >>> loss = xr.DataArray([[3.0, 1.0], [3.0, 2.0]], {"M": [2, 9], "round": [0, 10]})
@@ -137,16 +137,16 @@ def panels(
     style: str = "-?",
     **how: Any,
 ) -> list[Panel]:
-    """Returns a panel for every coordinate of the first dimension.
+    """Returns a panel per coordinate of the first dimension.
 
     Args:
-      values: over ``(panel, series, x)``, NaN for missing values. All x are ticks if they are words
-        or a few whole numbers.
-      errors: standard errors, likewise.
-      xlabel: of every panel.
-      ylabel: of every panel.
+      values: over ``(panel, series, x)``, with NaN for missing values. All x become ticks if they
+        are words or a few integers.
+      errors: the standard errors, with the same dimensions.
+      xlabel: the x-label of every panel.
+      ylabel: the y-label of every panel.
       more: further lines of every panel.
-      style: of the lines.
+      style: the style of the lines.
       **how: other attributes of the panels.
 
     Example:
@@ -173,13 +173,13 @@ def panels(
 def draw(
     rows: Sequence[Sequence[Panel]], *, title: str, caption: str, share: bool = True
 ) -> Figure:
-    """Returns a figure of panels.
+    """Draws a figure of panels.
 
     Args:
-      rows: equally many panels in each.
-      title: above them.
-      caption: below them.
-      share: whether panels of one y-label in a row have one y-axis.
+      rows: rows with the same number of panels.
+      title: the title above the panels.
+      caption: the caption below the panels.
+      share: whether panels in a row with the same y-label share a y-axis.
 
     Example:
       >>> line = Line("FedAvg", np.array([0, 10]), np.array([3.0, 1.0]))
@@ -191,7 +191,7 @@ def draw(
         width, height = len(rows[0]), len(rows)
         figure = Figure(figsize=(max(9.0, 4.4 * width), 0.9 + 3.4 * height))
         grid = figure.subplots(height, width, squeeze=False)
-        # "a" to "z" and then "aa" to "zz", because a grid of bounds can have more than 26 panels.
+        # Continue after "z" with "aa", because a grid of bounds can have more than 26 panels.
         letters = (first + last for first in ("", *ascii_lowercase) for last in ascii_lowercase)
         for row, columns in zip(rows, grid, strict=True):
             for j, (axes, panel) in enumerate(zip(columns, row, strict=True)):
@@ -218,18 +218,19 @@ def _fill(axes: Axes, panel: Panel) -> None:
     if panel.ticks:
         is_crowded = max(map(len, panel.ticks)) * len(panel.ticks) > 45
         turned: dict[str, Any] = {"rotation": 35, "ha": "right"} if is_crowded else {}
-        # Do not wrap turned words, because two lines would overlap their neighbours.
+        # Do not wrap rotated labels, because two lines would overlap their neighbors.
         texts = [text if is_crowded else textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
 
 
 def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
-    """Writes the legends of panels, and returns the entries of one for all, if that is better."""
+    """Draws the panels' legends, or returns the entries of a shared legend if that is better."""
     entries: list[Entries] = []
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         entries.append(dict(zip(labels, handles, strict=True)))
-    # A legend inside a full panel would hide the lines, and the same legend in each is repetition.
+    # Share the legend if panels are too full, so that it does not hide lines, or if all legends are
+    # equal.
     is_full = [len(texts) > _MOST_INSIDE for texts in entries]
     is_same = len(entries) > 1 and len(set(map(tuple, entries))) == 1
     looks = {entry for panel in panels for entry in _looks(panel)}
@@ -246,7 +247,7 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
 
 
 def _looks(panel: Panel) -> list[tuple[str, Any]]:
-    """Returns the entries of a panel's legend with their appearance."""
+    """Returns the entries of a panel's legend and their appearance."""
     found: list[tuple[str, Any]] = []
     for number, line in enumerate(panel.lines):
         found += [(line.label, _look(line, number))] * bool(line.label)
@@ -254,12 +255,12 @@ def _looks(panel: Panel) -> list[tuple[str, Any]]:
 
 
 def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
-    """Returns a line's colour, its style with its marker, and its dashes if it has dots too."""
+    """Returns a line's color, its style including marker, and its dashes if dotted."""
     color, turn = number if line.color is None else line.color, 0
     if isinstance(color, int):
         turn, color = divmod(color, len(COLORS))
         color = COLORS[color]
-    # Lines of one colour differ in their markers, too.
+    # Lines with the same color also differ in their markers.
     style = line.style.replace("?", MARKERS[(number + turn) % len(MARKERS)])
     kind = next((kind for kind in _DASHES if style.startswith(kind)), None)
     return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
@@ -272,10 +273,10 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
         return
     errors = line.errors
-    if errors is not None and len(line.x) > _MOST_BARS:  # bars so close would be a block
+    if errors is not None and len(line.x) > _MOST_BARS:  # denser error bars would merge
         axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
         errors = None
-    is_wide = line.style == "_"  # a dash that is as wide as the points it stands for
+    is_wide = line.style == "_"  # a dash as wide as the points it represents
     sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
     curve, *_ = axes.errorbar(line.x, line.y, errors, fmt=style, **how, **sizes)
     if dashes:
@@ -297,12 +298,12 @@ def _ticks(x: np.ndarray) -> dict[str, float]:
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
-    """Returns the end of a sweep: an axis of numbers along x, another axis as panels.
+    """Returns panels of a sweep's last values, with a numeric axis as x and another as panels.
 
     Args:
-      dataset: from a sweep. Lines are the values of the axis ``algorithm``, or, without it, of the
-        first axis of words unless that is the only axis.
-      metric: by default the excess loss, or else the loss, or else the first metric.
+      dataset: the result of a sweep. Lines are the values of the axis ``algorithm``, or, without
+        it, of the first axis of words unless it is the only axis.
+      metric: the metric to draw; by default the excess loss, else the loss, else the first metric.
 
     Raises:
       ValueError: if the dataset lacks the metric.
@@ -334,10 +335,10 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
             dataset = dataset.expand_dims(algorithm=[""])
     values = dataset[metric]
     axes = [str(dim) for dim in values.dims[:-3] if dim != "algorithm"]
-    # The first axis of real numbers, or else of counts, or else any.
+    # Prefer an axis of real numbers, then of counts, then any.
     x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
     panel, *others = [name for name in axes if name != x] or ["panel"]
-    # Average over the models of a run, skipping models that the run lacks but no diverged ones.
+    # Average over the models of a run, skipping models that the run lacks but not diverged ones.
     is_whole = (dataset.diverged < 0).all("model")
     end = values.isel(round=-1).astype(float).mean("model").where(is_whole)
     end = end.isel(dict.fromkeys(others, 0))
@@ -369,7 +370,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path | str) -> None:
-    """Writes a PNG, whole or not at all.
+    """Writes a PNG file atomically.
 
     Example:
       >>> from tempfile import TemporaryDirectory
@@ -382,14 +383,14 @@ def save_figure(figure: Figure, path: Path | str) -> None:
 
 
 def _shown(labels: xr.DataArray) -> list[str]:
-    """Returns an axis's labels, with numbers in four digits if all labels stay distinct."""
+    """Returns an axis's labels, with numbers rounded to four digits if they stay distinct."""
     values = labels.values
     short = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values]
     return short if len(set(short)) == len(short) else list(map(str, values))
 
 
 def finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Writes the title of a panel and the names of its axes."""
+    """Sets the title and axis labels of a panel."""
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
@@ -398,7 +399,7 @@ def finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 def arrange(
     figure: Figure, title: str, caption: str, entries: Entries = MappingProxyType({})
 ) -> None:
-    """Puts the title above, the caption below, and panels and a legend for all between them."""
+    """Lays out the title, the panels, a shared legend and the caption from top to bottom."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(caption, int(width * 14.5))
     bottom, legend = 0.12 + 0.165 * len(lines), 0.0  # in inches
@@ -414,7 +415,7 @@ def arrange(
         place: dict[str, Any] = {"bbox_to_anchor": (0.5, bottom / height), "borderaxespad": 0.2}
         figure.legend(handles, texts, fontsize=8, ncols=columns, loc="lower center", **place)
     figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)
-    # Place the title in inches, too, because a fraction of a tall figure would be more than the
+    # Place the title in inches too, because a fraction of a tall figure's height would exceed the
     # room that the layout leaves.
     figure.suptitle(title, fontsize=11.5, y=1 - 0.08 / height, va="top")
     rect = (0, (bottom + legend) / height, 1, 1 - 0.08 / height)

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Counts(NamedTuple):
-    """The counts of a `Trace` since the last record, ``int32[models]`` each."""
+    """The counts of a `Trace` since the last record, each ``int32[models]``."""
 
     client_updates: Any
     gradients: Any
@@ -48,8 +48,8 @@ class Work(NamedTuple):
     """Work done since the last record.
 
     Attributes:
-      counts: the part that is recorded.
-      staleness: each model's total staleness of the jobs that arrived; () in synchronous runs.
+      counts: the recorded part.
+      staleness: each model's total staleness of arrived jobs; () in synchronous runs.
     """
 
     counts: Counts
@@ -57,7 +57,7 @@ class Work(NamedTuple):
 
 
 class MessageSizes(NamedTuple):
-    """Numbers in the messages that one client sends and receives, for each model."""
+    """The number of values that one client sends and receives, for each model."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
@@ -74,10 +74,10 @@ class Record(NamedTuple):
     """One entry of a trace, or a run's entries along a leading axis.
 
     Attributes:
-      metrics: of the models, by name.
-      counts: since the last record.
+      metrics: the models' metrics, by name.
+      counts: the counts since the last record.
       round: the number of the round; () in a sweep, whose replicas share it.
-      is_finite: False for a model with a parameter or loss that is not finite; () outside sweeps.
+      is_finite: False for a model with a non-finite parameter or loss; () outside sweeps.
       is_used: marks the models in use; () if all are.
     """
 
@@ -89,7 +89,7 @@ class Record(NamedTuple):
 
 
 def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: MessageSizes) -> Trace:
-    """Returns the trace of a run, from its first record and the later ones."""
+    """Returns the trace of a run, given its first record and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
     return Trace(
@@ -103,18 +103,18 @@ def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: Mess
 
 
 def join_traces(first: Trace, *later: Trace) -> Trace:
-    """Joins the traces of a run and of its continuations.
+    """Joins the traces of a run and its continuations.
 
     The first record of a continuation, which repeats the last record before it, is dropped.
 
     Args:
-      first: from `simulate`, or from `advance`.
-      later: from `advance`, each from the final state of the trace before it. Leading axes of
+      first: the trace of `simulate` or `advance`.
+      later: traces of `advance`, each from the final state of the run before it. Leading axes from
         `jax.vmap` are those of `first`.
 
     Raises:
-      ValueError: if a trace does not begin in the last round of the trace before it, or if the
-        traces differ in structure.
+      ValueError: if a trace does not begin at the last round of the previous one, or if traces
+        differ in structure.
 
     Example:
       >>> import jax
@@ -129,7 +129,7 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
     """
     for trace in (first, *later):
         check_instance("a trace", trace, Trace, "give the second of the two that simulate returns")
-    axis = jnp.ndim(first.round) - 1  # because records follow the axes of replicas
+    axis = jnp.ndim(first.round) - 1  # records follow the replica axes
 
     def join(one: Trace, other: Trace) -> Trace:
         check_alike("the traces are of different runs", one, other)
@@ -139,8 +139,7 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
                 f"a trace ends in round {np.max(ends[0])}, but the next begins in round "
                 f"{np.max(ends[1])}; give those of `simulate` and of `advance` from its state"
             )
-        # Drop the first record of a continuation, because it is the last one before it, without
-        # counts.
+        # Drop the first record of a continuation, because it repeats the last one, without counts.
         rest = jax.tree.map(lambda x: lax.slice_in_dim(x, 1, None, axis=axis), other)
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis), one, rest)
 
@@ -163,7 +162,7 @@ def measure(
     client_map: ClientMap,
     own: Metrics | None = None,
 ) -> Measured:
-    """Returns all models' metrics after a round, with NaN for metrics that a model's task lacks.
+    """Evaluates all models' metrics after a round, with NaN for metrics that a task lacks.
 
     Args:
       stacks: the models' tasks.
@@ -246,13 +245,13 @@ def check_metrics(what: str, found: Any) -> None:
 
 
 def check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if a task's metric has the name of one that the run itself records."""
+    """Raises `ValueError` if a task's metric has the name of one recorded by the run itself."""
     for name in metrics.keys() & others.keys():
         raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
 
 
 def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
-    """Returns the names of all tasks' metrics that have a number for each client."""
+    """Returns the names of all tasks' metrics with one number per client."""
     return tuple(dict.fromkeys(name for stack in stacks for name in per_client(stack.task)))
 
 
@@ -267,10 +266,9 @@ def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
 
 
 def add_counts(done: T, new: T) -> T:
-    """Returns the sums of two pytrees of counts, with -1 for every sum that overflows int32."""
+    """Adds two pytrees of counts, with -1 for sums that overflow int32."""
 
-    # Mark an overflow by -1, because int32 wraps around without an error. Other counts are not
-    # negative.
+    # Mark overflow by -1, because int32 wraps around silently and other counts are non-negative.
     def add(done: Array, new: Array) -> Array:
         new = new.astype(jnp.int32)
         total = done + new
@@ -281,7 +279,7 @@ def add_counts(done: T, new: T) -> T:
 
 
 def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -> Counts:
-    """Returns one round's work for each model."""
+    """Returns the work of one round, per model."""
     participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
     gradients = cohort.num_gradients
     if gradients is None:
@@ -290,7 +288,7 @@ def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -
 
 
 def message_sizes(stacks: Sequence[Stack], states: Sequence[StackState]) -> MessageSizes:
-    """Returns the sizes of every model's messages, from shapes alone."""
+    """Returns the sizes of each model's messages, from shapes alone."""
 
     def sizes(trees: Sequence[Any]) -> tuple[int, ...]:
         each = [sum(math.prod(x.shape) for x in jax.tree.leaves(tree)) for tree in trees]

@@ -24,7 +24,7 @@ from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as
 
 
 class CurrentRound(NamedTuple):
-    """The number t, the key and the cohort of the current round."""
+    """The number, the key and the cohort of the current round."""
 
     round: Round
     rng_key: PRNGKeyArray
@@ -32,10 +32,10 @@ class CurrentRound(NamedTuple):
 
 
 def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
-    """Returns the models with their tasks of a round.
+    """Returns the stacks with the tasks of a round.
 
     Raises:
-      ValueError: if the task of a round has another structure, or arrays of other shapes or types.
+      ValueError: if a task changes its structure, shapes or types.
     """
 
     def kinds_of(task: Task) -> Any:
@@ -56,7 +56,7 @@ def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
             return stack
         if all(jax.tree.leaves(stack.shared)):
             return stack._replace(task=at(stack.task))
-        # Arrays that models share have no models axis, before and after.
+        # Arrays shared by models have no models axis before or after.
         axes = jax.tree.map(lambda same: None if same else 0, stack.shared)
         return stack._replace(task=jax.vmap(at, (axes,), axes)(stack.task))
 
@@ -70,7 +70,7 @@ def look(
     states: Sequence[StackState],
     options: Options,
 ) -> Look:
-    """Returns functions that evaluate the models after a round, for the assignment to call."""
+    """Returns functions that evaluate the models after a round, for use by the assignment."""
     num_models = sum(len(stack.models) for stack in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
@@ -108,11 +108,11 @@ def look(
 
 
 def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, Any]:
-    """Reports the norm of the part of an update that the assignment's scale multiplies."""
+    """Reports the norm of the part of an update that scales with the assignment's factor."""
     del scale
 
-    # Send with the scales 0 and 1, because the update is affine in the scale. The training does not
-    # depend on the scale and is not repeated.
+    # Send with scales 0 and 1, because the update is affine in the scale. Training does not depend
+    # on the scale and is not repeated.
     def dense(scale: Array) -> Contribution:
         return sums.dense_update(send(scale)[0]._replace(report=()), params)
 
@@ -124,7 +124,7 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
 def metric_of(
     names: Sequence[str], task: Task, rng_key: PRNGKeyArray, params: Params
 ) -> Float[Array, ""]:
-    """Returns the first of the named metrics that the task has.
+    """Returns the first of several named metrics that the task has.
 
     Raises:
       ValueError: if the task has none of them.
@@ -149,7 +149,7 @@ def train_cohort(
     message: MessageFn = as_it_is,
     keeps_states: bool = True,
 ) -> list[Trained]:
-    """Trains the cohort of a round, and returns the result of each stack."""
+    """Trains the cohort of a round, and returns each stack's result."""
 
     def start(model_key: PRNGKeyArray, model: StackState, job: Jobs) -> Start:
         key = keys.client_key(model_key, job.client)
@@ -171,9 +171,9 @@ def aggregate(
     states: Sequence[StackState],
     trained: Sequence[Trained],
 ) -> tuple[StackState, ...]:
-    """Applies the server's step to every model.
+    """Applies the server step to every model.
 
-    A model without participants stays unchanged, unless its algorithm has `steps_idle`.
+    A model without participants is unchanged unless its algorithm has `steps_idle`.
     """
 
     def of_stack(stack: Stack, state: StackState, trained: Trained) -> StackState:
@@ -191,7 +191,7 @@ def aggregate(
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return StackState(params, server_state, states, stack.models)
 
-        trained = trained._replace(reports=())  # because reports have no models axis
+        trained = trained._replace(reports=())  # reports have no models axis
         each = keys.model_keys(now.rng_key, stack.models)
         return over_models(of_model, stack, each, stack.rows(sizes), trained, state)
 
@@ -211,7 +211,7 @@ def observe(
     """Returns the assignment's state after `observe`, or unchanged if it has no `observe`.
 
     Raises:
-      ValueError: if structure, shapes or types are not those of `like`, the state before the round.
+      ValueError: if structure, shapes or types differ from `like`, the state before the round.
     """
     if assignment.observe is None:
         return state
@@ -220,7 +220,7 @@ def observe(
     if now.cohort.is_known:
         order = np.argsort(np.concatenate([stack.slots(now.cohort)[1] for stack in stacks]))
         all_reports = jax.tree.map(lambda *each: jnp.concatenate(each)[order], *reports)
-    else:  # because a slot's report is 0 in all stacks but that of its model
+    else:  # a slot's report is 0 in all stacks except its model's
         all_reports = jax.tree.map(lambda *each: reduce(jnp.add, each), *reports)
     new = assignment.observe(now.round, *_received(now.cohort, all_reports), state)
     check_state(f"{name_of(assignment)} returns from observe", like, new)

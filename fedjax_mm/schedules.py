@@ -1,7 +1,6 @@
-"""Learning rates and sample sizes of the papers, as schedules of the round t = 1, 2, ...
+"""The papers' learning rates and sample sizes, as schedules of the round t = 1, 2, ...
 
-Any optax schedule may be used too. It is evaluated once, at the round, and all local steps use
-that rate.
+Any optax schedule also works. It is evaluated once per round, and all local steps use that rate.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ def inverse_time(beta: Any, gamma: Any) -> Schedule:
 
 
 def per_frame(schedule: Schedule, num_models: int) -> Schedule:
-    """Returns the schedule at the frame ``l = 1 + floor((t - 1) / M)``, as in Theorem 2.
+    """Evaluates a schedule at the frame ``l = 1 + floor((t - 1) / M)``, as in Theorem 2.
 
     Example:
       >>> rate = per_frame(inverse_time(30.0, 99.0), num_models=12)
@@ -50,7 +49,7 @@ def growing_sample_size(
     noise: tuple[Any, Any],
     growth: Any,
 ) -> Schedule:
-    """Returns N_s(t), the sample size that Theorem 2 needs in round t, as a schedule.
+    """Returns N_s(t), the sample size required by Theorem 2 in round t, as a schedule.
 
     It is the smallest size with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``,
     and at least 1. With a decaying rate it grows to all examples. Pass it to `fedavg` as
@@ -58,11 +57,11 @@ def growing_sample_size(
 
     Args:
       learning_rate: eta_t.
-      num_examples: S, of the largest client; smaller clients reach all of their examples sooner.
+      num_examples: S of the largest client; smaller clients use all of their examples sooner.
       local_steps: E.
       gradient_bound: G. This and the arguments below may be traced.
       noise: beta_1 and beta_2 of Assumption 4.
-      growth: V; 0 takes all examples.
+      growth: V; 0 uses all examples.
 
     Example:
       >>> constants = {"gradient_bound": 1.0, "noise": (0.0, 1.0), "growth": 3.0}
@@ -72,14 +71,14 @@ def growing_sample_size(
       [26, 98, 100]
 
     Reference: Bhuyan, Moharir, Joshi, Theorem 2 and eq. (31); `theory.mfa.least_sample_size` is the
-    same in double precision, by at most one example smaller.
+    same in double precision, at most one example smaller.
     """
     beta_1, beta_2 = noise
 
     def size(t: Any) -> Any:
         left_out = learning_rate(t) * growth
         left_out /= 2 * local_steps * jnp.sqrt(beta_1 + beta_2 * gradient_bound**2)
-        # Add 1e-6, because round-off must not make the sample smaller than the condition allows.
+        # Add 1e-6, so that rounding does not make the sample smaller than the condition allows.
         least = jnp.ceil(num_examples * (1 - left_out + 1e-6))
         return jnp.clip(least, 1, num_examples).astype(jnp.int32)
 

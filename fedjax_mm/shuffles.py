@@ -1,8 +1,8 @@
-"""Random orders and draws that do not sort and do not depend on the floating-point precision."""
+"""Random permutations and draws without sorting, independent of floating-point precision."""
 
-# `jax.random.permutation` is avoided because it sorts. On a CPU that takes longer than the training
-# step of a small model, and half a second for a million clients. All draws here are of 32-bit
-# words, so that a seed gives the same clients with and without x64.
+# Avoid `jax.random.permutation`, because it sorts, which on a CPU takes longer than a training step
+# of a small model, and half a second for a million clients. All draws here use 32-bit words, so
+# that a seed gives the same clients with and without x64.
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from fedjax_mm.base import Padded
 RANK_LIMIT = 128
 """Size up to which an order is drawn by ranking (n^2 comparisons), else by a keyed bijection."""
 
-_FEISTEL_ROUNDS = 16  # with 8, orders of five to seven are measurably uneven
-_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, odd: counters are far apart
+_FEISTEL_ROUNDS = 16  # with 8, permutations of five to seven are measurably non-uniform
+_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, made odd; spreads counters apart
 
 
 def permutation(
@@ -24,14 +24,13 @@ def permutation(
 ) -> Int[Array, " n"]:
     """Returns the first `length` entries of a random permutation of ``0, ..., size - 1``.
 
-    Up to `RANK_LIMIT` the entries are the ranks of independent 32-bit words, which are uniform
-    except for ties (probability below 2^-19). Above it entry i is the image of i under a keyed
-    bijection, at a cost of O(length), so that drawing a thousand of a million clients does not
-    touch the others.
+    Up to `RANK_LIMIT` entries are ranks of independent 32-bit words, which are uniform except for
+    ties (probability below 2^-19). Beyond it, entry i is the image of i under a keyed bijection, at
+    a cost of O(length), so drawing a thousand of a million clients does not touch the others.
 
-    A padded size of a traced number n gives a permutation of ``0, ..., n - 1`` followed by the
-    numbers from n on. The permutation is that of the size n alone, unless `RANK_LIMIT` lies between
-    n and the upper bound.
+    A padded size with a traced number n gives a permutation of ``0, ..., n - 1`` followed by the
+    numbers from n on. It equals the permutation for the unpadded size n unless `RANK_LIMIT` lies
+    between n and the upper bound.
 
     Example:
       >>> import jax
@@ -67,13 +66,13 @@ def shuffled(
     """Returns the entries at the given places of a random order of ``0, ..., size - 1``.
 
     Args:
-      words: the key, by `hash_words`.
-      places: the places. Entries at places from `size` on are arbitrary numbers below `size`.
+      words: the key, from `hash_words`.
+      places: the positions. Entries at positions from `size` on are arbitrary numbers below `size`.
       size: from 1 to 2^31 - 1; it may be traced.
     """
-    # A Feistel network over Z_a x Z_b with a b >= size is a bijection; images of `size` or more are
-    # encrypted again until they lie below (Black and Rogaway, "Ciphers with arbitrary finite
-    # domains", 2002).
+    # Use a Feistel network over Z_a x Z_b with a b >= size, because it is a bijection, and encrypt
+    # images of `size` or more again until they are below (Black and Rogaway, "Ciphers with
+    # arbitrary finite domains", 2002).
     size = jnp.asarray(size, jnp.uint32)
     a = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.uint32)
     b = (size + a - 1) // a
@@ -96,8 +95,8 @@ def shuffled(
     start = jnp.minimum(jnp.asarray(places, jnp.uint32), size - 1)
     is_out = jnp.ones(start.shape, bool)
     image, _ = lax.while_loop(lambda carry: jnp.any(carry[1]), walk, (start, is_out))
-    # Swap 0 and 1 for half of the keys, because for odd a and b the network makes even permutations
-    # only.
+    # Swap 0 and 1 for half of the keys, because for odd a and b the network gives only even
+    # permutations.
     swap = (words[0] & 1 == 1) & (image < 2) & (size > 1)
     return jnp.where(swap, 1 - image, image).astype(jnp.int32)
 
@@ -109,7 +108,7 @@ def drawn(
     """Returns independent uniform draws from ``0, ..., size - 1``, one for each counter.
 
     Args:
-      words: the key, by `hash_words`.
+      words: the key, from `hash_words`.
       counters: a different number for every draw with this key.
       size: positive; it may be traced. Probabilities are exact up to 2^-32.
     """
@@ -126,18 +125,18 @@ def drawn(
 
 
 def hash_words(rng_key: PRNGKeyArray) -> UInt32[Array, " 2"]:
-    """Returns 64 bits of a key, for `shuffled` and `drawn`."""
+    """Returns 64 bits from a key, for `shuffled` and `drawn`."""
     data = jax.random.key_data(rng_key).astype(jnp.uint32).reshape(-1, 2)
     return data[0] if len(data) == 1 else _mix(data[0] ^ _mix(data[1]))
 
 
 def fold_words(words: UInt32[Array, " 2"], number: Int[Array, ""]) -> UInt32[Array, " 2"]:
-    """Returns a different key for every number."""
+    """Derives a different key for every number."""
     return _mix(words + jnp.asarray(number, jnp.uint32) * _GOLDEN)
 
 
 def _below(word: UInt32[Array, "*words"], size: UInt32[Array, ""]) -> UInt32[Array, "*words"]:
-    # Scale, because that is cheaper than a remainder; it is right for sizes up to 2^16.
+    # Scale, because it is cheaper than a remainder and correct for sizes up to 2^16.
     return (word >> 16) * size >> 16
 
 

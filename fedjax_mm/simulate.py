@@ -1,7 +1,7 @@
-"""Starts runs of M models on one pool of clients, continues them, and reads their parameters.
+"""Starts and continues runs of M models on one pool of clients, and reads their parameters.
 
-All functions are pure. You can jit them, vmap them over seeds and over any number in the task or
-the algorithm, and differentiate them. The rounds are in `engine.py`, the records in `record.py`.
+All functions are pure: you can jit them, differentiate them, and vmap them over seeds and over any
+number in the task or the algorithm. The rounds are in `engine.py`, the records in `record.py`.
 """
 
 from collections.abc import Sequence
@@ -35,32 +35,32 @@ def simulate(
     params: Params | None = None,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """Trains M models for `num_rounds` rounds and records them, beginning with round 0.
+    """Trains M models for `num_rounds` rounds and records metrics, beginning with round 0.
 
     Args:
-      rng_key: the seed, a key or a whole number. Every draw has a key of (seed, round, model,
-        client), or of (seed, job), so that results do not depend on `client_map` or on other
-        replicas of a `vmap`.
-      tasks: one task that all models learn, or one per model. Tasks of equal structure are stacked,
-        except for the arrays that they share; others are unrolled inside the compiled round.
+      rng_key: a key or an integer seed. Every draw has a key derived from (seed, round, model,
+        client), or from (seed, job), so results do not depend on `client_map` or on other replicas
+        of a `vmap`.
+      tasks: one task for all models, or one per model. Tasks of equal structure are stacked, except
+        for arrays that they share; others are unrolled inside the compiled round.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
-      assignment: the choice of clients and models. A `Dispatch`, such as `asynchrony.fedast`
-        returns, makes training asynchronous. A round is then `arrivals_per_round` arrivals, and
-        results cannot be differentiated in reverse.
+      assignment: chooses clients and models. A `Dispatch`, such as that of `asynchrony.fedast`,
+        makes training asynchronous. A round is then `arrivals_per_round` arrivals, and reverse-mode
+        differentiation is not supported.
       num_rounds: T.
       client_map: "auto", "vmap", "scan" or a chunk size. A chunk holds clients of all models if
-        these share their data, and clients of one model otherwise. The choice changes speed and
-        memory, and results only by the order of summation.
+        models share their data, else of one model. The choice affects speed and memory, and results
+        only through the order of summation.
       record_every: rounds between records; it divides `num_rounds`.
-      params: initial parameters: one model's, which all share; a list with one entry per model, as
-        `params_of` returns it; or arrays with a leading models axis. None lets the tasks draw them.
-      client_axis: inside `jax.shard_map`, the mesh axis whose devices share the clients that are
-        computed together; everything else is replicated over it. Take gradients outside of
-        `jax.shard_map`.
+      params: initial parameters: those of one model, shared by all; a list with one entry per
+        model, as returned by `params_of`; or arrays with a leading models axis. None lets the tasks
+        draw them.
+      client_axis: inside `jax.shard_map`, the mesh axis over which clients are split; everything
+        else is replicated over it. Take gradients outside `jax.shard_map`.
 
     Returns:
-      The final state, and the trace with ``1 + num_rounds / record_every`` records. The trace of
-      an asynchronous run has further metrics, which `fedast` explains.
+      The final state, and the trace with ``1 + num_rounds / record_every`` records. The trace of an
+      asynchronous run has further metrics; see `fedast`.
 
     Raises:
       TypeError: if an argument has the wrong type, such as data instead of a task.
@@ -78,7 +78,7 @@ def simulate(
       >>> sweep(seeds, rates).metrics["excess_loss"].shape  # rates, seeds, records, models
       (2, 3, 21, 2)
     """
-    # Check these first, because `init` computes.
+    # Check these first, because `init` already computes.
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
     client_map = checks.check_client_map(client_map)
     engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
@@ -93,7 +93,7 @@ def init(
     assignment: Assignment | Dispatch,
     params: Params | None = None,
 ) -> State:
-    """Returns the state before round 1. Arguments as in `simulate`."""
+    """Returns the state before round 1, for arguments of `simulate`."""
     return engine_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
 
 
@@ -110,8 +110,8 @@ def advance(
 ) -> tuple[State, Trace]:
     """Runs `num_rounds` more rounds from a state.
 
-    The first record is that of the given state. Arguments and errors are those of `simulate`, and
-    `join_traces` joins the trace to the one before.
+    The first record is that of the given state. Arguments and errors are those of `simulate`.
+    `join_traces` appends the trace to the previous one.
     """
     check_instance("state", state, State, "give the first of the two that simulate returns")
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
@@ -166,10 +166,10 @@ def params_of(state: State, model: int | None = None) -> Params:
     """Returns a model's parameters in a state, or a list of all models' in the order of the tasks.
 
     Args:
-      state: from `simulate` or `advance`. The parameters keep its leading axes of `jax.vmap`, such
-        as seeds and points.
+      state: the state of `simulate` or `advance`. Parameters keep its leading axes from `jax.vmap`,
+        such as seeds and points.
       model: the model's number, from 0, in the order of the tasks. None returns the list, which
-        `simulate` takes as `params`.
+        `simulate` accepts as `params`.
 
     Raises:
       ValueError: if no model has that number.

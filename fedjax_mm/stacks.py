@@ -1,4 +1,4 @@
-"""The models axis: models of equal structure are stacked, others are unrolled in the same round."""
+"""The models axis: models of equal structure are stacked, others are unrolled within a round."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ class StackState:
 
     Attributes:
       params: the models' parameters.
-      server: the server's state of each model.
+      server: the server state of each model.
       clients: the states of all clients, on the second axis.
-      models: the numbers of the models, from 0; static.
+      models: the static numbers of the models, from 0.
     """
 
     params: Params
@@ -41,7 +41,7 @@ def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
 
     Args:
       states: of all stacks.
-      axis: where the models axis is, behind those of replicas.
+      axis: the position of the models axis, after replica axes.
     """
 
     def at(row: int, params: Params) -> Params:
@@ -60,12 +60,12 @@ def with_params(states: Sequence[StackState], params: Sequence[Params]) -> tuple
 
 
 class Stack(NamedTuple):
-    """Models of equal structure and equal algorithm, which are computed together.
+    """Models with equal structure and algorithm, which are computed together.
 
     Attributes:
-      models: their numbers, from 0.
-      task: their tasks, stacked.
-      shared: for each leaf of the task, whether all models share it; it then has no models axis.
+      models: the numbers of the models, from 0.
+      task: the stacked tasks.
+      shared: whether all models share each leaf of the task, which then has no models axis.
       algorithm: how their clients train and how the server aggregates.
     """
 
@@ -85,13 +85,13 @@ class Stack(NamedTuple):
         return self.algorithm.num_steps is None or self.algorithm.equal_steps(self.task)
 
     def rows(self, tree: Any) -> Any:
-        """Returns this stack's rows of arrays ``[models, ...]``."""
+        """Selects this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
 
     def slots(self, cohort: Cohort) -> tuple[Cohort, Int[np.ndarray, " slots"]]:
-        """Returns the cohort of this stack's models, numbered by their rows, and its slots.
+        """Returns the cohort of this stack's models, numbered by row, and its slots.
 
-        For traced models these are all slots, with padding for the clients of other stacks.
+        For traced models these are all slots, with clients of other stacks replaced by padding.
         """
         models = cohort.models if cohort.is_known else jnp.asarray(cohort.models)
         is_mine = models[:, None] == np.array(self.models)
@@ -118,22 +118,22 @@ def stacks_of(
     assignment: Any,
     by: str = "assignment",
 ) -> list[Stack]:
-    """Returns the models in stacks, in the order of each stack's first model.
+    """Groups models into stacks, ordered by each stack's first model.
 
     Args:
       tasks: one for all models, or one per model.
       algorithm: one for all models, or one per model.
       assignment: an `Assignment` or a `Dispatch`, with the numbers of clients and models.
-      by: the name of its kind, for messages.
+      by: the name of the assignment's kind, for messages.
 
     Raises:
-      TypeError: if a task or an algorithm has another type.
-      ValueError: if the number of tasks, algorithms or clients differs from the assignment's.
+      TypeError: if a task or an algorithm has the wrong type.
+      ValueError: if the number of tasks, algorithms or clients does not match the assignment.
     """
     check_trained(tasks, algorithm)
     num_models = assignment.num_models
-    # Convert to jax.Array, because NumPy arrays cannot be indexed by a loop's traced index. An
-    # array that tasks share is converted once, so that it stays shared.
+    # Convert to jax.Array, because NumPy arrays cannot be indexed by a traced index. Convert shared
+    # arrays once, so that they stay shared.
     arrays: dict[int, Array] = {}
     tasks = jax.tree.map(
         lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,
@@ -169,7 +169,7 @@ def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
 
 
 def over_models(function: Any, stack: Stack, *args: Any, one_by_one: bool = False) -> Any:
-    """Returns ``function(task, *args)`` of every model of a stack, computed at once or in turn."""
+    """Maps ``function(task, *args)`` over the models of a stack, at once or in turn."""
     if len(stack.models) == 1:
         return vmap_unless_one(1, partial(function, stack.task))(*args)
     if not one_by_one:

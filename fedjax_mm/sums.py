@@ -1,6 +1,6 @@
-"""Sums of contributions: `zero_sum`, then `add_chunk` for every chunk, then `finish_sum`.
+"""Sums of contributions: `zero_sum`, then `add_chunk` per chunk, then `finish_sum`.
 
-The server only sees a sum, so clients can be computed one by one, in chunks or all at once, with
+The server sees only a sum, so clients can be computed one by one, in chunks or all at once, using
 the memory of one chunk.
 """
 
@@ -19,7 +19,7 @@ def _is_sparse(leaf: Any) -> bool:
 
 
 def scale_update(update: Any, factor: Scalar) -> Any:
-    """Returns the update times a number, sparse parts included."""
+    """Multiplies an update by a number, including sparse parts."""
 
     def scale(leaf: Any) -> Any:
         if _is_sparse(leaf):
@@ -30,7 +30,7 @@ def scale_update(update: Any, factor: Scalar) -> Any:
 
 
 def zero_sum(contribution: Contribution, params: Params) -> Contribution:
-    """Returns the empty sum of contributions with the shapes and types of `contribution`."""
+    """Returns a zero sum with the shapes and types of `contribution`."""
 
     def zeros(leaf: SparseUpdate, param: Array) -> SparseUpdate:
         return SparseUpdate(leaf.scale, (), jnp.zeros(param.shape, leaf.values.dtype))
@@ -45,9 +45,9 @@ def add_chunk(
     present: Bool[Array, " chunk"],
     *rows: Int[Array, " chunk"],
 ) -> Contribution:
-    """Adds the contributions ``[chunk, ...]`` of the clients that are present to the sum.
+    """Adds the contributions ``[chunk, ...]`` of present clients to the sum.
 
-    With rows, such as the clients' models, there is a sum for each row.
+    With rows, such as the clients' models, there is one sum per row.
     """
 
     def select(leaf: Array) -> Array:
@@ -68,7 +68,7 @@ def add_chunk(
 
 
 def finish_sum(total: Contribution, params: Params) -> Contribution:
-    """Returns the sum with its sparse parts as dense arrays."""
+    """Converts the sparse parts of a sum to dense arrays."""
 
     def dense(leaf: SparseUpdate, param: Array) -> Array:
         return leaf.scale * param + leaf.values
@@ -77,14 +77,14 @@ def finish_sum(total: Contribution, params: Params) -> Contribution:
 
 
 def dense_update(contribution: Contribution, params: Params) -> Contribution:
-    """Returns the contribution with its update's sparse parts as dense arrays."""
+    """Converts the sparse parts of a contribution's update to dense arrays."""
     alone = jax.tree.map(lambda x: x[None], contribution)
     total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
     return contribution._replace(update=finish_sum(total, params).update)
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
-    # A dense update may differ in structure from the parameters, so do not map over both.
+    # Do not map over both, because a dense update may differ in structure from the parameters.
     if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):
         return update
 

@@ -1,8 +1,8 @@
-"""Local training: jobs -> chunks -> contributions -> sums. Nothing else calls a client function.
+"""Local training: jobs -> chunks -> contributions -> sums.
 
-A job is one local training. In a round its client begins with its model's current version, and its
-contribution is added to its model's sum. Among arrivals a job has a version of its own, and a model
-has a sum for each step.
+Only this module calls client functions. A job is one local training. In a round, a client starts
+from its model's current version, and its contribution is added to the model's sum. In asynchronous
+runs each job has its own version, and a model has one sum per server step.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from fedjax_mm.stacks import Stack, StackState, over_models
 
 
 class Options(NamedTuple):
-    """Settings of speed and memory, which change results only by the order of summation."""
+    """Settings of speed and memory, which affect results only through the order of summation."""
 
     client_map: chunks.ClientMap
     client_axis: str | None
-    with_reports: bool = False  # whether the assignment reads them
+    with_reports: bool = False  # whether the assignment reads reports
 
 
 class Jobs(NamedTuple):
@@ -37,12 +37,12 @@ class Jobs(NamedTuple):
 
     Attributes:
       client: the number of the client that trains; -1 is padding.
-      model: the row of the model in its stack. A NumPy array is known while tracing; None stands
-        for the jobs of one model.
-      scale: factors of the clients' weights; None gives none.
+      model: the row of the model in its stack. A NumPy array is static; None means that all jobs
+        train one model.
+      scale: factors of the clients' weights; None is 1.
       takes_part: whether clients take part; None is all.
-      segment: which of its model's sums a contribution is added to; None if there is one.
-      origin: further data of a job that `StartFn` needs.
+      segment: the index of the model's sum that a contribution is added to; None if there is one.
+      origin: further data of a job, for `StartFn`.
     """
 
     client: Any
@@ -54,7 +54,7 @@ class Jobs(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Inputs of a client's start: its key, its round, and a version of the model."""
+    """Inputs of a client's local training: a key, the round, and a version of the model."""
 
     rng_key: PRNGKeyArray
     round: Round
@@ -77,8 +77,8 @@ class Trained(NamedTuple):
 
     Attributes:
       total: the sum of the contributions, ``[models, ...]`` or ``[models, segments, ...]``.
-      client_states: of all clients, ``[models, clients, ...]``.
-      reports: ``[slots, ...]``, in the order of the jobs; padding has zeros.
+      client_states: the states of all clients, ``[models, clients, ...]``.
+      reports: ``[slots, ...]``, in the order of the jobs, with zeros for padding.
     """
 
     total: Contribution
@@ -105,23 +105,23 @@ def train(
     message: MessageFn = as_it_is,
     keeps_states: bool = True,
 ) -> Trained:
-    """Trains the jobs of a stack's models and adds up their contributions.
+    """Trains the jobs of a stack's models and sums their contributions.
 
-    Jobs are computed as one list, whose chunks mix models, or as rows, which are lists of one model
-    each, side by side or one after the other. A list needs data that all models share, because
-    otherwise each slot would copy the data of its model.
+    Jobs are computed either as one list, whose chunks mix models, or as rows with one model each,
+    in parallel or sequentially. A list requires that all models share their data, because otherwise
+    each slot would copy its model's data.
 
     Args:
       stack: the models.
-      state: their state.
+      state: the state of the models.
       jobs: the local trainings.
       start: makes a client's inputs.
-      options: of the run.
-      shared: data of each model for `start`, ``[models, ...]``.
-      num_segments: the sums of a model; None is one, of sparse updates if clients send them.
-      most_per_model: static upper bound on the jobs of a model, if the jobs' models are traced.
+      options: the options of the run.
+      shared: per-model data for `start`, ``[models, ...]``.
+      num_segments: the number of sums per model; None is one, which may hold sparse updates.
+      most_per_model: a static upper bound on the jobs of a model, if the jobs' models are traced.
       message: makes a client's message.
-      keeps_states: whether clients keep their new states.
+      keeps_states: whether to store clients' new states.
     """
     size = chunks.chunk_size_of(options.client_map, stack.task, state.params, len(jobs.client))
     how = _How(stack, start, options, size, num_segments, message, keeps_states)
@@ -142,7 +142,7 @@ def train(
 
 
 class _How(NamedTuple):
-    """Settings of a list's training that are known while tracing, as in `train`."""
+    """Static settings for training a list of jobs, as in `train`."""
 
     stack: Stack
     start: StartFn
@@ -154,7 +154,7 @@ class _How(NamedTuple):
 
 
 class _Models(NamedTuple):
-    """Models that a list of jobs trains: all of a stack, or one, without a models axis."""
+    """Models trained by a list of jobs: all of a stack, or one without a models axis."""
 
     task_at: Callable[[Any], Task]
     shared: Any
@@ -169,7 +169,7 @@ class _Models(NamedTuple):
 
 
 def _row(jobs: Jobs) -> tuple[Any, ...]:
-    """Returns the index of the jobs' models, which is empty without a models axis."""
+    """Returns the index of the jobs' models, empty without a models axis."""
     return () if jobs.model is None else (jobs.model,)
 
 
@@ -178,8 +178,8 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
 
     With a client axis, every device of the axis trains a share of the list.
     """
-    # Memory does not grow with the list, because `chunk_size` clients at a time are computed and
-    # added up, and only the participants' rows of the client states are written.
+    # Memory does not grow with the list, because clients are computed and summed `chunk_size` at a
+    # time, and only participants' rows of the client states are written.
     num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
 
     @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
@@ -193,7 +193,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         known = so_far.client_states if how.keeps_states else states
         own = jax.tree.map(itemgetter((*_row(jobs), jobs.client)), known)
         new = chunks.compute_chunk(train_one, present, jobs, own, skip=may_skip)
-        # Use an index out of range, which is dropped, because -1 would write to the last client.
+        # Use an out-of-range index, which is dropped, because -1 would write to the last client.
         client = jnp.where(present, jobs.client, how.stack.num_clients)
         rows: Any = (*_row(jobs), client), jnp.where(present, slot, num_slots)
         made: Any = new.client_states, new.reports
@@ -217,13 +217,13 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     for some in chunks.in_chunks(listed, order, how.chunk_size, axis):
         trained, _ = lax.scan(add_jobs, trained, some)
     total = trained.total
-    if how.num_segments is None:  # here, because XLA fuses it only without axes of length 1
+    if how.num_segments is None:  # done here, because XLA fuses it only without axes of length 1
         total = each_model(sums.finish_sum)(total, models.state.params)
     return trained._replace(total=total if axis is None else lax.psum(total, axis))
 
 
 def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots"] | None:
-    """Returns the slots in decreasing order of local steps, or None if the steps are equal."""
+    """Returns the slots in decreasing order of local steps, or None if steps are equal."""
     count = how.stack.algorithm.num_steps
     if count is None or how.stack.has_equal_steps:
         return None
@@ -257,7 +257,7 @@ def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Tra
 
 
 def message_of(stack: Stack, state: StackState) -> Contribution:
-    """Returns the shapes of a client's dense contribution to a model, without computing it."""
+    """Returns the shapes of a client's dense contribution, without computing it."""
 
     def send(rng_key: PRNGKeyArray, state: StackState) -> Contribution:
         def start(_: Any, model: StackState, job: Jobs) -> Start:
@@ -275,7 +275,7 @@ def message_of(stack: Stack, state: StackState) -> Contribution:
 
 
 def _zero_sums(num_segments: int | None, one: Contribution, params: Params) -> Contribution:
-    """Returns a model's empty sums."""
+    """Returns a model's zero sums."""
     zero = sums.zero_sum(one, params)
     if num_segments is None:
         return zero

@@ -1,4 +1,4 @@
-"""Workloads of benchmarks: quadratics, a sweep of them, and classifiers with their FLOP counts."""
+"""Benchmark workloads: quadratics, a sweep of them, and classifiers with FLOP counts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ ASSIGNMENTS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand
 
 
 class Workload(NamedTuple):
-    """A quadratic (p = 4, E = 5, eta = 0.1) on which each client trains one model per round."""
+    """A quadratic (p = 4, E = 5, eta = 0.1) with one local training per client and round."""
 
     name: str
     num_clients: int
@@ -31,7 +31,7 @@ class Workload(NamedTuple):
 
     @property
     def client_updates(self) -> int:
-        """Local trainings in one run."""
+        """The number of local trainings in one run."""
         return self.num_clients * self.num_rounds * self.num_seeds
 
 
@@ -49,7 +49,7 @@ class SweepWorkload(NamedTuple):
 
     @property
     def client_updates(self) -> int:
-        """Local trainings in the sweep."""
+        """The number of local trainings in the sweep."""
         points = len(ASSIGNMENTS) * len(self.num_models) * self.num_rates
         return points * self.num_seeds * self.num_rounds * self.num_clients
 
@@ -76,8 +76,8 @@ class Model(NamedTuple):
 
     Attributes:
       example_shape: `[features]`, or `[height, width, channels]` for convolutions.
-      channels: outputs of each convolution.
-      widths: outputs of each dense layer, ReLU between them; the last are the classes.
+      channels: the outputs of each convolution.
+      widths: the outputs of each dense layer, with ReLU in between; the last are the classes.
     """
 
     example_shape: tuple[int, ...]
@@ -86,7 +86,7 @@ class Model(NamedTuple):
 
     @property
     def kernel_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes by layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
+        """Kernel shapes by layer: `[5, 5, in, out]` if convolutional, `[in, out]` if dense."""
         inputs = (self.example_shape[-1], *self.channels)
         shapes: list[tuple[int, ...]] = [
             (5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)
@@ -96,12 +96,12 @@ class Model(NamedTuple):
         return shapes + [(i, o) for i, o in zip(inputs, self.widths, strict=False)]
 
     def flops(self) -> int:
-        """Floating-point operations of one example's gradient, those of matrix products only.
+        """Floating-point operations of one example's gradient, counting only matrix products.
 
         A layer is a product of `[m, k]` and `[k, n]`. A dense layer has m = 1, k = in, n = out; a
-        convolution has m = height x width, k = 25 in, n = out. It costs 2 m n k forward, 2 m n k
-        for the gradient of the kernel, and, except in the first layer, 2 m n k for the gradient of
-        its input.
+        convolution has m = height x width, k = 25 in, n = out. Each costs 2 m n k for the forward
+        pass, 2 m n k for the kernel's gradient and, except in the first layer, 2 m n k for the
+        input's gradient.
         """
         total = 0
         for layer, shape in enumerate(self.kernel_shapes):
@@ -127,19 +127,20 @@ MCMAHAN_CNN = Model((28, 28, 1), (32, 64), (512, 10))
 
 
 class LearningWorkload(NamedTuple):
-    """Federated averaging of a classifier: S of K clients a round, E steps of B of n examples each.
+    """Federated averaging of a classifier: S of K clients per round, E steps on B of n examples.
 
-    The examples are random, of the model's shape, because the work does not depend on their values.
+    Examples are random, because the work does not depend on their values.
 
     Attributes:
       name: W2, ...
       model: the classifier.
       num_clients: K.
-      num_examples: n of every client; None for Synthetic(1, 1), with 45 to very many examples.
-      cohort_size: S, clients in a round.
-      num_steps: E, SGD steps of a client in a round; None for one epoch.
-      batch_size: B, the examples drawn for each step; all examples if B = n.
-      num_rounds: of a run of `fedjax_mm`.
+      num_examples: n, the same for every client; None for Synthetic(1, 1), with 45 or more
+        examples.
+      cohort_size: S, the clients per round.
+      num_steps: E, SGD steps per client and round; None is one epoch.
+      batch_size: B, the examples drawn per step; all examples if B = n.
+      num_rounds: the number of rounds of a `fedjax_mm` run.
       learning_rate: eta.
     """
 
@@ -156,12 +157,12 @@ class LearningWorkload(NamedTuple):
 
     @property
     def client_updates(self) -> int:
-        """Local trainings in a run."""
+        """The number of local trainings in a run."""
         return self.cohort_size * self.num_rounds
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of one client update, in the mean."""
+        """The mean floating-point operations of one client update."""
         if self.num_steps is None:
             return self.data().train.num_examples / self.num_clients * self.model.flops()
         return self.num_steps * self.batch_size * self.model.flops()

@@ -141,7 +141,7 @@ class Towards:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Measured(Towards):
-    """`Towards`, whose clients tell what they lose."""
+    """`Towards` with client losses."""
 
     def client_loss(self, params, client):
         return self.loss(params, self.targets[client])

@@ -30,8 +30,8 @@ def _is_array(hint):
 def leave_others_alone():
     """Functions that are not annotated with arrays are not decorated: nothing in them is checked.
 
-    jaxtyping decorates all, also those that a function makes anew in every call, and binds the
-    arguments of every call: a fifth of the time of some tests.
+    jaxtyping decorates all functions, even those created in every call, and binds the arguments of
+    every call, which takes a fifth of the time of some tests.
     """
     decorate = jaxtyping.jaxtyped
 

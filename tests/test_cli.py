@@ -477,7 +477,7 @@ def test_sweep_announces_its_plan(own_sweep):
 
 
 def test_sweep_shows_the_last_values(own_sweep):
-    """Of the metric that matters, with standard errors over seeds; diverged runs have none."""
+    """Shows the main metric with standard errors over seeds, omitting diverged runs."""
     out, outcome = own_sweep
     with xr.open_dataset(out / "mine" / "result.nc") as result:
         last = result.excess_loss.isel(round=-1).astype(float).mean("model")

@@ -1,4 +1,4 @@
-"""What README and the site show, runs; what the site is made of, is there."""
+"""The code in README and the site runs, and all sources of the site exist."""
 
 import inspect
 import json
@@ -206,7 +206,7 @@ def test_the_experiments_of_a_page_are_valid(name):
 
 
 def commands_in(path):
-    """The calls of the command line on a page; what they are for stands behind two spaces."""
+    """Yields the command-line calls on a page, without the explanations after two spaces."""
     for language, code in blocks(path):
         for line in code.splitlines() if language in ("sh", "bash") else ():
             if "fedjax-mm" in line:

@@ -70,7 +70,7 @@ def homes(package):
 
 
 def public():
-    """Of every public name what it is, and its namespace; of modules only their names."""
+    """Returns every public name with its value and namespace, skipping modules."""
     return [
         (module, name, value)
         for module in MODULES

@@ -1,7 +1,7 @@
 """Figure 3 of Bhuyan et al. by hand: `python figure_3.py RESULT.npz FIGURE.png`.
 
 The quadratic with N = 24, p = 4, E = 5, M = 12, eta = 0.1, 1000 rounds and 20 seeds, by MFA-Rand
-and by MFA-RR, in JAX alone. It is what `fedjax-mm reproduce mfa-fig3` is timed beside.
+and by MFA-RR, in JAX alone. It is the baseline for timing `fedjax-mm reproduce mfa-fig3`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Agnostic federated learning, which minimizes the loss of the worst mixture of clients."""
+"""Agnostic federated learning, which minimizes the loss of the worst-case mixture of clients."""
 
 from typing import NamedTuple
 
@@ -16,15 +16,15 @@ from fedjax_mm.sums import scale_update
 
 
 class AFLState(NamedTuple):
-    """Server's state of one model, whose parameters are the running average of the iterates."""
+    """Server state of a model whose parameters are the running average of the iterates."""
 
     iterate: Params  # w, from which clients start
     mixture: Float[Array, " clients"]  # lambda
-    num_rounds: Int[Array, ""]  # rounds in which somebody trained
+    num_rounds: Int[Array, ""]  # rounds with participants
 
 
 class LastLoss(NamedTuple):
-    """Client's loss in the last round in which it took part."""
+    """A client's loss in the last round it took part in."""
 
     round: Int[Array, ""]  # 0 is never
     loss: Float[Array, ""]
@@ -34,13 +34,13 @@ class LastLoss(NamedTuple):
 def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
-    lambda is a point of the simplex of all N clients and starts at 1/N. A participant's F_k is the
-    loss of all its training examples at w; absent clients count 0. The recorded parameters are the
-    running average of w; the server's state has w itself.
+    lambda lies in the simplex over all N clients and starts at 1/N. A participant's F_k is the loss
+    over all its training examples at w, and an absent client's is 0. The recorded parameters are
+    the running average of w; the server state holds w itself.
 
     Args:
-      local: eta_w, B and the other settings of `local_sgd`, but no `epochs` or `optimizer`. The
-        number of steps is 1.
+      local: eta_w, B and the other settings of `local_sgd`, except `epochs` and `optimizer`.
+        Clients always take 1 step.
       mixture_rate: eta_lambda.
 
     Raises:
@@ -75,7 +75,7 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
         loss, trained = context.loss().astype(client_state.loss.dtype), sgd.train(context)
         update = scale_update(trained.update, context.scale * server_state.mixture[context.client])
         sent = Contribution(update, jnp.ones(()), jnp.int32(1), trained.report)
-        # The loss of a client that takes no part does not count in this round.
+        # The loss of a client that does not take part is ignored in this round.
         last = jnp.where(context.takes_part, context.round, client_state.round)
         return sent, LastLoss(jnp.asarray(last, jnp.int32), loss)
 
@@ -83,8 +83,8 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
         iterate, mixture, count = context.server_state
         iterate, count = optax.apply_updates(iterate, context.total.update), count + 1
         step = jax.tree.map(lambda new, old: (new - old) / count, iterate, context.params)
-        # Read the losses from the clients' states, because a sum of contributions would hide those
-        # of single clients.
+        # Read the losses from the clients' states, because the server sees only sums of
+        # contributions.
         last = context.client_states
         losses = jnp.where(last.round == context.round, last.loss, 0)
         mixture = optax.projections.projection_simplex(mixture + mixture_rate * losses)

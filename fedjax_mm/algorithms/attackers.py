@@ -1,4 +1,4 @@
-"""Attackers: clients that report too large losses, and clients that add noise to their updates."""
+"""Attackers: clients that report inflated losses or add noise to their updates."""
 
 import dataclasses
 from functools import partial
@@ -23,18 +23,18 @@ from fedjax_mm.tasks.view import View
 def attacked(
     task: Task, clients: Any, *, loss_factor: Positive = 10.0, stays: bool = True
 ) -> "Attacked":
-    """Returns the task with attackers, which report too large losses to methods and assignments.
+    """Wraps a task so that attackers report inflated losses to algorithms and assignments.
 
-    Their loss is ``loss_factor F_k``. Every model appeals to attackers, so that they always take
-    part. Thresholds and metrics do not change. Wrap a task that has thresholds, as in
-    ``attacked(requiring(task, own), clients)``. `noisy` adds noise to the updates of the same
+    An attacker reports ``loss_factor F_k``. Every model appeals to attackers, so they always take
+    part. Thresholds and metrics do not change. If the task has thresholds, apply this wrapper last,
+    as in ``attacked(requiring(task, own), clients)``. `noisy` adds noise to the updates of the same
     clients.
 
     Args:
       task: any task.
-      clients: ``bool[clients]``, whether each client attacks; it may be traced.
+      clients: ``bool[clients]``, True for attackers; it may be traced.
       loss_factor: the factor of the attackers' losses.
-      stays: False lets attackers stay away from models that do not appeal to them; see `appealing`.
+      stays: False lets attackers opt out of models that do not appeal to them; see `appealing`.
 
     Raises:
       ValueError: if `loss_factor` is not positive or `clients` are not ``bool[clients]``.
@@ -64,7 +64,7 @@ class Attacked(View):
     Attributes:
       attacks: ``bool[clients]``.
       factors: ``float[clients]``, the factors of the clients' losses.
-      stays: whether every model appeals to attackers.
+      stays: whether attackers always participate.
     """
 
     attacks: Array
@@ -77,7 +77,7 @@ class Attacked(View):
         return loss * self.factors[client].astype(loss.dtype)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
-        """Returns the losses that the first clients report."""
+        """Returns the losses that the first `num_clients` clients report."""
         losses = super().client_losses(params, num_clients)
         return losses * self.factors[:num_clients].astype(losses.dtype)
 
@@ -89,16 +89,16 @@ class Attacked(View):
 
 @checked
 def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Algorithm:
-    """Returns the algorithm with attackers, which add noise to their updates.
+    """Wraps an algorithm so that attackers add noise to their updates.
 
-    Independent N(0, s^2) noise is added to every number of an attacker's update, where s is `noise`
-    times the root mean square of the whole update. `attacked` makes the same clients report too
-    large losses.
+    Independent N(0, s^2) noise is added to every entry of an attacker's update, where s is `noise`
+    times the root mean square of the whole update. `attacked` makes the same clients report
+    inflated losses.
 
     Args:
       algorithm: any algorithm.
-      clients: ``bool[clients]``, whether each client attacks; it may be traced.
-      noise: s divided by the root mean square of the update; 0 does not change the update.
+      clients: ``bool[clients]``, True for attackers; it may be traced.
+      noise: s divided by the root mean square of the update; 0 leaves the update unchanged.
 
     Raises:
       ValueError: if `noise` is negative or `clients` are not ``bool[clients]``.
@@ -123,7 +123,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
     ) -> tuple[Contribution, base.ClientState]:
         check_flags("clients", attacks, context.task.num_clients)
         contribution, state = contribute(algorithm, context, server_state, client_state)
-        # A sparse update has no place for noise in the coordinates that it does not list.
+        # Make the update dense, because a sparse one cannot hold noise in the coordinates it omits.
         sent = dense_update(contribution, context.params)
         other = _with_noise(keys.noise_key(context.rng_key), sent.update, noise)
         update = jax.tree.map(partial(jnp.where, attacks[context.client]), other, sent.update)
@@ -137,7 +137,7 @@ def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
     leaves, structure = jax.tree.flatten(update)
 
     def add_noise(i: int, leaf: Array) -> Array:
-        # Draw in float32, so that a seed gives equal noise with and without x64.
+        # Draw in float32, so that a seed gives the same noise with and without x64.
         draw = jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
         return leaf + (noise * jnp.sqrt(mean_square) * draw).astype(leaf.dtype)
 

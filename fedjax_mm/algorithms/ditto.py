@@ -1,4 +1,4 @@
-"""Ditto: FedAvg's global model, and a personal model for every client."""
+"""Ditto: FedAvg's global model plus a personal model for every client."""
 
 from functools import partial
 
@@ -15,13 +15,14 @@ from fedjax_mm.sums import scale_update
 def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
     """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
 
-    Personal models start from the global one's parameters. In each round in which a client trains,
-    its personal model takes equally many steps on the same batches. Personal models are the
-    clients' states, ``state.models[0].clients`` of `simulate`; metrics are the global model's.
+    Personal models start from the global parameters. In each round that a client trains, its
+    personal model takes the same number of steps on the same batches. Personal models are the
+    clients' states, ``state.models[0].clients`` of `simulate`. Metrics are those of the global
+    model.
 
     Args:
-      local: eta, E and the other settings of `local_sgd` for either model, but no `epochs`.
-      lam: how strongly personal models are pulled to the global one; at 0 they are independent.
+      local: eta, E and the other settings of `local_sgd` for either model, except `epochs`.
+      lam: strength of the pull towards the global model; 0 makes personal models independent.
 
     Raises:
       ValueError: if `lam` is negative or another number is not positive.
@@ -50,7 +51,7 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
     ) -> tuple[Contribution, Params]:
         del server_state
         weight, trained = context.weight(), local.train(context)
-        # Reuse the context, so that its key gives personal steps the batches of the global ones.
+        # Reuse the context, so that personal steps draw the same batches as global ones.
         step = local.train(context, gradient_fn=proximal(context, lam), start=client_state)
         personal = jax.tree.map(jnp.add, client_state, step.update)
         # A client that does not take part keeps its model, as if it had not trained.

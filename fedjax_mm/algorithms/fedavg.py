@@ -27,15 +27,16 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: E local steps per client, then ``w <- w + sum_k n_k (w_k - w) / sum_k n_k``.
 
-    ``fedavg(0.1, local_steps=5)`` is short for ``fedavg(local_sgd(0.1, steps=5))``.
+    ``fedavg(0.1, local_steps=5)`` is shorthand for ``fedavg(local_sgd(0.1, steps=5))``.
 
     Args:
       local: eta, E and the other settings of `local_sgd`; or eta alone, with `local_steps`.
-      local_steps: E, if the settings are eta and E alone.
-      server_optimizer: gets minus the mean update as a gradient; None is a step of size 1.
+      local_steps: E, if `local` is eta alone.
+      server_optimizer: an optimizer whose gradient is minus the mean update; None takes a step of
+        size 1.
       server_scale: "mean" divides by the participants' weights. "1/N" divides by the weights of all
         clients, as eq. (19) and Theorem 2 do.
-      weighted: whether clients weigh n_k, their number of examples; else each weighs 1.
+      weighted: whether client k has weight n_k, its number of examples, instead of 1.
 
     Raises:
       ValueError: if a number is not positive or `server_scale` is unknown.
@@ -75,7 +76,7 @@ def fedavg(
         if server_scale == "1/N":
             weights = client_weights(context.task)
             weight = jnp.sum(weights if weighted else jnp.ones_like(weights))
-        # Minus the mean update is the gradient that optax descends.
+        # optax descends, so the gradient is minus the mean update.
         gradient = jax.tree.map(lambda update: -update / weight, context.total.update)
         updates, state = optimizer.update(gradient, context.server_state, context.params)
         return optax.apply_updates(context.params, updates), state

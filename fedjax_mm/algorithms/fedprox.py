@@ -10,8 +10,8 @@ def fedprox(local: LocalSGD, *, mu: NonNegative) -> Algorithm:
     """FedProx: local steps ``w_k <- w_k - eta (grad F_k(w_k) + mu (w_k - w))``, then FedAvg's mean.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, but no `epochs`.
-      mu: how strongly clients are pulled to the global model; 0 is FedAvg.
+      local: eta, E and the other settings of `local_sgd`, except `epochs`.
+      mu: strength of the pull towards the global model; 0 is FedAvg.
 
     Raises:
       ValueError: if `mu` is negative or another number is not positive.

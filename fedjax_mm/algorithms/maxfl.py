@@ -25,18 +25,18 @@ def maxfl(
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
     ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) - rho_k))``: clients near their threshold
-    weigh most, and clients far above or below it very little. Clients need thresholds: wrap the
-    task with `requiring`.
+    have the largest weights, and clients far above or below it almost none. Clients need
+    thresholds: wrap the task with `requiring`.
 
     Args:
-      local: eta_l, tau steps and the other settings of `local_sgd`, but no `epochs`.
+      local: eta_l, tau steps and the other settings of `local_sgd`, except `epochs`.
       server_rate: eta_g.
-      eps: shortens the steps of rounds in which all clients weigh little. The value of the theory,
-        ``N L_c^2 / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly.
+      eps: shrinks the step in rounds where all weights are small. The theoretical value, ``N L_c^2
+        / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly in practice.
       weight: "derivative", as above, or "sigmoid", ``q_k = s``, as in Algorithm 1, line 8.
-      slope: how steep the sigmoid is.
-      tuning_steps: local steps of fine-tuning from w, after which ``F_k`` of q_k is taken, for
-        clients that fine-tune the model (section 5.1). None takes ``F_k(w)``.
+      slope: the steepness of the sigmoid.
+      tuning_steps: for clients that fine-tune the model (section 5.1), the number of local steps
+        from w after which ``F_k`` in q_k is evaluated. None evaluates ``F_k(w)``.
 
     Raises:
       ValueError: if `eps` is negative, another number is not positive, or `weight` is unknown.
@@ -63,21 +63,21 @@ def maxfl(
 
     def q(context: ClientContext) -> Float[Array, ""]:
         x = slope * (tuned(context).loss() - context.threshold())
-        s = jax.nn.sigmoid(x)  # 1 - s loses all digits for large x; sigmoid(-x) does not
+        s = jax.nn.sigmoid(x)  # because 1 - s loses all precision for large x
         return context.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
     def server(params: Params, total: Contribution) -> Params:
         divisor = total.weight + eps
-        # Divide by 1 if all weights underflow and eps is 0, because the updates are 0, too.
+        # If all weights underflow and eps is 0, divide by 1, because the updates are 0 too.
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
-    # Count the longer of the two only, because fine-tuning takes the first of the local steps, on
-    # the same batches.
+    # Count only the longer of the two, because fine-tuning shares its steps and batches with the
+    # start of local training.
     if tuning_steps is not None:
         each = steps, tuning_steps
-        # Compare known numbers without jnp, which starts a device, because a grid checks its
-        # methods while it is imported.
+        # Compare Python numbers without jnp, which would initialize a backend, because a grid
+        # checks its methods on import.
         known = all(isinstance(number, int) for number in each)
         num_gradients = max(each) if known else jnp.maximum(*each)
     method = averaging(local.train, q, num_gradients=num_gradients, server=server)

@@ -1,4 +1,4 @@
-"""MIFA, which remembers the last update of every client."""
+"""MIFA: averages the latest update of every client, including absent ones."""
 
 from functools import partial
 
@@ -14,15 +14,15 @@ from fedjax_mm.tasks.view import client_weights
 
 
 def mifa(local: LocalSGD) -> Algorithm:
-    """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, h_k the client's last update.
+    """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, where h_k is client k's last update.
 
     ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
-    rounds in which nobody trains the model. The updates are the clients' states. With N clients and
-    M models they take the memory of N M models in every run. Factors of the assignment do not
-    count, and clients that take no part keep their h_k. `noisy` does not change the h_k.
+    rounds without participants. The updates are the clients' states; with N clients and M models
+    they take the memory of N M models per run. Factors from the assignment are ignored, and clients
+    that do not take part keep their h_k. `noisy` does not change the h_k.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, but no `epochs`.
+      local: eta, E and the other settings of `local_sgd`, except `epochs`.
 
     Raises:
       ValueError: if a number is not positive.
@@ -58,7 +58,8 @@ def mifa(local: LocalSGD) -> Algorithm:
         return sent, new
 
     def server(context: base.ServerContext) -> tuple[Params, ServerState]:
-        # A sum that only gets differences would keep the rounding errors of all rounds.
+        # Recompute the sum, because adding only differences would accumulate rounding errors over
+        # rounds.
         step = weighted_sum(context.task, context.client_states)
         return optax.apply_updates(context.params, step), context.server_state
 
@@ -71,7 +72,7 @@ def weighted_sum(task: Task, updates: Params, factors: Scalar = 1.0) -> Params:
     Args:
       task: gives the clients' weights.
       updates: h, with a leading axis of clients.
-      factors: one for each client, or one for all.
+      factors: one per client, or one for all.
     """
     weights = client_weights(task)
     d = weights * factors / weights.sum()

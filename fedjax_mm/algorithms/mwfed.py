@@ -17,23 +17,23 @@ from fedjax_mm.tasks.view import client_losses, thresholds
 Weights: TypeAlias = Float[Array, " clients"]
 
 _MOST = 4  # times tau
-_LEAST_WEIGHT = 1e-30  # avoids division by 0 in a round of clients whose weights underflow
+_LEAST_WEIGHT = 1e-30  # avoids division by 0 if all weights in a round underflow
 
 
 @checked
 def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorithm:
     """MW-Fed: FedAvg whose weights v_k and local steps grow while ``F_k(w) >= rho_k``.
 
-    Weights start at 1/N. At the start, and after each round in which somebody trained, the weights
-    of clients whose (reported) loss is not below their threshold are multiplied by `growth`, and
-    all weights are normalised. Client k takes ``clip(round(tau N v_k), 1, 4 tau)`` local steps, and
-    the server averages participants by v_k. Each round costs one pass over all training examples.
+    Weights start at 1/N. Before round 1 and after each round with participants, the weights of
+    clients whose (reported) loss is not below their threshold are multiplied by `growth`, and all
+    weights are normalized. Client k takes ``clip(round(tau N v_k), 1, 4 tau)`` local steps, and the
+    server averages participants by v_k. Each round costs one pass over all training data.
     Clients need thresholds: wrap the task with `requiring`.
 
     Args:
-      local: tau steps of a client of mean weight and the other settings of `local_sgd`, but no
-        `epochs`.
-      growth: the factor of unsatisfied clients' weights; greater than 1.
+      local: tau, the steps of a client of average weight, and the other settings of `local_sgd`,
+        except `epochs`.
+      growth: multiplies the weights of unsatisfied clients; greater than 1.
 
     Raises:
       ValueError: if a number is not positive or `growth` is not greater than 1.
@@ -48,7 +48,8 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Blum et al., "One for One, or All for All" (2021), as compared with in Cho et al.
+    Reference: Blum et al., "One for One, or All for All" (2021), as used as a baseline by Cho et
+      al.
     """
     tau = steps_of("mwfed", local)
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg: parameters from which one local step gives each client a good model."""
+"""Per-FedAvg: an initialization that one local step turns into a good model for each client."""
 
 from typing import Any, Literal
 
@@ -25,11 +25,11 @@ def perfedavg(
     grad(w - delta g'; D'')) / (2 delta)``, with a Hessian-vector product by differences ("HF").
 
     Args:
-      local: beta, E meta steps and the other settings of `local_sgd`, but no `epochs`. Each of the
-        batches of a step has B examples.
-      alpha: the rate of the inner step; 0 is FedAvg, unweighted.
-      variant: "FO" (2 gradients a step) or "HF" (4).
-      delta: the length of the differences of "HF".
+      local: beta, E meta steps and the other settings of `local_sgd`, except `epochs`. Each batch
+        of a step has B examples.
+      alpha: the learning rate of the inner step; 0 is unweighted FedAvg.
+      variant: "FO" (2 gradients per step) or "HF" (4).
+      delta: the finite-difference step of "HF".
 
     Raises:
       ValueError: if `alpha` is negative, another number is not positive, or `variant` is unknown.

@@ -12,18 +12,18 @@ from fedjax_mm.sums import scale_update
 
 
 def prsgd(local: LocalSGD) -> Algorithm:
-    """Parallel restarted SGD with a stale gradient at each averaging, as Pawlik prints it.
+    """Parallel restarted SGD with a stale gradient at each averaging, as stated by Pawlik.
 
     In iteration t client i computes a gradient ``G_i^t`` at its own ``x_i^(t-1)``. If I divides t,
-    ``x_i^t = mean_j x_j^(t-1) - eta G_i^t`` (eq. 10), with a gradient from before the averaging;
+    ``x_i^t = mean_j x_j^(t-1) - eta G_i^t`` (eq. 10), with a gradient computed before averaging;
     otherwise ``x_i^t = x_i^(t-1) - eta G_i^t``. FedAvg with I local steps averages after the step.
 
-    A round ends with the mean: the global model is ``mean_j x_j^(rI - 1)`` after round r, one step
-    before FedAvg's. A client's state is its last step, which begins its next round. The mean is
-    unweighted. The paper lets all clients take part.
+    A round ends with the averaging, so the global model after round r is ``mean_j x_j^(rI - 1)``,
+    one step behind FedAvg's. A client's state is its last step, which is applied at the beginning
+    of its next round. The mean is unweighted. In the paper all clients participate.
 
     Args:
-      local: eta, I steps and the other settings of `local_sgd`, but no `epochs` or `optimizer`.
+      local: eta, I steps and the other settings of `local_sgd`, except `epochs` and `optimizer`.
 
     Raises:
       ValueError: if a number is not positive.
@@ -56,14 +56,14 @@ def prsgd(local: LocalSGD) -> Algorithm:
         loss = jnp.zeros(())
         if last:
             own, loss = train_locally(context, optax.sgd(rate), last, how, start=own)
-        # Keep the last gradient, because the client's next round begins by applying it to the mean.
+        # Keep the last gradient, because the client's next round applies it to the mean.
         batch = task.batch(context.rng_key, context.client, jnp.int32(last), how)
         last_loss, gradient = jax.value_and_grad(task.loss)(own, batch)
         step = jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
         report = {"loss": (last * loss + last_loss) / steps}
         update = scale_update(jax.tree.map(jnp.subtract, own, context.params), context.scale)
         message = Contribution(update, equal_weight(context), jnp.int32(steps), report)
-        # A client that takes no part keeps its last step, because it has not applied it yet.
+        # A client that does not take part keeps its last step, because it has not been applied yet.
         is_active = jnp.asarray(context.takes_part)
         return message, jax.tree.map(partial(jnp.where, is_active), step, client_state)
 

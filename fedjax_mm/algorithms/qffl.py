@@ -17,12 +17,12 @@ def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
     """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
 
     ``dw_k = (w - w_k) / eta`` after local steps, ``h_k = q F_k^(q-1) |dw_k|^2 + F_k^q / eta``, and
-    F_k is the loss of all the client's training examples at w. Clients' numbers of examples do not
-    count.
+    F_k is the loss over all the client's training examples at w. The number of examples n_k is not
+    used as a weight.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, but no `epochs` or `optimizer`.
-      q: the power of losses in the weights; 0 is FedAvg, unweighted.
+      local: eta, E and the other settings of `local_sgd`, except `epochs` and `optimizer`.
+      q: the exponent of the losses in the weights; 0 is unweighted FedAvg.
 
     Raises:
       ValueError: if `q` is negative or another number is not positive.
@@ -52,7 +52,7 @@ def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
         return Contribution(update, h, jnp.int32(steps), trained.report)
 
     def server(params: Params, total: Contribution) -> Params:
-        # If powers of small losses underflow to 0, divide by 1, because the updates are 0, too.
+        # If powers of small losses underflow to 0, divide by 1, because the updates are 0 too.
         h = jnp.where(total.weight == 0, 1, total.weight)
         return optax.apply_updates(params, jax.tree.map(lambda x: x / h, total.update))
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates against the drift of clients that take many local steps."""
+"""SCAFFOLD: control variates that correct client drift."""
 
 from functools import partial
 from typing import Any, Literal
@@ -28,10 +28,10 @@ def scaffold(
     sets ``w <- w + eta_g mean(y - w)``, unweighted, and ``c <- c + (1/N) sum (new c_k - old c_k)``.
 
     Args:
-      local: eta_l, K steps and the other settings of `local_sgd`, but no `epochs` or `optimizer`.
+      local: eta_l, K steps and the other settings of `local_sgd`, except `epochs` and `optimizer`.
       server_rate: eta_g.
-      option: "II", or "I", where the new c_k is the gradient of all the client's examples at w.
-        "I" costs one more gradient and needs a loss that is a mean over the batch.
+      option: "II" as above, or "I", where the new c_k is the gradient over all the client's
+        examples at w. "I" costs one more gradient and needs a loss that is a mean over the batch.
 
     Raises:
       ValueError: if a number is not positive or `option` is unknown.
@@ -73,7 +73,7 @@ def scaffold(
         else:
             length = K * local.rate(context.round)
             new = jax.tree.map(lambda d, x: d - (x / length).astype(d.dtype), drift, trained.update)
-        # If all factors are 0 the server makes no step and keeps c. Keep the c_k of a client whose
+        # If all factors are 0, the server does not step and keeps c. Keep the c_k of a client whose
         # factor is 0, and do not scale its share of c, because c must remain the mean of all c_k.
         is_active = jnp.asarray(context.takes_part)
         new = jax.tree.map(partial(jnp.where, is_active), new, c_k)

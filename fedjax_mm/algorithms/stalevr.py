@@ -1,4 +1,4 @@
-"""StaleVR, StaleVRE and FedVARP: unbiased steps whose variance earlier updates reduce."""
+"""StaleVR, StaleVRE and FedVARP: unbiased steps with variance reduced by stale updates."""
 
 from functools import partial
 from typing import Literal, NamedTuple
@@ -18,16 +18,18 @@ from fedjax_mm.tasks.view import client_weights
 
 
 class Past(NamedTuple):
-    """Memory of a pair of client and model, or at the server of all clients and a model."""
+    """Memory for one client and model, or, at the server, for all clients and one model."""
 
-    update: Params  # h, the last one that the client sent
-    round: Int[Array, "*clients"]  # in which it sent h, or trained, if beta is exact; 0 is never
-    decline: Float[Array, "*clients"]  # of beta per round, as last measured
+    update: Params  # h, the last one sent
+    round: Int[
+        Array, "*clients"
+    ]  # when h was sent, or, if beta is exact, when the client trained; 0 is never
+    decline: Float[Array, "*clients"]  # of beta per round, last measurement
     is_measured: Bool[Array, "*clients"]
 
 
 class Stale(NamedTuple):
-    """Server's state of one model for the next round, or zeros if beta is exact."""
+    """Server state of one model for the next round, or zeros if beta is exact."""
 
     update: Params  # sum_k d_k beta_k h_k
     decline: Float[Array, ""]  # c, of all clients' betas per round
@@ -39,24 +41,24 @@ def stalevr(
     *,
     beta: Literal["estimated", "exact", "one"] = "estimated",
 ) -> Algorithm:
-    """StaleVR and its kin: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
+    """StaleVR and variants: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
 
-    ``d_k = n_k / sum n``, G_k is the client's update of this round, h_k the last one that it sent,
-    at first 0, and s_k the factor of the assignment (`Cohort.scale`), which is 1/p in
-    `variance_reduced` and in ``mfa_rand(..., unbiased=True)``: over their draws, the mean step is
-    that of full participation. An assignment without factors is refused, because the step would be
-    too small by 1/p. The server also steps in rounds in which nobody trains the model. The h_k are
-    the clients' states. With N clients and M models they take the memory of N M models in every
-    run. `noisy` does not change them.
+    ``d_k = n_k / sum n``, G_k is the client's update in this round, h_k the last one it sent
+    (initially 0), and s_k the factor from the assignment (`Cohort.scale`), which is 1/p in
+    `variance_reduced` and in ``mfa_rand(..., unbiased=True)``. In expectation over their draws, the
+    step is that of full participation. An assignment without factors raises an error, because the
+    step would be too small by a factor of p. The server also steps in rounds without participants.
+    The h_k are the clients' states; with N clients and M models they take the memory of N M models
+    per run. `noisy` does not change them.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, but no `epochs`.
+      local: eta, E and the other settings of `local_sgd`, except `epochs`.
       beta: "exact" is StaleVR, ``beta_k = <G_k, h_k> / |h_k|^2``. All clients must train in every
-        round, drawn or not, as with ``variance_reduced(inactive="train")``, or the model becomes
-        NaN. "estimated" is StaleVRE: participants measure ``(1 - beta_k) / age``, the decline of
-        their beta per round since they sent h_k, and ``beta_k = 1 - c age_k``, kept between 0 and
-        1, where c is the mean of all clients' last measurements, or 0 before the first one. "one"
-        is FedVARP, ``beta_k = 1``.
+        round, whether drawn or not, as with ``variance_reduced(inactive="train")``; otherwise the
+        model becomes NaN. "estimated" is StaleVRE: participants measure ``(1 - beta_k) / age``, the
+        decay of their beta per round since they sent h_k, and ``beta_k = 1 - c age_k``, clipped to
+        [0, 1], where c is the mean of all clients' last measurements, or 0 before the first one.
+        "one" is FedVARP, ``beta_k = 1``.
 
     Raises:
       ValueError: if a number is not positive or `beta` is unknown; in a run, if the assignment
@@ -115,10 +117,10 @@ def stalevr(
         old, weight = context.server_state, client_weights(context.task).sum()
         step = jax.tree.map(lambda s, x: s + x / weight, old.update, context.total.update)
         if beta == "exact":
-            # Make the model NaN if a client is absent, because the sum would silently lack its h_k.
+            # Make the model NaN if a client is absent, because the sum would silently omit its h_k.
             weight = jnp.where(jnp.all(past.round == t), 1, jnp.nan)
             return optax.apply_updates(context.params, scale_update(step, weight)), old
-        # The sum ignores clients without a measurement, because their decline is 0.
+        # Clients without a measurement do not affect the sum, because their decay is 0.
         decline = past.decline.sum() / jnp.maximum(past.is_measured.sum(), 1)
         decline = decline.astype(old.decline.dtype)
         stale = weighted_sum(context.task, past.update, _faded(decline, t + 1 - past.round))

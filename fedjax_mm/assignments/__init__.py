@@ -13,8 +13,8 @@ from fedjax_mm.base import Assignment
 def strategies() -> dict[str, Callable[..., Assignment]]:
     """Returns the factories of all assignments, by name.
 
-    An assignment is a function that returns one and whose first parameter is `num_clients`. A new
-    file is found without an entry elsewhere.
+    A factory is a function that returns an assignment and whose first parameter is `num_clients`.
+    New files are found automatically.
 
     Example:
       >>> strategies()["mfa_rr"].__module__

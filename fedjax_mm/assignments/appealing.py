@@ -1,4 +1,4 @@
-"""Flexible participation: clients stay away from models that do not appeal to them."""
+"""Flexible participation: clients opt out of models that do not appeal to them."""
 
 from typing import Any
 
@@ -16,20 +16,20 @@ from fedjax_mm.parts import check_assignment
 
 @checked
 def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count = 10) -> Assignment:
-    """Flexible participation: from some round on, only clients that a model appeals to train it.
+    """Flexible participation: from a given round on, only clients that a model appeals to train it.
 
-    The assignment draws a group of clients for each model. From the clients in it that the model
-    appeals to in this round, m are drawn uniformly without replacement, or all if there are fewer.
-    A model that appeals to none stays as it is. Before `from_round` all clients of the group may be
-    drawn.
+    The assignment draws a group of clients for each model. Among the clients in the group that the
+    model currently appeals to, m are drawn uniformly without replacement, or all if there are
+    fewer. A model that appeals to none of them does not change. Before `from_round` all clients of
+    the group are eligible.
 
     Args:
       assignment: chooses the clients that may train each model, such as ``full_participation(N)``.
       cohort_size: m, for each model.
-      from_round: the first round in which clients stay away.
+      from_round: the first round in which clients may opt out.
 
     Raises:
-      ValueError: if `cohort_size` does not lie between 1 and N, or `from_round` is not positive.
+      ValueError: if `cohort_size` is not between 1 and N, or `from_round` is not positive.
 
     Example:
       >>> import jax
@@ -56,7 +56,7 @@ def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count =
         is_there = clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
-        # Sort by random words for a uniform order, with the clients that stay first.
+        # Sort by random words for a uniform order, with eligible clients first.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
         rows = jnp.where(stays, clients, -1), scale, takes_part

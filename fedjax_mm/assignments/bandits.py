@@ -1,4 +1,4 @@
-"""Bandits: clients train the models on which their losses are large or seldom observed."""
+"""Bandits: clients train models on which their losses are large or rarely observed."""
 
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -19,13 +19,13 @@ Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
 
 
 class Heard(NamedTuple):
-    """State of a bandit: sums of the losses that clients reported.
+    """Bandit state: discounted sums of the reported losses.
 
     Attributes:
-      loss: L, the discounted sum of mean losses while training.
-      number: n, the discounted number of them.
-      time: T, the discounted number of ticks of the clock.
-      last: the round in which a client trained a model last; 0 is never.
+      loss: L, the discounted sum of mean training losses.
+      number: n, the discounted number of observed losses.
+      time: T, the discounted number of clock ticks.
+      last: the last round in which a client trained a model; 0 is never.
     """
 
     loss: Float[Array, "models clients"]
@@ -45,31 +45,32 @@ def bandit(
     discount: Annotated[Scalar, Interval(gt=0, le=1)] = 0.9,
     clock: Literal["round", "client"] = "round",
 ) -> Assignment:
-    """Multi-FedAvg with bandits: K clients a round, by upper bounds of their discounted losses.
+    """Multi-FedAvg with bandits: selects K clients per round by upper bounds on discounted losses.
 
     After every round ``L <- l + gamma L``, ``n <- 1[l > 0] + gamma n`` and ``T <- 1 + gamma T`` for
-    each model and client, where l is the client's mean loss while it trained the model in this
-    round, or 0 if it did not. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair
+    each model and client, where l is the client's mean loss while training the model in this round,
+    or 0 if it did not train it. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair
     without an observed loss. In the first M rounds all clients train model 1, 2, ..., M.
 
-    Losses have to be positive, like the cross-entropy, because others count as not observed.
+    Losses must be positive, like the cross-entropy, because other values count as not observed.
 
     Args:
       num_clients: N.
       num_models: M.
       cohort_size: K, from round M + 1 on.
-      policy: "random" draws clients and models uniformly. "weighted-sum" takes the clients with
-        the largest ``sum_m p_m A_m``, each for the model of its largest A. "pareto" draws from the
-        clients whose bounds no other client's dominate, or takes all of them if they are fewer than
-        K, each for the model that it trained least recently. In "rank-list" the models take turns,
-        each with the free client of its largest A. If there are more than two models, another one
-        begins in each round.
-      weights: p, positive numbers, one for each model, for "weighted-sum"; None is equal weights.
+      policy: "random" draws clients and models uniformly. "weighted-sum" selects the clients with
+        the largest ``sum_m p_m A_m``, each for its model of largest A. "pareto" draws from the
+        clients whose bounds are Pareto-optimal, or selects all of them if there are fewer than K,
+        each for the model that it trained least recently. In "rank-list" the models take turns
+        picking the unassigned client with the largest A. With more than two models, the first to
+        pick rotates each round.
+      weights: p for "weighted-sum", one positive number per model; None is equal weights.
       discount: gamma, above 0 and at most 1.
-      clock: "round" lets T tick once a round, "client" N times, as in the authors' program.
+      clock: "round" advances T once per round, "client" N times, as in the authors' code.
 
     Raises:
-      ValueError: if sizes do not fit, `weights` are not the policy's, or a choice is unknown.
+      ValueError: if sizes do not fit, `weights` does not apply to the policy, or a choice is
+        unknown.
 
     Example:
       >>> import jax
@@ -147,7 +148,7 @@ def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_s
 def weighted_sum(
     bounds: Float[Array, "models clients"], shares: Float[Array, " models"], cohort_size: int
 ) -> Cohort:
-    """Takes the K clients with the largest ``sum_m p_m A_m``, for their models of largest A."""
+    """Selects the K clients with the largest ``sum_m p_m A_m``, each for its model of largest A."""
     _, clients = lax.top_k(shares @ bounds, cohort_size)
     models = jnp.argmax(bounds[:, clients], axis=0).astype(jnp.int32)
     return Cohort(clients.astype(jnp.int32), models)
@@ -159,13 +160,13 @@ def pareto(
     last: Int[Array, "models clients"],
     cohort_size: int,
 ) -> Cohort:
-    """Draws K clients of the Pareto set, for the models that they trained least recently."""
+    """Draws K Pareto-optimal clients, each for the model it trained least recently."""
 
     def is_dominated(own: Float[Array, " models"]) -> Bool[Array, ""]:
         as_large = jnp.all(bounds >= own[:, None], axis=0)
         return jnp.any(as_large & jnp.any(bounds > own[:, None], axis=0))
 
-    # Compare some clients at a time, so that memory does not grow with the N^2 comparisons.
+    # Compare in blocks, because N^2 comparisons at once would take too much memory.
     outside = lax.map(is_dominated, bounds.T, batch_size=256)
     lots = jax.random.bits(rng_key, outside.shape, jnp.uint32)
     clients = jnp.lexsort((lots, outside))[:cohort_size].astype(jnp.int32)
@@ -176,7 +177,7 @@ def pareto(
 def rank_list(
     bounds: Float[Array, "models clients"], first: Int[Array, ""], cohort_size: int
 ) -> Cohort:
-    """Lets the models in turn, from `first` on, take the free client of their largest A."""
+    """Lets models take turns, from `first` on, to pick the unassigned client with the largest A."""
 
     def take(is_taken: Array, turn: Array) -> tuple[Array, tuple[Array, Array]]:
         model = (first + turn) % len(bounds)
@@ -188,8 +189,8 @@ def rank_list(
 
 
 def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
-    """Returns p of the weighted sum."""
-    # Use NumPy unless a JAX array is given, because one starts a device, which no factory does.
+    """Returns p, the weights of the weighted sum."""
+    # Use NumPy unless a JAX array is given, because factories must not initialize a backend.
     if weights is None:
         return np.full(num_models, 1 / num_models)
     if policy != "weighted-sum":

@@ -1,4 +1,4 @@
-"""Clustered federated learning: clients train the model that fits their data best."""
+"""Clustered federated learning: each client trains the model that fits its data best."""
 
 from typing import Any, Literal
 
@@ -22,23 +22,24 @@ def ifca(
 ) -> Assignment:
     """IFCA: each client of the cohort trains the model with the smallest loss on its data.
 
-    Client i joins cluster ``j_i = argmin_j F_i(w_j)``; the lowest number wins ties. The models are
-    copies of one task, because their losses are compared. They need different initial parameters:
-    from equal ones all clients join model 1. A model that no client joins stays as it is. Every
-    round costs a pass over all training examples with each model.
+    Client i joins cluster ``j_i = argmin_j F_i(w_j)``; ties go to the lowest number. All models
+    must have the same task, because their losses are compared, and different initial parameters,
+    because otherwise all clients join model 1. A model that no client joins does not change. Every
+    round evaluates each model on all training examples.
 
-    With ``fedavg(local, weighted=False)`` the new model is the mean of the cluster's local models.
+    With ``fedavg(local, weighted=False)`` the new model is the mean of its cluster's local models.
     With ``average="gradients"`` use ``fedavg(local_sgd(rate, steps=1), server_scale="1/N",
     weighted=False)``. The model then moves by ``-rate / m`` times the sum of its cluster's
-    gradients, where m counts the cohort, not the cluster. With the default server scale, which
-    divides by the participants' weights, the factors cancel and models are averaged.
+    gradients, where m is the size of the cohort, not of the cluster. With the default server scale,
+    which divides by the participants' weights, the factors would cancel and models would be
+    averaged.
 
     Args:
       num_clients: N.
       num_models: p, the number of clusters.
       cohort_size: m of the N clients, drawn uniformly each round; all of them if None.
-      average: "models" gives clients no factors. "gradients" multiplies their weights by N/m, so
-        that the server's division by N is one by m.
+      average: "models" leaves clients' weights unchanged. "gradients" multiplies them by N/m, so
+        that the server's division by N becomes a division by m.
 
     Raises:
       ValueError: if a size is not positive, `cohort_size` is larger than N or `average` is unknown.
@@ -64,11 +65,11 @@ def ifca(
         if number < num_clients:
             clients = permutation(rng_key, num_clients, number)
         losses = look.losses()[:, clients]
-        # Replace NaN, because `argmin` would send every client to a model that has diverged.
+        # Replace NaN by infinity, because `argmin` would assign every client to a diverged model.
         models = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=0)
         scale = None
         if average == "gradients":
-            # Keep the type weak, so that contributions in single precision stay so.
+            # Keep the type weak, so that float32 contributions stay float32.
             scale = jnp.broadcast_to(jnp.asarray(num_clients / number), clients.shape)
         return Cohort(clients, models.astype(jnp.int32), scale), state
 

@@ -23,21 +23,20 @@ def fedfair(
     alpha: Annotated[Scalar, Ge(1)] = 3.0,
     by: Literal["loss", "accuracy"] = "loss",
 ) -> Assignment:
-    """FedFairMMFL: each client draws its model with probability proportional to f_m^(alpha - 1).
+    """FedFairMMFL: each client draws a model with probability proportional to f_m^(alpha - 1).
 
-    f_m is the model's loss or error before the round. A model that no client draws stays as it is.
+    f_m is the model's loss or error before the round. A model that no client draws does not change.
 
-    This is the paper's allocation of clients that are willing to train every model. The paper's
-    auctions, which recruit clients, and its variants within groups of clients or in turn are not
-    implemented.
+    This is the paper's allocation for clients that are willing to train every model. Its auctions,
+    which recruit clients, and its group-based and round-robin variants are not implemented.
 
     Args:
       num_clients: N.
       num_models: M.
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
-      alpha: 1 draws models uniformly; the larger it is, the more clients the worst model gets.
-      by: "loss" takes the model's mean training loss for f_m, "accuracy" 100 (1 - its accuracy on
-        test examples); tasks have to have that metric. Either costs a pass over these data.
+      alpha: 1 draws models uniformly; larger values give more clients to the worst model.
+      by: "loss" uses the mean training loss as f_m, "accuracy" 100 (1 - test accuracy). The tasks
+        must have that metric. Either costs one pass over the data.
 
     Raises:
       ValueError: if sizes do not fit, `alpha` is below 1 or `by` is unknown.
@@ -74,7 +73,7 @@ def fedfair(
 
 
 def chances(lack: Float[Array, " models"], alpha: Scalar) -> Float[Array, " models"]:
-    """Returns the probabilities that are proportional to f_m^(alpha - 1).
+    """Returns probabilities proportional to f_m^(alpha - 1).
 
     A model with f_m = 0 is drawn only if alpha is 1 or all f_m are 0.
 
@@ -84,6 +83,6 @@ def chances(lack: Float[Array, " models"], alpha: Scalar) -> Float[Array, " mode
       >>> chances(jnp.array([0.0, 0.0]), 3.0).tolist()
       [0.5, 0.5]
     """
-    # Use logarithms, because with a large alpha all powers of small losses would be 0.
+    # Use logarithms, because for large alpha the powers of small losses would all underflow to 0.
     tiny = jnp.finfo(lack.dtype).tiny
     return jax.nn.softmax((alpha - 1) * jnp.log(jnp.maximum(lack, tiny)))

@@ -1,4 +1,4 @@
-"""Assignments that partition the clients independently of the models' losses.
+"""Assignments that partition clients independently of the models' losses.
 
 Groups are near-equal: sizes differ by at most 1, and shorter groups are padded with -1. Every
 partition draws which models get the larger groups.
@@ -33,28 +33,27 @@ def mfa_rand(
     unbiased: bool = False,
     processors: Processors = 1,
 ) -> Assignment:
-    """MFA-Rand: a new uniform partition into M groups in every round, matched to models at random.
+    """MFA-Rand: in every round, a new uniform partition into M groups, matched to models at random.
 
     With one model this is FedAvg with a uniform cohort.
 
-    A client with B_k processors trains ``min(B_k, M)`` different models, a uniform draw. The first
-    is its group's, so that every model still has its group, and the others are independent of those
-    of other clients.
+    A client with B_k processors trains ``min(B_k, M)`` distinct models, drawn uniformly. The first
+    is its group's model, so every model still has its group. The others are drawn independently of
+    other clients.
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size. If it is padded, the models from M on train nothing.
+      num_models: M <= cohort size. If it is padded, models from M on do not train.
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
-      unbiased: whether the clients' weights are multiplied by 1/p, where
-        ``p = min(B_k, M) K / (N M)`` is the probability with which a client trains a model.
-        `stalevr` needs it, and with ``fedavg(server_scale="1/N")`` the mean step is then that of
-        full participation.
-      processors: B_k, one number, or one for each client. With 1 every client of the cohort trains
-        one model, and with M or more it trains all.
+      unbiased: whether clients' weights are multiplied by 1/p, where ``p = min(B_k, M) K / (N M)``
+        is the probability that a client trains a given model. `stalevr` needs it. With
+        ``fedavg(server_scale="1/N")`` the expected step is then that of full participation.
+      processors: B_k; one number, or one per client. With 1 each client of the cohort trains one
+        model, with M or more it trains all of them.
 
     Raises:
-      ValueError: if the sizes do not fit, `processors` are not positive whole numbers or `unbiased`
-        is no truth value.
+      ValueError: if the sizes do not fit, `processors` are not positive integers or `unbiased` is
+        not a bool.
 
     Example:
       >>> import jax
@@ -68,11 +67,11 @@ def mfa_rand(
       [0, 1, 1, 2, 2]
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
-    Alg. 2, for one processor; several are an extension.
+    Alg. 2, for one processor per client; more are an extension.
     """
     most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
     num_trained = check_processors(processors, num_clients)
-    # Without copies for one number, because there may be a billion clients.
+    # Do not broadcast a single number, because there may be a billion clients.
     most = num_trained[0] if np.ndim(processors) == 0 else num_trained.max()
     is_several = min(most, most_models) > 1
     num_trained = np.minimum(num_trained, most_models) if is_several else num_trained
@@ -84,7 +83,7 @@ def mfa_rand(
             slots = int(np.sort(num_trained)[-cohort_size:].sum())
             cohort = _add_models(rng_key, cohort, num_trained, most_models, number, slots)
         if unbiased:
-            # Keep the type weak, so that contributions in single precision stay so.
+            # Keep the type weak, so that float32 contributions stay float32.
             factor = jnp.asarray(num_clients / cohort_size) * number
             scale = jnp.broadcast_to(factor, cohort.clients.shape)
             if is_several:
@@ -105,18 +104,18 @@ def mfa_rr(
     cohort_size: Count | None = None,
     redraw: Literal["frame", "round"] = "frame",
 ) -> Assignment:
-    """MFA-RR: one partition per frame of M rounds, whose groups visit the models in turn.
+    """MFA-RR: one partition per frame of M rounds, whose groups rotate through the models.
 
     Group j trains model ((j + t - 2) mod M) + 1 in round t, all counted from 1, so every client
     trains every model exactly once in a frame.
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size. If it is padded, the models from M on train nothing.
+      num_models: M <= cohort size. If it is padded, models from M on do not train.
       cohort_size: K of the N clients; all of them if None.
-      redraw: "frame", the default, keeps a cohort for a frame. "round" draws a new cohort and
-        partition in every round, as in the paper's text on partial participation. Groups then have
-        the distribution of MFA-Rand's.
+      redraw: "frame", the default, keeps the cohort for a frame. "round" draws a new cohort and
+        partition in every round, as in the paper's text on partial participation. Groups are then
+        distributed as in MFA-Rand.
 
     Raises:
       ValueError: if the sizes do not fit or `redraw` is unknown.
@@ -147,27 +146,28 @@ def mfa_rr(
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
         turn = jnp.asarray(round, jnp.int32) - 1
-        # The state is the partition before the rotation, so that it can be rotated in every round.
+        # Keep the unrotated partition as the state, and rotate it in every round.
         held = lax.cond(turn % rounds_held == 0, lambda: draw(rng_key), lambda: state)
         if isinstance(num_models, Padded):
             return Cohort(held.clients, (held.models + turn) % number), held
         rows = held.clients.reshape(number, -1)
         return Cohort.of_rows(rows[(jnp.arange(number) - turn) % number]), held
 
-    # Within a frame the same clients take part again.
+    # The same clients take part throughout a frame.
     sampling = _sampling(num_clients, cohort_size if redraw == "round" else num_clients)
     return Assignment(num_clients, most_models, init, assign, sampling=sampling)
 
 
 @checked
 def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
-    """FedCluster: one model visits fixed clusters of clients, in a new order each time.
+    """FedCluster: one model visits fixed clusters of clients, in a new order per learning round.
 
-    One round of the simulator is one cluster's visit; a learning round is `num_clusters` of them.
+    One simulator round is a visit to one cluster; a learning round is `num_clusters` visits.
 
     Args:
       num_clients: N.
-      num_clusters: the clusters, drawn once by a uniform partition into near-equal groups.
+      num_clusters: the number of clusters, which are near-equal groups of a uniform partition,
+        drawn once.
 
     Raises:
       ValueError: if there are more clusters than clients.
@@ -180,7 +180,7 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
       >>> cohort.clients.shape
       (2,)
 
-    Reference: Chen et al., "FedCluster" (2020), as compared with in Bhuyan et al., Remark 2.
+    Reference: Chen et al., "FedCluster" (2020), as compared by Bhuyan et al., Remark 2.
     """
     checks.check_sizes(num_clients, num_clusters, None, parts="clusters")
 
@@ -201,9 +201,9 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
 
 @checked
 def full_participation(num_clients: Count) -> Assignment:
-    """FedAvg: one model, trained by every client in every round.
+    """Full participation: every client trains the one model in every round.
 
-    For a uniform cohort of K clients a round use ``mfa_rand(num_clients, 1, cohort_size=K)``.
+    For a uniform cohort of K clients per round use ``mfa_rand(num_clients, 1, cohort_size=K)``.
 
     Example:
       >>> import jax
@@ -223,9 +223,9 @@ def sequential(
     rounds_per_model: Count,
     cohort_size: Count | None = None,
 ) -> Assignment:
-    """Sequential FedAvg: the clients train model 1 for T1 rounds, then model 2, and so on.
+    """Sequential FedAvg: clients train model 1 for T1 rounds, then model 2, and so on.
 
-    The baseline of the multi-model gain. After the last model's turn the first one continues.
+    This is the baseline of the multi-model gain. After the last model it returns to the first.
 
     Args:
       num_clients: N.
@@ -234,7 +234,7 @@ def sequential(
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
 
     Raises:
-      ValueError: if a size is not positive, or there are fewer clients than a cohort has.
+      ValueError: if a size is not positive, or `cohort_size` is larger than N.
 
     Example:
       >>> import jax
@@ -263,16 +263,16 @@ def sequential(
 
 
 def _sampling(num_clients: int, cohort_size: int) -> Sampling:
-    """Returns the law of a uniform cohort with a new draw in every round."""
+    """Returns the sampling law of a uniform cohort that is redrawn every round."""
     return Sampling(1, cohort_size=cohort_size if cohort_size < num_clients else None)
 
 
 def draw_cohort(
     rng_key: PRNGKeyArray, num_clients: int, num_models: int | Padded, cohort_size: int
 ) -> Cohort:
-    """Draws a uniform cohort, divides it into M near-equal groups and matches them to models.
+    """Draws a uniform cohort, splits it into M near-equal groups and matches them to models.
 
-    With a padded number of models the same models are traced.
+    If the number of models is padded, the models are traced.
     """
     cohort_key, order_key = jax.random.split(rng_key)
     cohort = permutation(cohort_key, num_clients, cohort_size)
@@ -282,7 +282,8 @@ def draw_cohort(
         models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
         is_equal = cohort_size % num_models.number == 0
         return Cohort(cohort, jnp.where(is_equal, group, models[group]))
-    # Do not shuffle the models, because equal groups of shuffled clients match them at random.
+    # Do not shuffle the models, because with equal groups of shuffled clients they are already
+    # matched at random.
     if cohort_size % num_models == 0:
         return Cohort.of_rows(cohort.reshape(num_models, -1))
     slots = _padded_slots(cohort_size, num_models)
@@ -298,11 +299,11 @@ def _add_models(
     number: int | Int[Array, ""],
     num_slots: int,
 ) -> Cohort:
-    """Lets clients train further models, so that client k trains ``min(num_trained[k], M)``."""
+    """Assigns further models, so that client k trains ``min(num_trained[k], M)`` of them."""
     shape = len(cohort.clients), most_models
     # Draw a flat array, because XLA takes ten times as long to compile a draw with two axes.
     words = jax.random.bits(keys.processors_key(rng_key), (math.prod(shape),), jnp.uint32)
-    # Each client's own random order of the models, with that of its group first.
+    # A random order of the models for each client, with its group's model first.
     models = jnp.broadcast_to(jnp.arange(most_models, dtype=jnp.int32), shape)
     is_other = models != jnp.asarray(cohort.models)[:, None]
     order = jnp.lexsort((words.reshape(shape), models >= number, is_other), axis=1).astype(
@@ -312,7 +313,7 @@ def _add_models(
     num_own = jnp.minimum(jnp.asarray(num_trained, jnp.int32)[cohort.clients], number)
     is_trained = jnp.arange(len(order), dtype=jnp.int32)[:, None] < num_own
     clients = jnp.where(is_trained, cohort.clients, -1).ravel()
-    # Put padding last, and drop what no draw of the cohort needs.
+    # Put padding last, and drop slots that no draw of the cohort can need.
     slots = jnp.argsort(clients < 0, stable=True)[:num_slots]
     return Cohort(clients[slots], order.ravel()[slots])
 
@@ -320,9 +321,9 @@ def _add_models(
 def _parts(
     places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
 ) -> Int[Array, " places"]:
-    """Returns the part of each of `size` places in a partition into near-equal parts, large first.
+    """Returns the part that each of `size` places belongs to, in a split into near-equal parts.
 
-    The parts are those of `numpy.array_split`.
+    Larger parts come first, as in `numpy.array_split`.
     """
     least, num_larger = size // number, size % number
     up_to = num_larger * (least + 1)
@@ -331,7 +332,7 @@ def _parts(
 
 
 def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
-    """Returns positions in the cohort, group by group, with the last groups padded with -1."""
+    """Returns positions in the cohort, group by group, with smaller groups padded with -1."""
     parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
     width = len(parts[0])
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
@@ -354,7 +355,7 @@ def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " cli
     """Returns B_k of all clients.
 
     Raises:
-      ValueError: if `processors` are neither a positive whole number nor one for each client.
+      ValueError: if `processors` is neither a positive integer nor one per client.
     """
     name = "processors"
     if np.ndim(processors) == 0:
@@ -366,6 +367,6 @@ def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " cli
 
 
 def no_state(rng_key: PRNGKeyArray) -> Any:
-    """Returns the state of an assignment that remembers nothing."""
+    """Returns the empty state of a stateless assignment."""
     del rng_key
     return ()

@@ -1,4 +1,4 @@
-"""Sampling with unequal probabilities that reduce the variance of unbiased updates."""
+"""Importance sampling of clients that reduces the variance of unbiased updates."""
 
 from typing import Any, Literal
 
@@ -23,29 +23,29 @@ def variance_reduced(
     processors: Processors = 1,
     inactive: Literal["rest", "train"] = "rest",
 ) -> Assignment:
-    """LVR and GVR: clients whose loss or update is large are drawn more often, and count less.
+    """LVR and GVR: samples clients with large losses or updates more often, at lower weight.
 
-    Each of a client's B_k processors draws one of the M models, or none. The probabilities p are
-    those of ``optimal_probabilities`` from ``U = d_k g / B_k``, where ``d_k = n_k / sum n`` and g
-    is F_k(w) in LVR and ``|w_k - w|`` in GVR. A client that is drawn by c of its processors trains
-    once, and its update is multiplied by ``c / (B_k p)``. With ``fedavg(server_scale="1/N")`` the
-    mean over all draws is then the update of full participation, for any losses.
+    Each of a client's B_k processors draws one of the M models, or none, with probabilities p from
+    ``optimal_probabilities`` for ``U = d_k g / B_k``, where ``d_k = n_k / sum n`` and g is F_k(w)
+    in LVR and ``|w_k - w|`` in GVR. If c processors of a client draw the same model, the client
+    trains it once, and its update is multiplied by ``c / (B_k p)``. With
+    ``fedavg(server_scale="1/N")`` the expected update is then that of full participation.
 
-    A model has a slot for every client, and few of them are in use. With many clients give a chunk
-    size as `client_map`, because chunks without a participant are skipped.
+    Every model has a slot for every client, and most are empty. With many clients, pass a chunk
+    size as `client_map`, because chunks without participants are skipped.
 
     Args:
       num_clients: N.
       num_models: M.
-      expected_trainings: m, the expected number of processors that train in a round, at most all.
-        The number is smaller if fewer processors have a model to train.
-      by: "loss" (LVR) costs a pass over all training examples. Losses must not be negative, as the
-        quadratic's are, or a model becomes NaN. A client whose loss is 0 does not train. "update"
-        (GVR) has all clients train all models in every round, and the gradients that they compute
-        are counted; see `Look.updates`.
-      processors: B_k, one number, or one for each client.
-      inactive: "rest" or "train". With "train", clients that are not drawn train too, without
-        taking part, because `stalevr` with exact beta needs their updates.
+      expected_trainings: m, the expected number of processors that train in a round, at most their
+        number. Fewer train if fewer have a model to train.
+      by: "loss" (LVR) costs one pass over all training examples. Negative losses, such as the
+        quadratic's, make the model NaN. A client with loss 0 does not train. "update" (GVR) has all
+        clients train all models in every round, and their gradients are counted; see
+        `Look.updates`.
+      processors: B_k; one number, or one per client.
+      inactive: "rest" or "train". With "train", clients that are not drawn also train, without
+        taking part; `stalevr` with exact beta needs their updates.
 
     Raises:
       ValueError: if a number is not positive, or there are fewer processors than trainings.
@@ -84,7 +84,7 @@ def variance_reduced(
         everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
         if inactive == "train":
             return Cohort.of_rows(everybody, scale, num_gradients, counts > 0), state
-        # Put the clients that train first, so that whole chunks are empty.
+        # Put clients that train first, so that the remaining chunks are empty.
         order = jnp.argsort(counts == 0, axis=1, stable=True)
         clients = jnp.where(counts > 0, everybody, -1)
         clients, scale = (jnp.take_along_axis(x, order, axis=1) for x in (clients, scale))
@@ -96,16 +96,16 @@ def variance_reduced(
 def optimal_probabilities(
     sizes: Float[Array, "models processors"], expected_trainings: Scalar
 ) -> Float[Array, "models processors"]:
-    """Returns the probabilities of trainings that minimize the variance of an unbiased sum.
+    """Returns the sampling probabilities that minimize the variance of an unbiased sum.
 
     With ``M_v = sum_m U_mv`` sorted ascending, q is the largest number of processors for which
     ``0 < m - V + q <= sum_{j<=q} M_j / M_q``. The q smallest have the probabilities
     ``p_mv = (m - V + q) U_mv / sum_{j<=q} M_j``, and the others, which always train,
-    ``p_mv = U_mv / M_v``. Every processor trains one model at most, so its probabilities' sum is at
-    most 1; all together they are m, or the number of processors with a U if there are fewer.
+    ``p_mv = U_mv / M_v``. Each processor trains at most one model, so its probabilities sum to at
+    most 1. The total is m, or the number of processors with a positive U if that is smaller.
 
     Args:
-      sizes: U, not negative.
+      sizes: U, non-negative.
       expected_trainings: m, at most V.
 
     Example:
@@ -118,7 +118,7 @@ def optimal_probabilities(
     order = jnp.argsort(of_processor)
     ascending, num = of_processor[order], jnp.arange(1, 1 + sizes.shape[1])
     below, room = jnp.cumsum(ascending), expected_trainings - sizes.shape[1] + num
-    # Multiplied out, because M_q may be 0.
+    # Multiply the condition out, because M_q may be 0.
     q = jnp.max(jnp.where((room > 0) & (room * ascending <= below), num, 1))
     is_shared = jnp.argsort(order) < q
     shared_by, room = below[q - 1], room[q - 1]
@@ -130,7 +130,7 @@ def optimal_probabilities(
 def draw_models(
     rng_key: PRNGKeyArray, p: Float[Array, "models processors"]
 ) -> Int[Array, " processors"]:
-    """Draws a model for every processor, or M for no model."""
+    """Draws a model for each processor, where M means no model."""
     lots = jax.random.uniform(rng_key, p.shape[1:], jnp.float32)
     return jnp.sum(jnp.cumsum(p, axis=0) <= lots, axis=0)
 
@@ -138,10 +138,10 @@ def draw_models(
 def _sizes(
     by: str, look: Look
 ) -> tuple[Float[Array, "models clients"], Int[Array, " models"] | None]:
-    """Returns d_k g of every model and client, and the gradients that it took, if any."""
+    """Returns d_k g for every model and client, and the gradients computed for it, if any."""
     if by == "update":
         return look.updates()
     losses, weights = look.losses(), look.weights()
-    # Make negative losses NaN, because a negative probability would silently never be drawn.
+    # Turn negative losses into NaN, because a negative probability would silently never be drawn.
     losses = jnp.where(losses < 0, jnp.nan, losses)
     return losses * weights / weights.sum(1, keepdims=True), None

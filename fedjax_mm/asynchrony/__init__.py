@@ -1,4 +1,4 @@
-"""Asynchronous training in simulated time: dispatch of jobs, their delays, and server steps."""
+"""Asynchronous training in simulated time: job dispatch, delays and server steps."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-"""The next arrivals that can be trained together, and the server steps that they make.
+"""The next arrivals that can be trained together, and the server steps they trigger.
 
-All of this is arithmetic on times and numbers of jobs, independent of the results of training.
+Everything here is arithmetic on job times and counts and does not depend on training results.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Arrivals(NamedTuple):
       version: see `Jobs`.
       place: see `Jobs`.
       rank: the number of earlier arrivals of its model in the batch.
-      step: the number, from 0, of the step in the batch to which it contributes.
+      step: the step of the batch that it contributes to, counted from 0.
       slot: the slot of its update among the model's recent ones; `WINDOW` if it is not kept.
       staleness: the number of steps that the model made during the job.
     """
@@ -40,14 +40,14 @@ class Arrivals(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The next arrivals that can be trained together, and the steps that they make.
+    """The next arrivals that can be trained together, and the steps they trigger.
 
     Attributes:
       size: the number of arrivals.
       jobs: the arrivals.
-      keys: the keys of their training, separate because a key cannot be padded with -1.
-      steps_before: the steps that each model's server made before the batch.
-      new_steps: the steps that it makes in the batch.
+      keys: the keys of their training, kept apart because a key cannot be padded with -1.
+      steps_before: each model's server steps before the batch.
+      new_steps: each model's server steps in the batch.
       places: the storage places of the new steps' versions, ``[models, steps]``.
     """
 
@@ -83,14 +83,14 @@ def next_batch(
 ) -> tuple[Clock, Batch]:
     """Returns the clock after the next arrivals that can be trained together, and these arrivals.
 
-    A batch has jobs that are already in progress, in the order in which they end. It stops before
+    A batch consists of jobs already in progress, in the order in which they end. It stops before
     the first job that began after one of them ended, because the version that such a job trains is
     not known yet.
 
     Args:
-      dispatch: the rule.
+      dispatch: the dispatch rule.
       clock: the clock before the batch.
-      draws: the draws of the replacements, the jobs that follow the arrivals.
+      draws: the draws of the replacements, which are the jobs that follow the arrivals.
       bounds: the bounds of a batch.
       first: the place in `draws` of the first arrival's replacement.
       limit: upper bound on the arrivals; 0 gives an empty batch.
@@ -148,7 +148,7 @@ def _batch_size(
     bounds: Bounds,
     limit: Int[Array, ""],
 ) -> Int[Array, ""]:
-    """Returns how many of the next jobs to end are trained together."""
+    """Returns the number of next-ending jobs that are trained together."""
     # Earliest finish time among the replacements of arrivals 0, ..., i - 1.
     never = jnp.full(1, jnp.inf, followers.finish.dtype)
     earliest = jnp.concatenate([never, lax.cummin(followers.finish)[:-1]])
@@ -185,8 +185,8 @@ def _arrivals(
 
 def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
     """Returns the jobs that end next."""
-    # Among jobs that end at the same moment, the one that began first comes first, because jobs are
-    # stored in the order in which they began and `top_k` is stable.
+    # Of jobs that end at the same time, the one that began first comes first, because jobs are
+    # stored in starting order and `top_k` is stable.
     _, row = lax.top_k(-clock.jobs.finish, number)
     jobs = jax.tree.map(lambda x: x[row], clock.jobs)
     is_model = jobs.model[:, None] == jnp.arange(dispatch.num_models, dtype=jnp.int32)
@@ -198,7 +198,7 @@ def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
 def _followers(
     dispatch: Dispatch, clock: Clock, draws: Draws, ending: _Ending, first: Int[Array, ""]
 ) -> Jobs:
-    """Returns the replacement of each arrival, still with the version of the job before it."""
+    """Returns the replacement of each arrival, still with the old job's version."""
     i = jnp.arange(len(ending.rank), dtype=jnp.int32)
     model = _models_of_followers(clock, ending) if dispatch.reallocate else ending.jobs.model
     place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
@@ -215,7 +215,7 @@ def _followers(
 def _models_of_followers(clock: Clock, ending: _Ending) -> Int[Array, " arrivals"]:
     """Returns the model of each arrival's replacement.
 
-    A model with too many jobs gives the replacements of its first arrivals to the first models with
+    If a model has too many jobs, the replacements of its first arrivals go to the first models with
     too few jobs.
     """
     models = jnp.arange(len(clock.targets), dtype=jnp.int32)
@@ -238,8 +238,8 @@ def _free_places(
     """Returns a separate place for the version of each new step.
 
     A place is free if it holds neither the version of a job that stays in progress nor a current
-    version. The free places are enough, because they are no fewer than the arrivals, and each
-    arrival makes at most one step.
+    version. There are always enough, because free places are at least as numerous as arrivals, and
+    each arrival triggers at most one step.
     """
     used = jnp.where(_stays(clock, ending, present), clock.jobs.place, dispatch.num_places)
     is_used = jnp.zeros(dispatch.num_places, bool).at[used].set(True, mode="drop")
@@ -276,16 +276,16 @@ def _jobs_after(
 
     `steps_so_far` are each model's steps up to and including each arrival.
     """
-    # Put the jobs that stay before the new jobs, because jobs are kept in the order of their start.
+    # Put remaining jobs before new jobs, because jobs are kept in starting order.
     (old,) = jnp.nonzero(_stays(clock, ending, present), size=len(clock.jobs.number), fill_value=0)
     later = jnp.arange(len(old)) - len(old) + jnp.sum(present)
     after = jax.tree.map(lambda x, y: jnp.where(later < 0, x[old], y[later]), clock.jobs, followers)
-    # A job that begins at the moment of a step begins after the step, so it sees all arrivals up to
-    # the last one of that moment.
+    # A job that begins at the time of a step begins after it, so it sees all arrivals up to the
+    # last one at that time.
     times, i = jnp.where(present, ending.jobs.finish, jnp.inf), jnp.arange(len(present))
     is_last = jnp.concatenate([times[:-1] < times[1:], jnp.ones(1, bool)])
     seen_by_new = lax.cummin(jnp.where(is_last, i + 1, len(i)), reverse=True)
-    # The jobs that stay began before the first arrival, or at the same moment.
+    # Remaining jobs began no later than the first arrival.
     seen_by_old = jnp.where(after.start >= times[0], seen_by_new[0], 0)
     seen = jnp.minimum(jnp.where(later < 0, seen_by_old, seen_by_new[later]), jnp.sum(present))
     new_steps = steps_so_far[jnp.maximum(seen - 1, 0), after.model]

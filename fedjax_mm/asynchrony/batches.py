@@ -1,14 +1,14 @@
 """Batches of arrivals: train -> add up -> step -> share out.
 
-Arrivals are independent up to the first job that began after one of them. So a batch of them is
-trained together, and then the servers make their steps, in their order. The cut into batches
-changes results by the order of summation alone.
+Arrivals are independent up to the first job that began after one of them. Such a batch is trained
+together, and then the servers make their steps in order. Where the batches are cut affects results
+only through the order of summation.
 
-A job is trained when it arrives, not when it begins, and the version from which it began is stored
-until then. Every job may have begun from a different version, and every model has a current one, so
-R + M versions are stored for each structure of models. Training a job when it begins and storing
-its update would take the same memory, but only the jobs that began since the last step could be
-trained together, and R jobs that never arrive would be trained for nothing.
+A job is trained when it arrives, not when it begins, and the version it began from is stored until
+then. Every job may have begun from a different version, and every model has a current version, so R
++ M versions are stored per model structure. Training a job when it begins and storing its update
+would take the same memory, but only jobs that began since the last step could be trained together,
+and R jobs that never arrive would be trained in vain.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, message_of, t
 
 
 class Version(NamedTuple):
-    """Version of a model that jobs begin from, with the server's state."""
+    """Model version that jobs begin from, with the server's state."""
 
     params: Params
     server: base.ServerState
@@ -44,7 +44,7 @@ class Store(NamedTuple):
     """Versions, buffers and recent updates of the models of one stack.
 
     Attributes:
-      versions: `Version`, ``[places, ...]``, which jobs in progress began from or are current.
+      versions: `Version`, ``[places, ...]``, the current ones and those in use by jobs.
       buffer: the sum of the contributions since each model's last step, ``[models, ...]``.
       recent: each model's last updates, ``[models, 8, ...]``; ``()`` without reallocation.
     """
@@ -75,7 +75,7 @@ class Received(NamedTuple):
 
 
 def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
-    """Returns a stack's store at time 0, which has the first versions only."""
+    """Returns a stack's store at time 0, which holds only the initial versions."""
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
@@ -91,7 +91,7 @@ def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
 
 
 class _Progress(NamedTuple):
-    """Progress of a run: its models, clock and stores, the arrivals so far, and their work."""
+    """Loop state of a run: models, clock and stores, the arrivals so far, and their work."""
 
     models: tuple[StackState, ...]
     own: AsyncState
@@ -114,8 +114,8 @@ def arrivals_of(
         draws = draws_of(dispatch, rng_key, numbers)
 
         def is_missing(now: _Progress) -> Array:
-            # Test all replicas together, because a replica with all its arrivals waits for the
-            # others. A batch without arrivals changes nothing.
+            # Loop until all replicas are done; a replica that is done early computes empty batches,
+            # which change nothing.
             return chunks.is_any(now.done[None] < number)
 
         def one_batch(now: _Progress) -> _Progress:
@@ -143,12 +143,12 @@ def arrivals_of(
 
 
 def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
-    """Returns the bounds of a batch on the way to a number of arrivals."""
+    """Returns the static bounds of a batch of at most `number` arrivals."""
     # Use rows instead of a list if models share no data, because each slot of a list would copy the
     # data of its model and compute every stack.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
-    # At most about half of the jobs arrive before one that follows them. A list has room for all of
-    # them. A row has room for a quarter, because rows are computed with their padding and most
+    # At most about half of the jobs arrive before one of their replacements. A list has room for
+    # that many. A row has room for a quarter, because rows are computed with their padding and most
     # batches fill a quarter.
     per_model = min(number, -(-max(dispatch.at_work) // (2 if is_list else 4)))
     most = min(number, dispatch.num_jobs, dispatch.num_models * per_model)
@@ -190,7 +190,7 @@ def _of_stack(stack: Stack, arrivals: Arrivals) -> Cohort:
 
 
 def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, base.ClientState]:
-    """Sends a dense update, because versions differ, and reports it without its weight."""
+    """Sends a dense update, because versions differ, and reports it divided by its weight."""
     sent, state = send(scale)
     sent = sums.dense_update(sent._replace(report=()), params)
     return sent._replace(report=jax.tree.map(lambda x: x / sent.weight, sent.update)), state
@@ -199,7 +199,7 @@ def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, b
 def _receive(
     stack: Stack, state: StackState, store: Store, options: Options, bounds: Bounds, batch: Batch
 ) -> Received:
-    """Trains a batch, and keeps the last updates of the models of a stack."""
+    """Trains a batch, and stores the most recent updates of a stack's models."""
     arrivals, mine = batch.jobs, _of_stack(stack, batch.jobs)
     trained = _train(stack, state, store.versions, options, bounds, arrivals, batch.keys)
     if not options.with_reports:
@@ -216,7 +216,7 @@ def _step(
     batch: Batch,
     received: Received,
 ) -> tuple[StackState, Store]:
-    """Returns the models of a stack after the servers' steps, and the store after them."""
+    """Returns a stack's models and its store after the server steps."""
     steps_before, new_steps, places = stack.rows(
         (batch.steps_before, batch.new_steps, batch.places)
     )
@@ -264,7 +264,7 @@ def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -
 
 
 def clock_metrics(own: AsyncState, work: Work) -> Metrics:
-    """Returns the metrics of the clock, and of the work since the last record."""
+    """Returns metrics of the clock and of the work since the last record."""
     clock = own.clock
     return {
         "time": jnp.full(clock.steps.shape, clock.time),
@@ -282,7 +282,7 @@ def _reallocate(
     stores: Sequence[Store],
     is_due: Array,
 ) -> Clock:
-    """Returns the clock with new R_m, if they are due and all models have enough updates."""
+    """Returns the clock with new R_m, if they are due and every model has enough updates."""
 
     def share() -> Array:
         each = [jax.vmap(relative_variance)(store.recent) for store in stores]

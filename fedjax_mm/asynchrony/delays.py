@@ -1,4 +1,4 @@
-"""Delays: how long a local training takes in simulated time, by its model and its client."""
+"""Delays: the simulated duration of a local training, given its model and its client."""
 
 import dataclasses
 import inspect
@@ -26,10 +26,10 @@ from fedjax_mm.shuffles import hash_words, shuffled
 
 
 class Delay(Protocol):
-    """Function that draws how long one local training takes."""
+    """Function that draws the duration of one local training."""
 
     def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
-        """Returns a non-negative time, for a model and a client counted from 0."""
+        """Returns a non-negative duration for a model and a client, both counted from 0."""
 
 
 def shifted_exponential(
@@ -46,13 +46,13 @@ def shifted_exponential(
 
     Args:
       num_clients: N.
-      mean: of the exponential part; a number, or one for each model.
-      shift: the smallest delay of a client that is neither slow nor fast; None is half the mean.
-        With a mean of 0 delays are constant.
-      slow: the share of slow clients. The choice of slow clients does not depend on a run's seed.
-      fast: the share of fast clients.
-      slow_factor: factor of the delays of slow clients.
-      fast_factor: factor of the delays of fast clients.
+      mean: the mean of the exponential part; one number, or one per model.
+      shift: the minimum delay of a client that is neither slow nor fast; None is half the mean.
+        With a mean of 0, delays are constant.
+      slow: the fraction of slow clients. Which clients are slow does not depend on the run's seed.
+      fast: the fraction of fast clients.
+      slow_factor: multiplies the delays of slow clients.
+      fast_factor: multiplies the delays of fast clients.
 
     Raises:
       ValueError: if a number is out of its range.
@@ -91,7 +91,7 @@ def shifted_exponential(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ShiftedExponential:
-    """Law that `shifted_exponential` returns, with no `num_models` if it is equal for all."""
+    """Delays of `shifted_exponential`, whose `num_models` is None if all models share them."""
 
     num_clients: int
     num_models: int | None
@@ -104,8 +104,8 @@ class _ShiftedExponential:
 
     def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
         """Returns how long a local training takes."""
-        # Compute the client's place in a fixed random order, because an array of all places would
-        # be a large constant of the program.
+        # Compute the client's rank in a fixed random order, because an array of all ranks would be
+        # a large constant in the program.
         place = shuffled(hash_words(jax.random.key(0)), jnp.asarray(client), self.num_clients)
         is_fast = place >= self.num_clients - self.num_fast
         factor = jnp.where(is_fast, self.fast_factor, 1.0)
@@ -121,7 +121,7 @@ def _of_model(numbers: Any, model: Index) -> Any:
 
 
 def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
-    """Raises an error unless this is a `Delay` for these numbers of clients and models."""
+    """Raises an error unless the argument is a `Delay` for these numbers of clients and models."""
     if not callable(delay):
         raise TypeError(
             f"delay is {described(delay)}; give a function of a key, a model and a client, such as "
@@ -161,7 +161,7 @@ def _check_law(delay: Any) -> None:
 def delays_of(
     delay: Delay, assignment_key: PRNGKeyArray, cohort: Cohort, num_models: int
 ) -> Float[Array, " slots"]:
-    """Returns the delays of a round's local trainings, and 0 for padding."""
+    """Returns the delays of a round's local trainings, with 0 for padding."""
 
     def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
         is_padding = (client < 0) | (model < 0)
@@ -187,22 +187,22 @@ def on_clock(
     first: Count | None = None,
     deadline: Positive | None = None,
 ) -> Assignment:
-    """Returns the assignment with a metric `time`, on the clock of asynchronous runs.
+    """Adds a metric `time` to an assignment, simulated as in asynchronous runs.
 
-    A round takes the time of its slowest client, which is the longest delay of its local trainings.
-    A client that trains several models does so at the same time, as in asynchronous runs. A round
-    without participants takes no time.
+    A round lasts as long as the longest delay of its local trainings. A client that trains several
+    models trains them in parallel, as in asynchronous runs. A round without participants takes no
+    time.
 
-    Clients can be too late. They have then trained, so that their gradients count, but they do not
-    take part. `availability.dropping` loses messages in the same way.
+    With `first` or `deadline`, clients can be too late. Such clients have trained, so their
+    gradients count, but they do not take part, as with messages that `availability.dropping` loses.
 
     Args:
-      assignment: the choice of clients and models.
+      assignment: chooses clients and models.
       delay: draws the duration of a local training.
-      first: k; each model goes on with its k fastest clients, in ties those of lower numbers, so
-        that an assignment may choose more clients than needed. None waits for all.
-      deadline: the time after which a round ends without the clients that are not ready; None waits
-        for all.
+      first: k; each model uses only its k fastest clients, with ties going to lower client numbers,
+        so that an assignment can over-select clients. None waits for all clients.
+      deadline: the time after which a round ends without the clients that are still training; None
+        waits for all clients.
 
     Raises:
       TypeError: if an argument has another type.
@@ -224,7 +224,7 @@ def on_clock(
 
     sampling = assignment.sampling
     if sampling and (first is not None or deadline is not None):
-        sampling = Sampling(sampling.most_models)  # because lateness depends on the other clients
+        sampling = Sampling(sampling.most_models)  # lateness depends on other clients
 
     def init(rng_key: PRNGKeyArray) -> OnClock:
         return OnClock(assignment.init(rng_key), jnp.zeros((), float))
@@ -260,14 +260,14 @@ def on_clock(
 
 
 def _taking_part(cohort: Cohort, does: Bool[Array, " slots"]) -> Cohort:
-    """Returns the cohort with only some of its participants."""
+    """Returns the cohort with a subset of its participants."""
     return dataclasses.replace(cohort, takes_part=cohort.participates() & does)
 
 
 def _places(
     groups: Int[Array, " n"], times: Float[Array, " n"], numbers: Int[Array, " n"]
 ) -> Int[Array, " n"]:
-    """Returns each entry's place, from 0, among those of its group by time and then by number."""
+    """Returns each entry's rank within its group, from 0, ordered by time and then by number."""
     order = jnp.lexsort((numbers, times, groups))
     ordered, places = groups[order], jnp.arange(len(groups), dtype=jnp.int32)
     first = jnp.searchsorted(ordered, ordered).astype(jnp.int32)  # of the group

@@ -1,7 +1,8 @@
-"""Jobs in simulated time: the rule that hands them out, their draws, and the clock.
+"""Jobs in simulated time: the dispatch rule, the jobs' random draws, and the clock.
 
-A job is the local training of one model by one client, from the model's version at its start; it
-arrives when it ends. `arrivals.py` finds the jobs that arrive next, and `batches.py` trains them.
+A job is one client's local training of one model, from the model's version when the job begins. A
+job arrives when it ends. `arrivals.py` finds the jobs that arrive next, and `batches.py` trains
+them.
 
 Axes:  ``models`` M · ``jobs`` all R in progress
 """
@@ -24,7 +25,7 @@ WINDOW = 8
 
 
 class Dispatch(NamedTuple):
-    """Rule by which jobs are handed out and updates are collected, as `fedast` builds it.
+    """Rule for dispatching jobs and buffering updates, as built by `fedast`.
 
     Attributes:
       num_clients: N, the number of clients to draw from.
@@ -32,8 +33,8 @@ class Dispatch(NamedTuple):
       at_work: initial R_m, the number of jobs of each model in progress.
       ratio: R_m over the number of updates in the model's buffer.
       delay: draws the duration of a job.
-      reallocate: whether R_m follows the relative variance of recent updates.
-      arrivals_per_round: the number of arrivals that make a round.
+      reallocate: whether R_m adapts to the relative variance of recent updates.
+      arrivals_per_round: the number of arrivals that count as one round.
     """
 
     num_clients: int
@@ -72,31 +73,31 @@ def fedast(
 ) -> Dispatch:
     """FedAST: R_m jobs of each model in progress, and one server step per b_m of their updates.
 
-    A finished job is followed by a new one, on a client drawn uniformly, from the current version
-    of its model. The server makes one step from each b_m = ceil(R_m / ratio) updates that have
-    arrived. The new job is of the same model, unless that has R_m others; then it is of the first
-    model that has fewer. Every 0.75 R M arrivals (R jobs of all models) R_m is set in proportion to
-    the relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
+    When a job ends, a new one begins on a client drawn uniformly, from the current version of its
+    model. The server takes one step per b_m = ceil(R_m / ratio) updates that have arrived. The new
+    job trains the same model, unless R_m other jobs do; it then trains the first model that has
+    fewer than its R_m. Every 0.75 R M arrivals (R jobs in total) R_m is set in proportion to the
+    relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
     updates, once all models have had 8. It is at least `ratio`, and a multiple of `ratio` except
     for the remainder of R.
 
     Args:
-      num_clients: N. A client may have several jobs at a time.
+      num_clients: N. A client may run several jobs at a time.
       num_models: M.
-      at_work: initial R_m; a number for all models, or one for each.
-      ratio: R_m / b_m, about the number of steps that a model makes while a job is in progress.
-      delay: draws the duration of a job, such as `asynchrony.shifted_exponential`, the default. A
-        job with an infinite or NaN delay does not arrive while others do.
+      at_work: initial R_m; one number, or one per model.
+      ratio: R_m / b_m, roughly the number of steps that a model takes while a job is in progress.
+      delay: draws the duration of a job; by default `asynchrony.shifted_exponential`. A job with an
+        infinite or NaN delay never arrives while others do.
       reallocate: whether R_m changes.
-      arrivals_per_round: the number of arrivals that make a round; None is R, one for each job in
-        progress. Training does not depend on it, but records are made between rounds.
+      arrivals_per_round: the number of arrivals that count as one round; None is R. Training does
+        not depend on it, but metrics are recorded between rounds.
 
-    In addition to the tasks' metrics, the trace has `time`, the simulated time, equal for all
-    models; `steps`, those of each model's server; `staleness`, the mean number of steps that a
-    model made during the jobs that arrived since the last record, or NaN without arrivals; and
-    `at_work`, R_m. Round t of a schedule is the model's next step when a job begins. The algorithm
-    must not keep client states. With unweighted FedAvg and a server rate eta_g, this is FedAST:
-    ``w <- w + (eta_g / b_m) sum Delta``.
+    In addition to the tasks' metrics, the trace has `time`, the simulated time, which all models
+    share; `steps`, each model's server steps; `staleness`, the mean number of steps that a model
+    took during the jobs that arrived since the last record, or NaN without arrivals; and `at_work`,
+    R_m. Schedules are evaluated at the model's next step when a job begins. The algorithm must not
+    keep client states. With unweighted FedAvg and a server rate eta_g, this is FedAST: ``w <- w +
+    (eta_g / b_m) sum Delta``.
 
     Raises:
       TypeError: if `delay` is not a function.
@@ -142,7 +143,7 @@ def fedast(
 
 
 def _known(name: str, value: Any) -> int:
-    """Returns a static, positive whole number."""
+    """Returns a static positive integer."""
     number = check_count(name, value)
     if isinstance(number, jax.core.Tracer):
         raise ValueError(
@@ -156,14 +157,14 @@ class Jobs(NamedTuple):
     """Jobs in progress, ``[jobs]`` each.
 
     Attributes:
-      finish: time of arrival.
-      start: time at which they began.
-      number: from 0, in the order in which they began.
+      finish: arrival time.
+      start: start time.
+      number: counts jobs from 0 in the order in which they begin.
       model: the model that they train.
       client: the client that trains.
-      version: the steps that the model had made at the start.
+      version: the number of steps the model had taken at the start.
       place: the storage place of that version.
-      key: of the client's training.
+      key: the key of the local training.
     """
 
     finish: Array
@@ -177,16 +178,16 @@ class Jobs(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Jobs in progress and counts of each model, which determine all later arrivals.
+    """Jobs in progress and per-model counts, which determine all later arrivals.
 
     Attributes:
-      time: of the last arrival.
+      time: the time of the last arrival.
       jobs: the jobs in progress.
-      steps: the number of steps that each model's server has made.
-      filled: updates in each model's buffer.
+      steps: each model's server steps.
+      filled: the number of updates in each model's buffer.
       place: the storage place of each model's current version.
       targets: R_m.
-      arrived: updates of each model since the start.
+      arrived: the number of updates of each model since the start.
     """
 
     time: Float[Array, ""]
@@ -199,7 +200,7 @@ class Clock(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Draws of jobs with consecutive numbers: the client, its delay for each model, and the key."""
+    """Random draws of consecutive jobs: the client, its delay for each model, and the key."""
 
     client: Int[Array, " jobs"]
     delay: Float[Array, "jobs models"]
@@ -207,7 +208,7 @@ class Draws(NamedTuple):
 
 
 def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jobs"]) -> Draws:
-    """Returns the draws of jobs, which depend on the seed and the job's number only."""
+    """Returns the draws of jobs, which depend only on the seed and the job's number."""
 
     def draw(number: Int[Array, ""]) -> Draws:
         key = keys.job_key(rng_key, number)

@@ -1,4 +1,4 @@
-"""Plans of rounds that are fast and fair, by a Gaussian process over plans (BODS)."""
+"""BODS: schedules clients for fast and fair rounds, with a Gaussian process over plans."""
 
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -30,12 +30,12 @@ Costs: TypeAlias = Float[Array, " plans"]
 
 
 class Plans(NamedTuple):
-    """State of `bods`: the last plans, and how often clients were chosen.
+    """State of `bods`: recent plans and participation counts.
 
     Attributes:
-      clients: of the last plans, in a ring.
-      overlaps: the number of pairs of a model and a client that two plans have in common.
-      costs: each plan's cost, or its time, from which the Gaussian process learns.
+      clients: the clients of the last plans, in a ring buffer.
+      overlaps: the number of (model, client) pairs that two plans have in common.
+      costs: each plan's cost or time, the targets of the Gaussian process.
       number: the number of rounds done.
       counts: s, how often each client has trained each model.
     """
@@ -57,35 +57,34 @@ def bods(
     alpha: Annotated[Scalar, Interval(ge=0, le=1)] = 0.25,
     learn: Literal["cost", "time"] = "cost",
 ) -> Assignment:
-    """BODS: Bayesian optimization of the clients of all models, for short rounds and fair shares.
+    """BODS: Bayesian optimization of each round's clients for short rounds and fair participation.
 
-    A plan gives each model K clients of its own. Its cost is ``alpha T + (1 - alpha) F``, where T
-    sums the models' longest delays, and F the variances of s_mk, the number of rounds in which
-    client k has trained model m, this one included. Every round compares 75 plans, which are
-    shuffles of M K + 5 random clients, by a Gaussian process that learned from the last 64 plans:
-    a Matern kernel with nu = 3/2 and length scale 2, and standardized costs. The plan with the
-    largest expected improvement over the smallest cost of these 64 is carried out. The first plan
-    is random.
+    A plan assigns K clients to each model, each to one model. Its cost is ``alpha T + (1 - alpha)
+    F``, where T is the sum of the models' longest delays, and F the sum of the variances of s_mk,
+    the number of rounds in which client k has trained model m, this one included. Every round
+    compares 75 candidate plans, which are shuffles of M K + 5 random clients, by a Gaussian process
+    fitted to the last 64 plans, with a Matern kernel (nu = 3/2, length scale 2) and standardized
+    costs. The candidate with the largest expected improvement over the lowest of these 64 costs is
+    chosen. The first plan is random.
 
-    F grows with the rounds, so that the costs of old plans are too small. Use ``learn="time"`` for
-    plans that are fair: the process then learns T alone, and F of each plan is computed.
+    F grows over the rounds, so the costs of old plans are too low, and plans are not fair. With
+    ``learn="time"`` they are: the process then learns only T, and F is computed exactly.
 
-    The assignment is on a clock: the trace has the metric `time`, see `on_clock`.
+    The trace has the metric `time`; see `on_clock`.
 
     Args:
       num_clients: N.
       num_models: M.
-      cohort_size: K, for each model; M K <= N.
+      cohort_size: K clients per model; M K <= N.
       delay: draws the duration of a local training; None is ``shifted_exponential(N)``.
-      alpha: weighs time against fairness, from 0 to 1. It may be traced.
-      learn: "cost" takes the plan with the largest expected improvement of the cost, as FedAST's
-        authors do. "time" takes the plan with the smallest
-        ``alpha (mean - deviation of T) + (1 - alpha) F``.
+      alpha: the trade-off between fairness (0) and time (1); it may be traced.
+      learn: "cost" maximizes the expected improvement of the cost, as in FedAST's code. "time"
+        minimizes ``alpha (mean - deviation of T) + (1 - alpha) F``.
 
     Raises:
       TypeError: if `delay` is not a function.
-      ValueError: if a number is out of its range, models need more clients than there are, or the
-        delays are for another number of clients or models.
+      ValueError: if a number is out of range, M K > N, or the delays are for another number of
+        clients or models.
 
     Example:
       >>> import jax
@@ -144,7 +143,7 @@ def bods(
 def draw_candidates(
     rng_key: PRNGKeyArray, num_clients: int, shape: tuple[int, int]
 ) -> tuple[Int[Array, " pool"], Int[Array, "candidates models cohort"]]:
-    """Draws a pool of M K + 5 clients, and candidate plans as places in the pool."""
+    """Draws a pool of M K + 5 clients, and candidate plans as indices into the pool."""
     pool_key, shuffle_key = jax.random.split(rng_key)
     size = shape[0] * shape[1]
     pool = permutation(pool_key, num_clients, min(num_clients, size + 5))
@@ -159,8 +158,8 @@ def common_pairs(
     pool: Int[Array, " pool"],
     places: Int[Array, "candidates models cohort"],
 ) -> Int[Array, "candidates plans"]:
-    """Returns the number of pairs of a model and a client that candidates share with kept plans."""
-    # Compare with the pool alone, because all candidates are made of its clients.
+    """Returns the number of (model, client) pairs that candidates share with kept plans."""
+    # Compare only clients of the pool, because all candidates come from it.
     inside = jnp.any(kept[..., None] == pool, axis=2)
     models = jnp.arange(kept.shape[1])[:, None]
     return jax.vmap(lambda own: jnp.sum(inside[:, models, own], axis=(1, 2), dtype=jnp.int32))(
@@ -175,7 +174,7 @@ def variances(
 ) -> Float[Array, " candidates"]:
     """Returns F of each plan, ``sum_m mean_k (s_mk - mean)^2`` with this round's counts."""
     num_clients, share = counts.shape[1], plans.shape[2] / counts.shape[1]
-    # Subtract the mean first, because squares of large counts lose digits in single precision.
+    # Subtract the mean first, because squares of large counts lose precision in float32.
     excess = counts - number * share
     models = jnp.arange(len(counts))[:, None]
     added = jnp.sum(2 * excess[models, plans] + 1, axis=(1, 2))
@@ -203,7 +202,7 @@ def posterior(
     width = jnp.sqrt(jnp.sum((costs - center) ** 2, where=is_kept) / number)
     width = jnp.where(width > 0, width, 1)
     values = jnp.where(is_kept, (costs - center) / width, 0)
-    # Give empty places the rows of the identity, so that they predict nothing.
+    # Fill empty places with rows of the identity, so that they do not affect predictions.
     inner = jnp.where(is_kept[:, None] & is_kept, kernel(overlaps), 0)
     inner = inner + jnp.diag(jnp.where(is_kept, NOISE, 1.0))
     outer = jnp.where(is_kept, kernel(cross), 0)
@@ -219,7 +218,7 @@ def expected_improvement(
 ) -> Float[Array, " candidates"]:
     """Returns ``(best - mean) Phi(Z) + deviation phi(Z)``, ``Z = (best - mean) / deviation``.
 
-    It is 0 where the deviation is 0.
+    It is 0 if the deviation is 0.
 
     Example:
       >>> expected_improvement(jnp.array([0.0, 0.0]), jnp.array([1.0, 0.0]), 0.0).round(3).tolist()

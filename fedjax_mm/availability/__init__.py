@@ -1,4 +1,4 @@
-"""Clients that are not always there: laws of their presence, and messages that are lost."""
+"""Client availability: which clients are present in a round, and which messages are lost."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Laws of the clients' presence, which is drawn before the clients of a round are chosen."""
+"""Availability laws: random presence of clients, drawn before the cohort of a round is chosen."""
 
 from collections.abc import Callable, Sequence
 from types import NoneType
@@ -19,15 +19,16 @@ Probability = Scalar | Float[Array, " clients"] | tuple[float, ...]
 
 
 class Law(NamedTuple):
-    """Law of the clients' presence.
+    """A random process of client availability.
 
     Attributes:
-      init: makes the state before round 1, from a key and the number of clients.
-      step: returns each client's presence in a round, ``bool[clients]``, and the new state, from a
+      init: makes the state before round 1 from a key and the number of clients.
+      step: returns each client's presence in a round, ``bool[clients]``, and the new state, given a
         key, the round, the state and the number of clients.
-      share: the share of all rounds in which a client is present, one number or one for each.
-      num_clients: N, if the law has numbers for N clients.
-      is_independent: whether presence is independent of that of others and of other rounds.
+      share: the long-run fraction of rounds in which a client is present; one number, or one per
+        client.
+      num_clients: N, if the law has one parameter per client.
+      is_independent: whether presence is independent across clients and rounds.
     """
 
     init: Callable[[PRNGKeyArray, int], Any]
@@ -38,14 +39,14 @@ class Law(NamedTuple):
 
 
 def bernoulli(probability: Probability) -> Law:
-    """Every client is present with its probability, independently in every round.
+    """Each client is present with a given probability, independently of other clients and rounds.
 
     Args:
-      probability: p, one number, or one for each client.
+      probability: p; one number, or one per client.
 
     Raises:
-      TypeError: if it is no number.
-      ValueError: if it does not lie between 0 and 1.
+      TypeError: if `probability` is not a number.
+      ValueError: if a probability is not between 0 and 1.
 
     Example:
       >>> law = bernoulli(0.25)
@@ -65,18 +66,19 @@ def bernoulli(probability: Probability) -> Law:
 
 
 def markov(comes: Probability, leaves: Probability) -> Law:
-    """Every client comes and leaves: two states, with their probabilities of a change per round.
+    """Each client alternates between present and absent, as a two-state Markov chain.
 
-    Before round 1 clients are present with the stationary probability, so that their share does not
-    drift. Spells of presence last ``1 / leaves`` rounds on average, and of absence ``1 / comes``.
+    The chain starts in its stationary distribution, so that the expected number of present clients
+    is the same in all rounds. On average a client stays present for ``1 / leaves`` rounds and
+    absent for ``1 / comes`` rounds.
 
     Args:
-      comes: the probability with which an absent client is present in the next round.
-      leaves: the probability with which a present client is absent in the next round.
+      comes: the probability that an absent client is present in the next round.
+      leaves: the probability that a present client is absent in the next round.
 
     Raises:
-      TypeError: if one of them is no number.
-      ValueError: if one of them does not lie between 0 and 1, or both are 0.
+      TypeError: if either is not a number.
+      ValueError: if either is not between 0 and 1, or both are 0.
 
     Example:
       >>> law = markov(comes=0.2, leaves=0.1)
@@ -107,7 +109,7 @@ def markov(comes: Probability, leaves: Probability) -> Law:
     def step(
         rng_key: PRNGKeyArray, round: Round, state: Bool[Array, " clients"], num_clients: int
     ) -> tuple[Bool[Array, " clients"], Bool[Array, " clients"]]:
-        # Round 1 has the initial state, which is stationary already.
+        # Round 1 uses the initial state, which is already stationary.
         chances: tuple[Any, Any] = (leaves, comes)
         changes = _draw(rng_key, jnp.where(state, *chances), num_clients)
         new = jnp.where(jnp.asarray(round) > 1, state ^ changes, state)
@@ -118,15 +120,15 @@ def markov(comes: Probability, leaves: Probability) -> Law:
 
 @checked
 def cyclic(num_groups: Count) -> Law:
-    """Groups of clients take turns: in round t those of group ``(t - 1) mod G`` are present.
+    """Cyclic participation: in round t only the clients of group ``(t - 1) mod G`` are present.
 
-    Groups are near-equal, and drawn once for a run, from its seed.
+    Groups have near-equal sizes and are drawn once per run, from its seed.
 
     Args:
       num_groups: G, at most the number of clients.
 
     Raises:
-      ValueError: if it is not positive; in a run, if there are fewer clients.
+      ValueError: if `num_groups` is not positive, or, in a run, exceeds the number of clients.
 
     Example:
       >>> law = cyclic(3)
@@ -157,17 +159,17 @@ def cyclic(num_groups: Count) -> Law:
 def timetable(
     intervals: Sequence[Sequence[tuple[float, float]]], *, period: Positive | None = None
 ) -> Law:
-    """Clients are present as a trace of real devices says.
+    """Replays a trace of the availability of real devices.
 
     Args:
-      intervals: of every client, the half-open intervals ``[start, end)`` of rounds in which it is
-        present, sorted, and without overlaps. Round 1 begins at 0 and ends at 1; a client is
-        present in a round if it is at its beginning.
-      period: the length after which all intervals begin again. By default nobody is present after
-        the last interval.
+      intervals: for each client, the half-open intervals ``[start, end)`` in which it is present,
+        in rounds, sorted and disjoint. Round 1 lasts from 0 to 1. A client is present in a round if
+        it is present when the round begins.
+      period: the length after which the trace repeats. By default it does not repeat, and no client
+        is present after the last interval.
 
     Raises:
-      ValueError: if intervals are not sorted, overlap, are empty, or reach beyond the period.
+      ValueError: if intervals are unsorted, overlapping or empty, or extend beyond the period.
 
     Example:
       >>> law = timetable([[(0, 2)], [(1, 3)]], period=4)
@@ -196,11 +198,12 @@ def timetable(
 
 
 def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " clients"]:
-    """Returns probabilities that grow with the clients' examples, ``n_k^b / max_j n_j^b``.
+    """Returns availability probabilities that depend on dataset size, ``n_k^b / max_j n_j^b``.
 
     Args:
-      weights: n_k of every client, ``float[clients]``, such as `Look.weights` of one model.
-      exponent: b. With a negative one, clients with few examples are present more often; 0 gives 1.
+      weights: n_k of each client, ``float[clients]``, such as a row of `Look.weights`.
+      exponent: b. If negative, clients with few examples are present more often; 0 makes all
+        probabilities 1.
 
     Raises:
       ValueError: if a weight is not positive.
@@ -218,7 +221,7 @@ def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " cli
 
 
 def check_probability(name: str, value: Any) -> tuple[Any, int | None]:
-    """Returns a probability, as an array if it has one number for each client, and their number."""
+    """Returns a checked probability, and its number of clients if it is an array."""
     if not isinstance(value, jax.Array) and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; give a number, or one for each client")
     ndim = min(np.ndim(value), 1)
@@ -238,7 +241,7 @@ def _draw(rng_key: PRNGKeyArray, p: Any, num_clients: int) -> Bool[Array, " clie
 
 
 def _share_of_rounds(starts: np.ndarray, ends: np.ndarray, period: Any) -> np.ndarray:
-    """Returns the clients' shares of presence, or NaN if not all periods have the same rounds."""
+    """Returns each client's fraction of rounds present, or NaN if it varies between periods."""
     if period is None or isinstance(period, jax.core.Tracer) or period != int(period):
         return np.full(len(starts), np.nan)
     now = np.arange(int(period))[:, None, None]

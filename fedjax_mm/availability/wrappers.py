@@ -1,4 +1,4 @@
-"""Assignments whose clients may be absent, or whose messages may be lost."""
+"""Assignment wrappers for absent clients and lost messages."""
 
 import dataclasses
 from typing import Any, Literal, NamedTuple
@@ -18,12 +18,12 @@ from fedjax_mm.parts import check_assignment, check_instance
 
 
 class Present(NamedTuple):
-    """State of an assignment whose clients may be absent.
+    """State of an assignment wrapped by `available`.
 
     Attributes:
-      state: the assignment's own.
+      state: the state of the wrapped assignment.
       law: the state of the law.
-      number: of clients that were present in the last round.
+      number: the number of clients present in the last round.
     """
 
     state: Any
@@ -39,24 +39,24 @@ def available(
     when_absent: Literal["skip", "replace"] = "skip",
     unbiased: bool = False,
 ) -> Assignment:
-    """Returns the assignment with clients that can be absent, so that they do not train.
+    """Wraps an assignment so that absent clients do not train.
 
-    The presence in a round is drawn before the choice, and does not depend on it. The metric
-    ``present`` is the number of present clients in the last round.
+    Presence is drawn before clients are chosen and does not depend on the choice. The metric
+    ``present`` is the number of clients present in the last round.
 
     Args:
-      assignment: the choice of clients and models, made without knowledge of presence.
-      law: of the presence, such as ``bernoulli(0.8)``.
-      when_absent: "skip" leaves the places of absent clients empty. "replace" gives each of them to
-        a client that is present and not chosen yet, drawn uniformly, or leaves it empty if there is
-        none. A uniform choice of K clients is then a uniform choice of K present ones.
-      unbiased: whether the weights of the clients are multiplied by one over their shares of
-        presence. With ``fedavg(server_scale="1/N")`` the mean step is then that without absence.
+      assignment: chooses clients and models without knowing which clients are present.
+      law: the availability law, such as ``bernoulli(0.8)``.
+      when_absent: "skip" leaves the slots of absent clients empty. "replace" fills each slot with a
+        present client that was not chosen, drawn uniformly, or leaves it empty if there is none. A
+        uniform cohort of K clients then becomes a uniform cohort of K present clients.
+      unbiased: whether each client's weight is divided by its fraction of rounds present. With
+        ``fedavg(server_scale="1/N")`` the expected step is then the one without absence.
 
     Raises:
       TypeError: if an argument has another type.
-      ValueError: if the law is for another number of clients or has no shares, or if clients with
-        factors of their own would be replaced.
+      ValueError: if the law is for a different number of clients or lacks the shares that
+        `unbiased` needs, or if clients with weight factors would be replaced.
 
     Example:
       >>> import jax
@@ -108,7 +108,7 @@ def available(
 
 
 def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> None:
-    """Raises `ValueError` if a law does not fit the clients, or has no shares but needs them."""
+    """Raises `ValueError` if a law is for another number of clients or lacks shares it needs."""
     if law.num_clients not in (None, num_clients):
         raise ValueError(
             f"law is for {law.num_clients} clients, and there are {num_clients}; give it one "
@@ -124,7 +124,7 @@ def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> 
 
 
 def _thinned(sampling: Sampling | None, law: Law, when_absent: str) -> Sampling | None:
-    """Returns the law of participation of clients that may be absent."""
+    """Returns the sampling law of an assignment whose clients may be absent."""
     if sampling is None:
         return None
     is_poisson = law.is_independent and sampling.cohort_size is None and when_absent == "skip"
@@ -141,7 +141,7 @@ def _skipped(cohort: Cohort, is_present: Bool[Array, " clients"]) -> Cohort:
 
 
 def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " clients"]) -> Cohort:
-    """Returns the cohort with other clients in the places of absent ones."""
+    """Returns the cohort with absent clients replaced by present ones."""
     if cohort.scale is not None:
         raise ValueError(
             "when_absent is 'replace', but the assignment gives clients factors of their own, "
@@ -159,14 +159,14 @@ def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " c
     numbers = jnp.where(is_chosen, clients, len(is_present))
     is_free = is_present.at[numbers].set(False, mode="drop")
     lots = jax.random.bits(rng_key, is_free.shape, jnp.uint32)
-    order = jnp.lexsort((lots, ~is_free)).astype(clients.dtype)  # the free ones first
+    order = jnp.lexsort((lots, ~is_free)).astype(clients.dtype)  # free clients first
     place = jnp.cumsum(is_absent) - 1
     new = jnp.where(place < jnp.sum(is_free), order[jnp.minimum(place, len(order) - 1)], -1)
     return dataclasses.replace(cohort, clients=jnp.where(is_absent, new, clients))
 
 
 def _scaled(cohort: Cohort, share: Probability) -> Cohort:
-    """Returns the cohort with factors of one over the clients' shares of presence."""
+    """Returns the cohort with each client's weight divided by its fraction of rounds present."""
     factors = 1 / jnp.asarray(share, float)
     own = factors if factors.ndim == 0 else factors[jnp.maximum(jnp.asarray(cohort.clients), 0)]
     old = jnp.ones(cohort.clients.shape) if cohort.scale is None else cohort.scale
@@ -178,20 +178,19 @@ def _is_known(share: Probability) -> bool:
 
 
 def dropping(assignment: Assignment, probability: Probability) -> Assignment:
-    """Returns the assignment with messages that are lost on their way to the server.
+    """Wraps an assignment so that some messages are lost on their way to the server.
 
-    A client whose message is lost has trained, so that its gradients count, but it does not take
-    part: its weight is 0, its state is as before the round, and the assignment does not see its
-    report.
+    A client whose message is lost has trained, so its gradients count, but it does not take part:
+    its weight is 0, its state does not change, and the assignment does not see its report.
 
     Args:
-      assignment: the choice of clients and models.
-      probability: of a loss, independent for every local training; one number, or one for each
-        client.
+      assignment: chooses clients and models.
+      probability: the probability of a loss, independent for each local training; one number, or
+        one per client.
 
     Raises:
       TypeError: if an argument has another type.
-      ValueError: if a probability does not lie between 0 and 1, or there is another number of them.
+      ValueError: if a probability is not between 0 and 1, or there is not one per client.
 
     Example:
       >>> import jax

@@ -1,8 +1,8 @@
 """The command line: list, reproduce, bounds, report, init, run, sweep, show, export, bench.
 
-This module has options, help texts and exit codes, and `commands` does the work. It is imported
-inside the commands that need it, because importing JAX and the rest takes seconds, which neither a
-list nor a mistyped command should cost.
+This module defines options, help texts and exit codes; other modules do the work. They are imported
+inside the commands that need them, because importing JAX takes seconds, which neither a list nor a
+mistyped command should cost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits, with one line on stderr and code 2 for wrong input."""
+    """Runs the command line and exits, with one line on stderr and code 2 for invalid input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         code = app(args=arguments, prog_name="fedjax-mm", standalone_mode=False)
@@ -80,15 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _is_one_of_several() -> bool:
-    """Returns whether this process computes together with others."""
+    """Returns whether this process is part of a multi-process run."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def _leave(error: Exception) -> NoReturn:
-    """Ends one of several processes at once, because of an error that the others may not have."""
-    # Skip the orderly exit, in which JAX would wait minutes for the other processes, because these
-    # have ended or are waiting for this one.
+    """Ends one process of a multi-process run at once, after an error that others may not have."""
+    # Skip the orderly exit, because JAX would wait minutes for the other processes, which have
+    # ended or are waiting for this one.
     jax = sys.modules["jax"]
     if isinstance(error, jax.errors.JaxRuntimeError):
         (first, *_) = str(error).splitlines()
@@ -152,12 +152,12 @@ def set_up(
         typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
-    """Sets JAX up, before it starts its devices."""
+    """Configures JAX before its backends are initialized."""
     if cache is not None:
         os.environ["FEDJAX_MM_CACHE"] = str(cache.absolute())
     is_asked = verbose or distributed or process is not None or devices is not None
     if context.invoked_subcommand in _NOT_COMPUTING and not is_asked:
-        return  # they compute nothing, and importing JAX would take longer than the command
+        return  # these commands compute nothing, and importing JAX would take longer than they do
 
     import jax
 
@@ -187,7 +187,7 @@ def set_up(
 
 @app.command("list")
 def list_() -> None:
-    """List everything that `reproduce` can reproduce."""
+    """List all items that `reproduce` can reproduce."""
     rows = [(name, ITEMS.title(name)) for name in ITEMS]
     show_table(("id", "what it shows"), rows, box=None, header_style="bold")
     console.print("\nMake one with: fedjax-mm reproduce ID [ID ...]", style="dim")
@@ -229,9 +229,9 @@ def reproduce(
 
     Writes `result.nc`, `figure.png` and `summary.json` to OUT/ID/, prints the measured table and
     judges the paper's statements: supported, contradicted, not settled or not tested. `--seeds
-    auto` doubles the number of seeds until all are settled. `--set` changes any setting that
-    `summary.json` lists under manifest.config, for example `--set task.start=zeros`,
-    `--set learning_rate=0.05` or `--set precision=float64`.
+    auto` doubles the number of seeds until all statements are settled. `--set` changes any setting
+    listed under manifest.config in `summary.json`, for example `--set task.start=zeros`, `--set
+    learning_rate=0.05` or `--set precision=float64`.
     """
     from fedjax_mm.cli import reproductions, saving
 
@@ -273,9 +273,9 @@ def bounds(
 ) -> None:
     """Compare a paper's bounds with measured errors.
 
-    Prints the constants, the bounds and the errors, checks whether each bound holds at every
-    recorded round and how loose it is, and writes OUT/bounds-PAPER/ as `reproduce` does. For
-    example `fedjax-mm bounds mfa --clients 24 --models 12 --steps 1 --steps 5`.
+    Prints constants, bounds and errors, checks at every recorded round whether each bound holds and
+    how loose it is, and writes OUT/bounds-PAPER/ as `reproduce` does. For example `fedjax-mm bounds
+    mfa --clients 24 --models 12 --steps 1 --steps 5`.
     """
     from fedjax_mm.cli import reproductions, saving
 
@@ -292,10 +292,10 @@ def bounds(
 def judge(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the results are.")],
 ) -> None:
-    """Judge finished results again, by the rules of this version.
+    """Judge finished results again by the rules of this version.
 
-    Reads every `result.nc` below DIR, without computing anything, and writes `summary.json` and
-    `figure.png` in the same directory again.
+    Reads every `result.nc` below DIR and rewrites `summary.json` and `figure.png` next to it,
+    without computing anything.
     """
     from fedjax_mm.cli import reproductions
 
@@ -315,13 +315,13 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Show everything below a directory on one page.
+    """Make one page of all results below a directory.
 
-    The page begins with the statements of the papers by verdict, with the requirements for settling
-    or testing the others. It then shows for each item the figure, the statements, the main table,
-    the paper's published numbers and open points, the manifest and the command that makes it again.
-    The page needs no other file and no network, except that Markdown has its figures in the folder
-    figures/ next to it. Unreadable results are listed on the page.
+    The page begins with the papers' statements by verdict, and with the requirements for settling
+    or testing the rest. It then shows for each item the figure, the statements, the main table, the
+    paper's published numbers and open points, the manifest and the command to reproduce it. The
+    page is self-contained, except that a Markdown page keeps its figures in the folder figures/
+    next to it. Unreadable results are listed on the page.
     """
     from fedjax_mm.cli import page
 
@@ -338,10 +338,10 @@ def report(
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False,
 ) -> None:
-    """Show the compiled programs that are kept for the next start, or remove them.
+    """Show or remove the cached compiled programs.
 
-    Each version of jaxlib and each platform has a folder of its own, of at most 1 GiB; programs
-    that were not used for longest go first.
+    Each version of jaxlib and each platform has its own folder of at most 1 GiB, from which the
+    least recently used programs are evicted.
     """
     from fedjax_mm.cli import machine
 
@@ -359,7 +359,7 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs after one warm-up.")] = 5,
 ) -> None:
-    """Time the simulator on this machine: compile and run apart, medians.
+    """Time the simulator on this machine, with medians of compile and run times.
 
     Quadratics with E = 5 local steps: W1 has 24 clients, 12 models, 1000 rounds, 20 seeds; W1b
     1000 clients, 10 models, 200 rounds, 20 seeds; W1c a million clients, 10 models, 20 rounds; S1
@@ -371,9 +371,9 @@ def bench(
     McMahan's CNN, 10 clients, E = 60, B = 10. A8 is one epoch, B = 10, of Synthetic(1, 1), whose
     100 clients have very different numbers of examples.
 
-    All devices are used (`fedjax-mm --devices 1 bench` uses one). Updates are local trainings of
-    one client; MiB is the memory of the compiled program, or of the largest batch; peak is that of
-    matrix products, measured now; steps are the local steps computed for each that counts.
+    All devices are used (`fedjax-mm --devices 1 bench` uses one). An update is one client's local
+    training. MiB is the memory of the compiled program, or of the largest batch. Peak is the
+    measured peak of matrix products. Steps is the number of local steps computed per useful step.
     """
     from fedjax_mm.cli import timing
 
@@ -381,10 +381,10 @@ def bench(
 
 
 def start() -> None:
-    """Runs `main` with garbage collection tuned for programs that import and trace much.
+    """Runs `main` with garbage collection tuned for programs dominated by imports and tracing.
 
-    This takes a sixth off every command, because importing and tracing make many objects that stay,
-    and hardly any cycles, so that collecting them again and again is wasted.
+    This saves a sixth of the time of every command, because importing and tracing allocate many
+    long-lived objects and hardly any cycles.
     """
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)

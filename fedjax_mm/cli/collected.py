@@ -1,6 +1,6 @@
-"""Everything below a directory that can be reported: summaries, figures, manifests.
+"""Collects reportable results below a directory: summaries, figures, manifests.
 
-Nothing here needs JAX, so that results can be shown on another machine than the one that made them.
+Nothing here needs JAX, so that results can be shown on a different machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedjax_mm.papers.schema import Check, Published, Statement, Table, Verdict,
 Content = TypeVar("Content", bound=BaseModel)
 
 _LEADS = ("shows", "text")
-_ROWS = 30  # of a table on the page; longer ones stay in the summary
+_ROWS = 30  # rows of a table on the page; longer tables stay in the summary
 _SIGNS = {"unfinished", "result.nc", "figure.png"}  # of a result, possibly incomplete
 
 
@@ -36,7 +36,7 @@ class Device(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The origin of a result, in `summary.json` or `manifest.json`."""
+    """The provenance of a result, from `summary.json` or `manifest.json`."""
 
     versions: dict[str, str]
     device: Device
@@ -50,7 +50,7 @@ class Manifest(BaseModel):
 
     @property
     def lines(self) -> dict[str, str]:
-        """Returns the origin as lines of text, by their subjects."""
+        """Returns the provenance as lines of text, by subject."""
         seconds = (f"{name} {value:.1f} s" for name, value in self.wall_seconds.items())
         return {
             "data": ": ".join(filter(None, (self.data, ", ".join(self.datasets)))),
@@ -75,19 +75,19 @@ class Summary(BaseModel):
 
     @property
     def lead(self) -> str:
-        """Returns the item's subject, as `published.toml` puts it."""
+        """Returns the item's subject from `published.toml`."""
         return next((self.paper[key] for key in _LEADS if type(self.paper.get(key)) is str), "")
 
     @property
     def published(self) -> dict[str, str]:
-        """Returns the published numbers and statements by their names."""
+        """Returns the published numbers and statements by name."""
         rest = {key: self.paper[key] for key in self.paper if key not in ("open", "values")}
         texts = _flat(rest | self.paper.get("values", {}))
         return {name: text for name, text in texts if text != self.lead}
 
     @property
     def seeds(self) -> str:
-        """Returns the number of seeds, or the range of numbers that the comparisons took."""
+        """Returns the number of seeds, or its range over the comparisons."""
         parts = (part for statement in self.statements for part in statement.parts)
         taken = {part.seeds for part in parts if part.seeds is not None}
         counts = sorted(taken or filter(None, [self.manifest.config.get("num_seeds")]))
@@ -120,7 +120,7 @@ class Summary(BaseModel):
 
 
 class Item(NamedTuple):
-    """A reproduced item: its place and titles, its summary, and its figure, possibly empty."""
+    """A reproduced item: its path, titles, summary and, possibly empty, figure."""
 
     place: str
     anchor: str
@@ -131,7 +131,7 @@ class Item(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """A statement of a paper, with the item that judges it and a link to it, empty if not made."""
+    """A statement of a paper, with the item that judges it, and a link unless it was not made."""
 
     paper: str
     item: str
@@ -140,7 +140,7 @@ class Sentence(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Items, manifests of other runs by place, and a line about each unreadable result."""
+    """Items, manifests of other runs by path, and one line per unreadable result."""
 
     items: list[Item]
     runs: dict[str, Manifest]
@@ -148,10 +148,10 @@ class Collected(NamedTuple):
 
     @property
     def sentences(self) -> list[Sentence]:
-        """Returns each statement of every paper that has an item here, once.
+        """Returns each statement of the papers with items here, once.
 
-        The first of several results of an item judges; a statement whose item was not made is not
-        tested.
+        If an item has several results, the first one counts. A statement whose item was not made
+        counts as not tested.
         """
         found = []
         made = {item.summary.id: item for item in reversed(self.items)}
@@ -175,7 +175,7 @@ def _not_run(statement: Published, item: str) -> Statement:
 
 
 def collect(directory: Path) -> Collected:
-    """Returns everything below a directory, the items in the order of `fedjax-mm list`."""
+    """Collects results below a directory, with items in the order of `fedjax-mm list`."""
     found, order = Collected([], {}, []), list(ALL)
     for folder in sorted((directory, *directory.rglob("*/"))):
         place = "." if folder == directory else folder.relative_to(directory).as_posix()
@@ -230,7 +230,7 @@ def _load(kind: type[Content], path: Path) -> Content:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields numbers and statements as texts with their names, joining the innermost ones."""
+    """Yields (name, text) of numbers and statements, joining the innermost level."""
     if isinstance(value, Mapping):
         if name and not any(isinstance(each, Mapping | list) for each in value.values()):
             yield name, ", ".join(f"{key}: {each}" for key, each in value.items())

@@ -1,4 +1,4 @@
-"""Executors that are named on the command line, with settings of a file or of `--set`."""
+"""Executors named on the command line, with settings from a file or from `--set`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ _TABLE = "executor"
 
 
 class _Settings(Config):
-    """A file that has a table of an executor alone."""
+    """A file with only an executor table."""
 
     executor: AnyExecutor
 
 
 @contextmanager
 def by(executor: AnyExecutor | None, how: Execution) -> Iterator[Execution]:
-    """Yields the execution by an executor, if there is one."""
+    """Yields the execution, by an executor if one is given."""
     if executor is None:
         yield how
         return
@@ -32,7 +32,7 @@ def by(executor: AnyExecutor | None, how: Execution) -> Iterator[Execution]:
 
 
 def split_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the settings of executors in `--set`, and the others."""
+    """Splits `--set` into executor settings and other settings."""
     mine = [each for each in overrides if re.match(rf"\s*{_TABLE}\s*[.=]", each)]
     return mine, [each for each in overrides if each not in mine]
 
@@ -40,15 +40,15 @@ def split_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 def executor_of(
     name: str | None, given: AnyExecutor | None, overrides: Sequence[str]
 ) -> AnyExecutor | None:
-    """Returns the executor that computes the parts, or None without a name.
+    """Returns the executor that computes the parts, or None if none is named.
 
     Args:
-      name: from the command line.
-      given: the table of a file, if it has one.
-      overrides: settings that win over those of the table.
+      name: the name from the command line.
+      given: the executor table of a file, if any.
+      overrides: settings that override the table.
 
     Raises:
-      ValueError: if a name or a setting is unknown, or the table is another executor's.
+      ValueError: if the name or a setting is unknown, or the table is for another executor.
     """
     if name is not None and name not in EXECUTORS:
         raise ValueError(f"--executor is {name!r}; choose from {', '.join(EXECUTORS)}")

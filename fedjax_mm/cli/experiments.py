@@ -1,4 +1,4 @@
-"""Commands for experiments of one's own: init, run, sweep, merge, show, export."""
+"""Commands for custom experiments: init, run, sweep, merge, show, export."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def init(
     """Write an experiment file to start from.
 
     FILE is experiment.toml by default; an existing file is never overwritten. The new file is
-    commented, runs in seconds, and has further settings to switch on:
+    commented, runs in seconds, and lists further settings to enable:
 
         fedjax-mm init mine.toml
         fedjax-mm run mine.toml
@@ -69,8 +69,8 @@ def run(
 
     Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
     file's name, and prints the last values. `fedjax-mm init` writes a file to start from, and
-    `--dry-run` shows the plan of the run. Algorithms are FedAvg or, by their `name`, any other
-    method; `assignment`, `requirement` and `byzantine` are tables for all of them, see
+    `--dry-run` shows the plan of the run. Algorithms are FedAvg or, given a `name`, any other
+    method. The tables `assignment`, `requirement` and `byzantine` apply to all algorithms; see
     "Experiments in a file" in the documentation. A complete experiment:
 
         num_models = 12
@@ -119,18 +119,18 @@ def sweep(
 ) -> None:
     """Run an experiment at all points of a grid.
 
-    The file is a file for `fedjax-mm run` with a table of axes. An axis is a setting of the
-    experiment or of all algorithms (algorithms.NAME.q is a setting of one algorithm); its values
-    are a list, or a range:
+    The file is one for `fedjax-mm run` plus a table of axes. An axis is a setting of the experiment
+    or of all algorithms (algorithms.NAME.q is a setting of one algorithm). Its values are a list or
+    a range:
 
         [axes]
         num_models = [2, 12]
         task.mu = [2e-4, 0.05]
         learning_rate = { start = 0.01, stop = 0.3, num = 16, scale = "log" }
 
-    Numbers that are not counts, seeds, and draws of the data cost no compilation. Writes
+    Axes of real numbers, seeds and data draws need no further compilation. Writes
     OUT/NAME/result.nc with one dimension per axis, and OUT/NAME/figure.png, and prints the last
-    values. Runs that diverge are marked in the variable `diverged`, and the others go on.
+    values. Runs that diverge are marked in the variable `diverged`, and the others continue.
     `--dry-run` shows the plan of the sweep.
     """
     from fedjax_mm.cli import runs, saving
@@ -150,18 +150,18 @@ def merge(
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Join the parts of a run or a sweep, which were computed apart.
+    """Join the separately computed parts of a run or a sweep.
 
-    DIR is the directory of the result, OUT/NAME, in whose folder parts/ each part is a file. The
-    result is the one that a single machine would have written. Parts may be computed anywhere, at
-    any time and in any order, on one file system or copied together:
+    DIR is the directory of the result, OUT/NAME, with one file per part in its folder parts/. The
+    result equals that of a single machine. Parts may be computed anywhere, at any time and in any
+    order, on a shared file system or copied together:
 
         fedjax-mm sweep grid.toml --part 1/2
         fedjax-mm sweep grid.toml --part 2/2
         fedjax-mm merge results/grid
 
-    Parts of other settings, versions or numbers of parts, damaged ones and missing ones are named,
-    and nothing is joined.
+    If parts are missing or damaged, or differ in settings, version or number of parts, they are
+    listed and nothing is joined.
     """
     from fedjax_mm.cli import runs, saving
 
@@ -171,14 +171,14 @@ def merge(
 def show(
     result: Annotated[Path, typer.Argument(metavar="RESULT")],
 ) -> None:
-    """Show a result: its origin, its dimensions and its last values.
+    """Show a result: its provenance, dimensions and last values.
 
     RESULT is a directory that `run`, `sweep` or `reproduce` wrote, or its result.nc:
 
         fedjax-mm show results/experiment
 
-    Values are means over models and seeds with standard errors over the seeds. For a run with a
-    target they are the values of the round that met it.
+    Values are means over models and seeds, with standard errors over seeds. For a run with a target
+    they are those of the round that reached it.
     """
     from fedjax_mm.cli import results
 
@@ -201,8 +201,8 @@ def export(
     """Write a result to MLflow or TensorBoard.
 
     RESULT is a directory that `run`, `sweep` or `reproduce` wrote, or its result.nc. Each point and
-    seed is a run with its settings, and with a curve by round for each metric and model. A second
-    export of the same result adds nothing:
+    seed becomes a run with its settings and with a curve over rounds for each metric and model.
+    Exporting the same result again adds nothing:
 
         pip install 'fedjax-mm[tracking]'
         fedjax-mm export results/experiment --to tensorboard

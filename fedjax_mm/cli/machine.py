@@ -1,4 +1,4 @@
-"""This machine: the devices that JAX sees, and the cache of programs compiled for them."""
+"""The devices that JAX sees on this machine, and the cache of compiled programs."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from fedjax_mm.sweeps.errors import refusing
 
 
 def show_devices(place: Path | None) -> None:
-    """Prints the devices, and the place of the cache."""
+    """Prints the devices and the path of the cache."""
     kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
     say(f"devices: {kinds}\ncompilation cache: {place or 'off'}", notes)
 
 
 def tell_of_accelerators() -> None:
-    """Says how to get the accelerator of this machine, if JAX does not see it."""
+    """Explains how to use this machine's accelerator if JAX does not see it."""
     if extra := missing_plugin():
         say(
             "this machine has an accelerator that JAX does not see; install its plugin: "
@@ -31,7 +31,7 @@ def tell_of_accelerators() -> None:
 
 
 def show_cache(is_cleared: bool) -> None:
-    """Prints the compiled programs of each version and platform, and removes them on request."""
+    """Prints the cached programs of each version and platform, and removes them on request."""
     place = cache_directory()
     with refusing():
         kept = kept_programs(place)
@@ -46,7 +46,7 @@ def show_cache(is_cleared: bool) -> None:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Says once if kept programs cannot be loaded, and in the end if loading them is in vain."""
+    """Reports cached programs that cannot be loaded, and, at the end, useless loading."""
     loading, show_warning, is_told = Loading(), warnings.showwarning, False
 
     def tell(message: Warning | str, *args: Any, **options: Any) -> None:

@@ -104,7 +104,7 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
 
 
 def _statements(found: Collected) -> dict[str, Any]:
-    """Returns the statements of all papers: counts, by verdict, and untested ones by reason."""
+    """Returns the papers' statements: counts, statements by verdict, untested ones by reason."""
     sentences = found.sentences
     chosen = {
         verdict: [each for each in sentences if each.statement.verdict == verdict]
@@ -121,7 +121,7 @@ def _statements(found: Collected) -> dict[str, Any]:
 
 
 def _command(summary: Summary) -> str:
-    """Returns the command that makes an item again, with DIR for the user's folder of data."""
+    """Returns the command that reproduces an item, with DIR for the user's data folder."""
     is_bounds = summary.id.startswith("bounds-")
     words = ["fedjax-mm", *(summary.id.split("-") if is_bounds else ("reproduce", summary.id))]
     for setting in summary.changed:
@@ -138,7 +138,7 @@ def _markdown(value: Any) -> Any:
 
 
 def shrunk(figure: bytes, limit: int) -> bytes:
-    """Returns a PNG of at most `limit` bytes, with fewer colours or pixels, or empty bytes."""
+    """Returns a PNG of at most `limit` bytes, with fewer colors or pixels, or empty bytes."""
     for width in (1600, 1200, 900, 600, 300):
         if len(figure) <= limit:
             return figure
@@ -146,7 +146,7 @@ def shrunk(figure: bytes, limit: int) -> bytes:
         with Image.open(BytesIO(figure)) as image:
             fewer = image.convert("RGB")
         fewer.thumbnail((width, fewer.height))
-        # Use octrees, the quickest way to a palette, which is good enough for lines and text.
+        # Use octree quantization, which is the fastest and good enough for lines and text.
         fewer.quantize(128, Image.Quantize.FASTOCTREE).save(buffer, "PNG")
         figure = buffer.getvalue()
     return figure if len(figure) <= limit else b""

@@ -1,4 +1,4 @@
-"""Parts of a run on disk: files that `--part` writes and `merge` joins."""
+"""Parts of a run on disk, which `--part` writes and `merge` joins."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from fedjax_mm.sweeps.structures import Part
 
 
 def _folder(directory: Path, first_seed: int) -> Path:
-    """Returns the folder of parts in the directory of a result."""
+    """Returns the parts folder in a result's directory."""
     return directory / (f"parts-of-seed-{first_seed}" if first_seed else "parts")
 
 
@@ -37,10 +37,10 @@ def compute_part(
     callbacks: Sequence[Callback],
     with_params: bool,
 ) -> None:
-    """Computes a part of an experiment's runs, unless it exists, and saves it for `merge`.
+    """Computes a part of an experiment's runs and saves it for `merge`, unless it exists.
 
     Raises:
-      RefusedError: if its file is a part of another run, or there are other numbers of parts.
+      RefusedError: if its file is a part of another run, or other parts have a different N.
     """
     place = _folder(directory, experiment.first_seed) / f"{part.number}-of-{part.of}"
     path = place.with_suffix(".npz")
@@ -50,7 +50,7 @@ def compute_part(
             f"{place.parent} has parts of {listed(sorted(others))}; give --part K/N with that N, "
             "or delete them"
         )
-    # Unfinished work over a part means that `--overwrite` was given when it began.
+    # Unfinished work over an existing part means that it was started with `--overwrite`.
     is_begun = Checkpoints(place).has_work
     if not is_begun and before != "overwrite" and _has(path, experiment, with_params):
         leave_alone(path)
@@ -69,7 +69,7 @@ def compute_part(
 
 
 def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
-    """Returns whether a file has a part of this experiment, undamaged."""
+    """Returns whether a file holds an undamaged part of this experiment."""
     if not path.exists():
         return False
     try:
@@ -95,7 +95,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
 
 
 def _found(folder: Path) -> dict[tuple[int, int], Path]:
-    """Returns the files of parts by their numbers and the numbers of parts."""
+    """Returns the part files by part number and number of parts."""
     return {
         (int(each[1]), int(each[2])): path
         for path in folder.glob("*-of-*.npz")
@@ -104,17 +104,17 @@ def _found(folder: Path) -> dict[tuple[int, int], Path]:
 
 
 def _in_words(numbers: Sequence[int], of: int, what: str) -> str:
-    """Returns what some parts are, and how to complete the first."""
+    """Describes some parts, and how to complete the first one."""
     many = len(numbers) > 1
     parts = f"part{'s' * many} number {listed(numbers)} of {of} {'are' if many else 'is'}"
     return f"{parts} {what} with --part {numbers[0]}/{of} --resume"
 
 
 def parts_in(directory: Path, first_seed: int) -> list[Path]:
-    """Returns the files of all parts of a run, in their order.
+    """Returns the files of all parts of a run, in order.
 
     Raises:
-      ValueError: if some are missing, or if there are those of several numbers of parts.
+      ValueError: if parts are missing, or belong to different numbers of parts.
     """
     folder = _folder(directory, first_seed)
     found = _found(folder)

@@ -1,6 +1,6 @@
-"""The commands `reproduce`, `bounds` and `judge`: each makes items, writes their files and prints.
+"""The commands `reproduce`, `bounds` and `judge`, which make items, write their files and print.
 
-Wrong input is a `RefusedError`, raised before anything is computed or written.
+Invalid input raises `RefusedError` before anything is computed or written.
 """
 
 import json
@@ -56,14 +56,14 @@ def reproduce(
     """Makes items, and returns whether no statement is contradicted.
 
     Args:
-      ids: of the items.
-      overrides: settings that win over the items' own.
-      scale: clients and dataset, if given.
+      ids: the ids of the items.
+      overrides: settings that override those of the items.
+      scale: the clients and the dataset, if given.
       data: the folder of the real data.
       out: the directory in which each item has a folder.
-      before: the treatment of earlier work.
-      how: the execution of the runs.
-      budget: of seeds and time, if seeds are added until all statements are settled.
+      before: how to treat earlier work.
+      how: how to execute the runs.
+      budget: the limits of seeds and time, if seeds are added until all statements are settled.
       executor: the name of the executor that computes parts of the runs.
     """
     with refusing():
@@ -82,7 +82,7 @@ def reproduce(
 def bounds(
     paper: str, overrides: Sequence[str], out: Path, before: Existing, how: Execution
 ) -> bool:
-    """Makes the item with a paper's bounds, and returns whether all of its claims hold."""
+    """Makes the item of a paper's bounds, and returns whether all of its claims hold."""
     with refusing():
         item = _find(BOUNDS, paper, "paper")
         config = _configure(item, overrides)
@@ -92,8 +92,8 @@ def bounds(
 def judge(directory: Path) -> bool:
     """Judges finished results again and returns whether no statement is contradicted.
 
-    The rules, tables and figures are those of this version. The data and the manifest stay
-    unchanged, because nothing is computed.
+    Rules, tables and figures are those of this version. Data and manifest do not change, because
+    nothing is computed.
     """
     with refusing():
         folders = [
@@ -135,7 +135,7 @@ def _find(items: Mapping[str, Item], name: str, kind: str) -> Item:
 
 
 def _scaled(item: Item, clients: str | None, data: Path | None, dataset: str | None) -> list[str]:
-    """Returns an item's overrides for its clients and its data."""
+    """Returns an item's overrides for clients and data."""
     known, settings = type(item.settings).model_fields, []
     if dataset is not None:
         if "dataset" not in known:
@@ -168,7 +168,7 @@ def _make(
     how: Execution,
     budget: Budget | None,
 ) -> bool:
-    """Makes items one after the other, and returns whether no statement is contradicted."""
+    """Makes items sequentially, and returns whether no statement is contradicted."""
     folders, verdicts = [out / item.id for item in items], list[str]()
     results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
 
@@ -179,7 +179,7 @@ def _make(
             results[key] = item.make(config, saving)
         return results[key]
 
-    # Look at all directories before making an item, so that a refusal costs no work.
+    # Check all directories before making an item, so that no work is lost to an error.
     found = [
         finished(folder / "summary.json", config, before, seeds_too=budget is None)
         for config, folder in zip(configs, folders, strict=True)
@@ -206,7 +206,7 @@ def _make(
 
 
 def _item_of(folder: Path) -> str:
-    """Returns the id of the item whose result a folder holds, from its summary or its name."""
+    """Returns the id of the item in a folder, from its summary or its name."""
     return str(read_about(folder / "summary.json").content.get("id", folder.name))
 
 
@@ -228,7 +228,7 @@ def _write(
     """Writes and prints a reproduction, in the first process only."""
     if jax.process_index() > 0:
         return item.findings(dataset, config)
-    # Save in a thread, because compression releases the interpreter for judging and drawing.
+    # Save in a thread, because compression releases the GIL for judging and drawing.
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(save_dataset, dataset, directory / "result.nc")
         try:
@@ -236,7 +236,7 @@ def _write(
             figure = item.figure(dataset, findings.measured, config)
             plots.save_figure(figure, directory / "figure.png")
         finally:
-            saved.result()  # raises an error of saving, if any
+            saved.result()  # reraises an error of saving, if any
     about = item.summary(dataset, findings)
     save_about(directory / "summary.json", about, ("result.nc", "figure.png"))
     changed = "" if config == item.settings else ", with other settings"
@@ -246,12 +246,12 @@ def _write(
 
 
 def show_findings(title: str, findings: Findings, remedy: str) -> None:
-    """Prints the tables of an item, the verdicts on its paper's statements, and our own checks.
+    """Prints an item's tables, the verdicts on its paper's statements, and further checks.
 
     Args:
-      title: of a table that has none.
-      findings: of the item.
-      remedy: text on how to settle a statement.
+      title: the title of a table without one.
+      findings: the findings of the item.
+      remedy: text that explains how to settle a statement.
     """
     for each in findings.tables:
         heading = each.title or title

@@ -1,4 +1,4 @@
-"""Results on the terminal. Nothing here computes on a device."""
+"""Results on the terminal, without computing on a device."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def show(path: Path) -> None:
     try:
         dataset = open_result(file)
         about = _about(dataset)
-    except Exception as error:  # damaged content may make its readers raise anything
+    except Exception as error:  # damaged content can raise any exception
         raise RefusedError(f"{file}: this is no result; {remedy}") from error
     show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
@@ -42,7 +42,7 @@ def show(path: Path) -> None:
 
 
 def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
-    """Returns the manifest in short, and the dimensions."""
+    """Returns the manifest in brief, and the dimensions."""
     about: dict[str, Any] = dataset.attrs["manifest"]
     versions, device, wall = (about.get(key, {}) for key in ("versions", "device", "wall_seconds"))
     names = ("fedjax-mm", "jax")
@@ -60,7 +60,7 @@ def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
 
 
 def _values(dataset: xr.Dataset, dim: str) -> str:
-    """Returns the coordinates of a dimension in short."""
+    """Returns the coordinates of a dimension in brief."""
     size = dataset.sizes[dim]
     if dim not in dataset.coords:
         return str(size)
@@ -69,10 +69,10 @@ def _values(dataset: xr.Dataset, dim: str) -> str:
 
 
 def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) -> None:
-    """Writes a result to a tracker, and prints where its runs are.
+    """Exports a result to a tracker, and prints where its runs are.
 
     Raises:
-      RefusedError: if the path holds no result, or the tracker cannot be written.
+      RefusedError: if the path holds no result, or writing to the tracker fails.
     """
     with refusing(), shown_progress() as report:
         done = export_result(path, to, store, report)
@@ -82,10 +82,10 @@ def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) 
 
 
 def show_last(dataset: xr.Dataset) -> None:
-    """Prints the last values of a result, means over models and seeds with standard errors.
+    """Prints the last values of a result as means over models and seeds with standard errors.
 
-    Every point is a row; too many points are thinned out evenly. Metrics that do not fit the width
-    are named below. Without axes other than the algorithms all metrics are rows instead.
+    Each point is a row; if there are too many, evenly spaced ones are shown. Metrics that do not
+    fit the width are named below. If algorithms are the only axis, metrics are rows instead.
     """
     metrics = [
         str(name)
@@ -117,7 +117,7 @@ def show_last(dataset: xr.Dataset) -> None:
         shown.pop()
     columns = labels | {name: cells[name] for name in shown}
     rows = list(zip(*columns.values(), strict=True))
-    if len(rows) > _MOST_ROWS:  # spread evenly, because the first rows may be of one algorithm
+    if len(rows) > _MOST_ROWS:  # evenly spaced, because the first rows may belong to one algorithm
         rows = [rows[i * len(rows) // _MOST_ROWS] for i in range(_MOST_ROWS)]
     show_table([*columns], rows, title=title)
     if len(rows) < len(points):
@@ -129,14 +129,14 @@ def show_last(dataset: xr.Dataset) -> None:
 
 
 def _stopped(ended: np.ndarray) -> str:
-    """Returns how many runs met their target, and when."""
+    """Returns how many runs reached their target, and when."""
     rounds = ended[ended >= 0]
     when = f", in round {rounds.mean():.1f} on average" if rounds.size else ""
     return f"stopped at the target: {rounds.size:,} of {ended.size:,} runs{when}"
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
-    """Prints the times that a result took, and its files."""
+    """Prints how long a result took, and its files."""
     about = dataset.attrs["manifest"]
     wall, parts = about["wall_seconds"], about.get("parts")
     times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
@@ -152,10 +152,10 @@ def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.D
         last_round = dataset["round"].values[-1]
         last = values.sel(round=dataset.ended.where(dataset.ended >= 0, last_round))
     last = last.drop_vars("round").astype(float)
-    if "model" in last.dims:  # the mean skips NaN, the metrics of absent models
+    if "model" in last.dims:  # skips NaN, which marks absent models
         last = last.mean("model")
     if "diverged" in dataset:
-        # Negate, because NaN marks an absent run and compares false.
+        # Negate the comparison, because NaN marks an absent run and compares false.
         is_whole = ~(dataset.diverged >= 0).any("model")
         last = last.where(is_whole).assign(is_whole=is_whole)
     if "seed" not in last.dims:
@@ -166,7 +166,7 @@ def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.D
 
 
 def _text(mean: xr.Dataset, error: xr.Dataset, name: str, digits: int) -> str:
-    """Returns a metric at a point as text, with its standard error if known."""
+    """Formats a metric at a point, with its standard error if known."""
     value, around = mean[name].item(), error[name].item()
     if math.isnan(value):
         return "diverged" if "is_whole" in mean and mean.is_whole < 1 else "none"
@@ -174,12 +174,12 @@ def _text(mean: xr.Dataset, error: xr.Dataset, name: str, digits: int) -> str:
 
 
 def _label(value: Any) -> str:
-    """Returns a coordinate as text."""
+    """Formats a coordinate."""
     plain = value.item() if hasattr(value, "item") else value
     return f"{plain:g}" if isinstance(plain, float) else str(plain)
 
 
 def _width(column: tuple[str, Sequence[str]]) -> int:
-    """Returns the width of a column with its header, its padding and a line."""
+    """Returns the width of a column, including header, padding and border."""
     header, cells = column
     return max(map(len, (header, *cells))) + 3

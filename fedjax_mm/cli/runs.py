@@ -1,4 +1,4 @@
-"""The commands `run`, `sweep` and `merge`: each writes the result of a file, and prints it.
+"""The commands `run`, `sweep` and `merge`, which write and print the result of a file.
 
 Wrong input is a `RefusedError`, raised before anything is computed or written.
 """
@@ -39,11 +39,11 @@ _FILES = ("figure.png", PARAMS, RESULT)
 
 
 class Which(NamedTuple):
-    """The runs of a file that a command computes, and by which workers.
+    """Selects the runs of a file that a command computes, and the workers.
 
     Attributes:
-      part: of all runs, which are computed apart.
-      first_seed: the number of the first seed; a finished result has those before it.
+      part: the part of all runs to compute.
+      first_seed: the number of the first seed; a finished result has the seeds before it.
       executor: the name of the executor that computes parts of the runs.
     """
 
@@ -62,7 +62,7 @@ def run(
     *,
     with_params: bool = False,
 ) -> None:
-    """Runs the experiment in a file, which has no axes, or some of its runs."""
+    """Runs all or some runs of an experiment file without axes."""
     experiment, workers = _read(path, overrides, which, is_sweep=False)
     directory = out / path.stem
     _compute(experiment, directory, before, how, which.part, workers, with_params=with_params)
@@ -76,7 +76,7 @@ def sweep(
     before: Existing,
     how: Execution,
 ) -> None:
-    """Runs the experiment in a file at all points of its axes, or some of these runs."""
+    """Runs all or some runs of an experiment file with axes."""
     experiment, workers = _read(path, overrides, which, is_sweep=True)
     _compute(experiment, out / path.stem, before, how, which.part, workers)
 
@@ -107,10 +107,10 @@ def _compute(
 def _is_there(
     experiment: Experiment, directory: Path, before: Existing, *, with_params: bool = False
 ) -> bool:
-    """Returns whether a directory has the result of an experiment, to be left alone.
+    """Returns whether a directory already has the result of an experiment.
 
     Raises:
-      RefusedError: if it has that of another run, or lacks the seeds before the first.
+      RefusedError: if it has the result of another run, or lacks the seeds before the first.
     """
     path, first = directory / "manifest.json", experiment.first_seed
     if not first:
@@ -145,7 +145,7 @@ def _is_there(
 
 
 def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) -> bool:
-    """Returns whether a result has these seeds already, after completing its files."""
+    """Returns whether a result already has these seeds, after completing its files."""
     if not (directory / RESULT).exists():
         return False
     dataset = open_result(directory)
@@ -155,13 +155,13 @@ def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) 
     about = dataset.attrs["manifest"]
     if dataset.sizes["seed"] != of or {name: about.get(name) for name in wanted} != wanted:
         return False
-    if read_about(directory / "manifest.json").damage:  # a kill came before its end
+    if read_about(directory / "manifest.json").damage:  # it was killed before its end
         _finish(experiment, directory, dataset)
     return True
 
 
 def merge(directory: Path, before: Existing, first_seed: int) -> None:
-    """Joins the parts in a directory to the result that one machine would have written."""
+    """Joins the parts in a directory into the result that one machine would have written."""
     with refusing():
         paths = parts_in(directory, first_seed)
         about = load_piece(paths[0]).about
@@ -192,7 +192,7 @@ def outline(
     *,
     is_sweep: bool = False,
 ) -> None:
-    """Prints the plan of an experiment, with the numbers that are known before compilation."""
+    """Prints the plan of an experiment, as far as it is known before compilation."""
     experiment, workers = _read(path, overrides, which, is_sweep=is_sweep)
     with refusing(), shown_progress():
         show_plan(experiments.outline(experiment, how, which.part))
@@ -201,7 +201,7 @@ def outline(
 
 
 def show_plan(plan: Plan) -> None:
-    """Prints programs, batches, memory and work, before they begin."""
+    """Prints programs, batches, memory and work before the start."""
     rows = [
         (
             each.program.label,
@@ -222,9 +222,9 @@ def show_plan(plan: Plan) -> None:
 def _read(
     path: Path, overrides: Sequence[str], which: Which, *, is_sweep: bool
 ) -> tuple[Experiment, AnyExecutor | None]:
-    """Returns the experiment in a file, which has axes if it is a sweep, and its executor."""
+    """Reads the experiment in a file, with axes if it is a sweep, and its executor."""
     with refusing():
-        if path.stem in (".", ".."):  # results with this name would lie outside of OUT
+        if path.stem in (".", ".."):  # results with this name would be outside OUT
             raise ValueError(f"{path}: results have the file's name; give it one with letters")
         mine, overrides = split_off(overrides)
         experiment = load(path, Experiment, overrides)
@@ -241,10 +241,10 @@ def _read(
 def _run_and_save(
     experiment: Experiment, directory: Path, how: Execution, with_params: bool = False
 ) -> xr.Dataset:
-    """Returns the result after saving it, and saves the partial result if divergence ends the run.
+    """Runs an experiment and saves its result, or the partial result if divergence ends the run.
 
     Raises:
-      DivergenceError: if a model diverged and that ends the run.
+      DivergenceError: if a model diverged and divergence ends the run.
     """
     try:
         if with_params:
@@ -252,7 +252,7 @@ def _run_and_save(
             return _save(experiment, directory, dataset, params)
         return _save(experiment, directory, experiments.run(experiment, how))
     except DivergenceError as error:
-        # A part has no result then, and with a first seed there is a result, which is whole.
+        # A part has no result in that case, and with `first_seed` the existing result is complete.
         if error.partial is not None and experiment.first_seed == 0:
             _save(experiment, directory, error.partial)
         raise
@@ -261,13 +261,13 @@ def _run_and_save(
 def _save(
     experiment: Experiment, directory: Path, dataset: xr.Dataset, params: list[Params] | None = None
 ) -> xr.Dataset:
-    """Returns the result, with earlier seeds if there are any, after the first process saved it."""
+    """Saves the result in the first process and returns it, with earlier seeds if there are any."""
     if jax.process_index() > 0:
         return dataset
     if experiment.first_seed:
         dataset = join_seeds(open_result(directory), dataset)
     save_dataset(dataset, directory / RESULT)
-    # Remove an earlier run's parameters, which would seem to belong to this result.
+    # Remove an earlier run's parameters, because they would seem to belong to this result.
     (directory / PARAMS).unlink(missing_ok=True)
     if params is not None:
         save_params(params, dataset, directory / PARAMS)
@@ -276,7 +276,7 @@ def _save(
 
 
 def _finish(experiment: Experiment, directory: Path, dataset: xr.Dataset) -> None:
-    """Draws the figure of a sweep, and writes the manifest, the last file of a result."""
+    """Draws the figure of a sweep and writes the manifest, which is the last file of a result."""
     if experiment.axes:
         _draw_overview(dataset, directory / "figure.png")
     made = [name for name in _FILES if (directory / name).exists()]

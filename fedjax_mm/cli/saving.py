@@ -1,4 +1,4 @@
-"""Directories of results: their content before a command, and their checkpoints during it."""
+"""Result directories: existing content before a command, and checkpoints during it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +24,7 @@ to be overwritten, and an unfinished run is kept unless it is to be resumed."""
 
 
 def existing(resume: bool, overwrite: bool) -> Existing:
-    """Returns the treatment of a directory's earlier work, from the options."""
+    """Returns how to treat earlier work in a directory, from the options."""
     with refusing():
         if resume and overwrite:
             raise ValueError(
@@ -34,7 +34,7 @@ def existing(resume: bool, overwrite: bool) -> Existing:
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
-    """Returns the execution of a run, from the options, with the memory in GiB."""
+    """Returns how to execute a run, from the options, with memory in GiB."""
     with refusing():
         if memory is not None and not memory > 0:
             raise ValueError(f"--memory is {memory:g}; it must be positive")
@@ -45,7 +45,7 @@ def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Exe
 
 
 def part(text: str | None) -> Part | None:
-    """Returns the part that an option names, if it is given."""
+    """Parses the part given by an option, if any."""
     with refusing():
         return None if text is None else part_of(text)
 
@@ -58,14 +58,14 @@ def finished(
     seeds_too: bool = True,
     files: Sequence[str] = (),
 ) -> Mapping[str, Any] | None:
-    """Returns this run's finished result if it is to be left alone, else None.
+    """Returns this run's finished result if it should be kept, else None.
 
     Args:
-      path: of a result's summary or manifest.
+      path: the path of a result's summary or manifest.
       config: all settings of the run.
-      before: the treatment of earlier work.
-      seeds_too: whether a result with another number of seeds counts as another result.
-      files: the files that the result must have in addition to its Dataset.
+      before: how to treat earlier work.
+      seeds_too: whether a result with a different number of seeds counts as another result.
+      files: the files that the result must have besides its Dataset.
     """
     # Unfinished work over a finished result means that it was begun with `--overwrite`, or adds
     # seeds to it.
@@ -85,13 +85,13 @@ def finished(
 
 
 def leave_alone(directory: Path) -> None:
-    """Says that there is nothing to do."""
+    """Reports that there is nothing to do."""
     say(f"{directory} is complete; nothing to resume")
 
 
 @contextmanager
 def made(directories: Sequence[Path]) -> Iterator[None]:
-    """Makes writable directories, and removes empty ones at the end."""
+    """Makes writable directories, and removes those still empty at the end."""
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     with refusing(), wanted_for_results(directories[0]):
         new = sorted((path for path in parents if not path.exists()), reverse=True)
@@ -103,13 +103,13 @@ def made(directories: Sequence[Path]) -> Iterator[None]:
             yield
         finally:
             for path in new:
-                with suppress(OSError):  # it holds results, or was never made
+                with suppress(OSError):  # not empty, or never made
                     path.rmdir()
 
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Lets no other process write into a directory, which may hold no unfinished run."""
+    """Locks a directory for this process, after checking that it holds no unfinished run."""
     with made([directory]):
         with refusing():
             lock = Checkpoints(directory, resume=False).open()
@@ -119,7 +119,7 @@ def alone(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
-    """Adds a progress bar, and checkpoints that are discarded when all is written."""
+    """Adds a progress bar and checkpoints, which are deleted once the result is written."""
     with made([directory]):
         try:
             with _checkpointed(directory, before, how) as saving:

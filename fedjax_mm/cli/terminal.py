@@ -1,4 +1,4 @@
-"""Output on the terminal: text, tables, and progress."""
+"""Terminal output: text, tables and progress."""
 
 import datetime
 import threading
@@ -24,7 +24,7 @@ notes = Console(stderr=True, markup=False, emoji=False)
 
 
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
-    """Prints text without markup and without breaking long lines."""
+    """Prints text without interpreting markup or wrapping lines."""
     on.print(text, style=style, highlight=False, soft_wrap=True)
 
 
@@ -51,7 +51,7 @@ def show_table(
 ) -> None:
     """Prints a table, with rich's options in `how`."""
     rows = [*rows]
-    # In a narrow terminal break headers before cells, because rich would break the longest text.
+    # In a narrow terminal wrap headers before cells, because rich would wrap the longest text.
     columns = list(zip(header, *rows, strict=True))
     least = [max(map(len, (*name.split(), *cells)), default=0) for name, *cells in columns]
     is_tight = sum(max(map(len, column)) + 3 for column in columns) >= on.width
@@ -66,9 +66,9 @@ def show_table(
 
 @contextmanager
 def shown_progress() -> Iterator[_Report]:
-    """Shows a bar with the current work, the time since the start and the time left.
+    """Shows a progress bar with the current work, the elapsed time and the time left.
 
-    Output that is no terminal, such as a cluster's log, gets a line from time to time instead.
+    Output that is not a terminal, such as a cluster's log, gets an occasional line instead.
     """
     if not notes.is_terminal:
         with reminded(log_lines()) as report:
@@ -107,9 +107,9 @@ def log_lines() -> _Report:
 
 @contextmanager
 def reminded(report: _Report) -> Iterator[_Report]:
-    """Prints a reminder of the current work from time to time while nothing is reported.
+    """Prints an occasional reminder of the current work while no progress is reported.
 
-    One round may take hours without a report if it has many local steps.
+    A round with many local steps may take hours without a report.
     """
     is_over, last, doing = threading.Event(), time.monotonic(), "starting"
 
@@ -133,14 +133,14 @@ def reminded(report: _Report) -> Iterator[_Report]:
 
 
 def time_left() -> Callable[[int, int], str]:
-    """Returns a function that forecasts the time left, from the speed since the work began."""
+    """Returns a function that estimates the time left, from the speed since the work began."""
     start: tuple[float, int, int] | None = None
 
     def left(done: int, total: int) -> str:
         nonlocal start
         now = time.monotonic()
-        # Restart the clock if `done` has not grown, because after compilation the first reports may
-        # count work of an earlier session, and a new total starts from 0.
+        # Restart the clock if `done` has not increased, because the first reports after compilation
+        # may count work of an earlier session, and a new total starts from 0.
         if start is None or total != start[2] or done <= start[1]:
             start = now, done, total
             return ""

@@ -13,7 +13,7 @@ from fedjax_mm.sweeps.errors import refusing
 
 
 def bench(names: Sequence[str], repeats: int) -> None:
-    """Times workloads, all if none is named, and prints a table of each kind."""
+    """Times workloads, by default all, and prints one table per kind."""
     known = workloads.WORKLOADS
     with refusing():
         if repeats < 1:

@@ -1,4 +1,4 @@
-"""Checked conversion of users' arrays to NumPy arrays of JAX's types.
+"""Checked conversion of user arrays to NumPy arrays with JAX's dtypes.
 
 Each array is checked once, on the host, before it is copied to a device. Traced arrays pass.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def leaves_of(tree: Any) -> tuple[list[Any], Any]:
-    """Returns the arrays of a pytree, where a list of numbers is an array, and its structure.
+    """Flattens a pytree in which a list of numbers counts as one array.
 
     Example:
       >>> arrays, structure = leaves_of(([[1, 2], [3, 4]], np.zeros(2)))
@@ -26,15 +26,15 @@ def _is_list(x: Any) -> bool:
 
 
 def array_of(name: str, values: Any, *, check: bool = True) -> Any:
-    """Returns numbers as an array of the type that JAX gives them: 32 bits, unless x64 is enabled.
+    """Returns numbers as an array with JAX's dtype: 32 bits, unless x64 is enabled.
 
     Args:
-      name: for messages.
+      name: the argument's name, for messages.
       values: an array, a list, a data frame or one of its columns.
-      check: False skips the pass over the numbers.
+      check: False skips the check that the numbers are finite.
 
     Raises:
-      ValueError: if they are not numbers, do not fit the type, or are not finite.
+      ValueError: if the values are not numbers, do not fit the dtype, or are not finite.
 
     Example:
       >>> array_of("X", [[1.5, 2], [3, 4]]).dtype
@@ -85,18 +85,18 @@ def check_fits(name: str, x: np.ndarray, kind: np.dtype) -> None:
 
 
 def is_known(x: Any) -> bool:
-    """Whether the values of an array can be read here, and are not traced or on other hosts."""
+    """Whether an array's values can be read here: not traced, and not on another host."""
     is_here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return isinstance(x, np.ndarray) or (is_here and x.is_fully_addressable)
 
 
 def check_finite(name: str, x: np.ndarray) -> None:
-    """Raises `ValueError`, with the first row, unless all numbers of an array are finite."""
+    """Raises `ValueError`, naming the first bad row, unless an array is finite."""
     if x.dtype.kind in "biu":
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        # Try the sum first, because it takes one pass without a copy. Look at every number if the
-        # sum is not finite, because a sum of finite numbers may overflow.
+        # Try the sum first, because it takes one pass without a copy. If it is not finite, check
+        # every entry, because a sum of finite numbers may overflow.
         if np.isfinite(np.sum(x)):
             return
     is_finite = np.isfinite(x).reshape(len(x), -1).all(1) if x.ndim else np.isfinite(x)[None]
@@ -108,15 +108,15 @@ def check_finite(name: str, x: np.ndarray) -> None:
 
 
 def check_labels(name: str, y: np.ndarray, num_classes: int | None = None) -> None:
-    """Raises `ValueError`, with the first row, unless labels are whole numbers 0 ... C - 1.
+    """Raises `ValueError`, naming the first bad row, unless labels are integers 0 ... C - 1.
 
     Args:
-      name: for messages.
+      name: the argument's name, for messages.
       y: numbers; each entry of a row is a label.
-      num_classes: C; None allows any class of 31 bits.
+      num_classes: C; None allows any class that fits 31 bits.
     """
     limit = 2**31 if num_classes is None else num_classes
-    # NaN is refused, too, because comparisons with it are false.
+    # NaN is rejected too, because comparisons with it are false.
     if y.min() >= 0 and y.max() < limit and (y.dtype.kind in "biu" or np.all(y == np.floor(y))):
         return
     is_label = (y >= 0) & (y < limit) & (y == np.floor(y))

@@ -1,4 +1,4 @@
-"""CelebA in its published files: clients are celebrities, label columns are attributes."""
+"""CelebA from its published files: clients are celebrities, label columns are attributes."""
 
 import difflib
 import hashlib
@@ -35,22 +35,22 @@ def load_celeba(
 ) -> FederatedData:
     """Loads CelebA, one client for each celebrity with enough images.
 
-    Labels are ``int32[examples, attributes]`` of 0 and 1, one column for each of `attributes`, and
-    C is 2. Images are uint8 RGB, resized to a square. The folder `cache` keeps the decoded images.
+    Labels are 0 or 1, ``int32[examples, attributes]``, with one column for each of `attributes`; C
+    is 2. Images are uint8 RGB, resized to a square. Decoded images are kept in the folder `cache`.
 
     Args:
-      directory: the folder of ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and
+      directory: the folder with ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and
         ``img_align_celeba/``.
-      attributes: names, such as ``["Smiling", "Eyeglasses"]``.
-      image_size: pixels a side.
+      attributes: names of attributes, such as ``["Smiling", "Eyeglasses"]``.
+      image_size: pixels per side.
       min_images: celebrities with fewer are left out.
       num_clients: the number of celebrities, drawn at random; by default all.
-      balance: leaves out random images of the larger class until both classes have equally many
-        images over all clients. For one attribute only: no selection balances several at once.
-      test_fraction: of each client's images.
-      seed: of the choice of clients and images, and of the split.
-      cache: the folder of the decoded images; by default ``decoded`` in `directory`.
-      progress: called after each image with the numbers of decoded images and of all images.
+      balance: whether to drop random images of the larger class until both classes have equally
+        many images over all clients. It requires exactly one attribute.
+      test_fraction: the fraction of each client's images for testing.
+      seed: the seed for choosing clients and images, and for the split.
+      cache: the folder for decoded images; by default ``decoded`` in `directory`.
+      progress: called after each image with the number of decoded images and the total.
 
     Raises:
       FileNotFoundError: if a file or an image is missing.
@@ -185,7 +185,7 @@ def _frequent(rows: np.ndarray, owner: np.ndarray, min_images: int) -> np.ndarra
 def _balanced(
     rows: np.ndarray, y: np.ndarray, owner: np.ndarray, min_images: int, rng: np.random.Generator
 ) -> np.ndarray:
-    # Celebrities with too few images are dropped too, which changes the balance again.
+    # Dropping celebrities with too few images changes the balance again.
     larger, surplus = _larger_class(y[rows])
     while surplus:
         rows = _frequent(np.delete(rows, rng.permutation(larger)[:surplus]), owner, min_images)
@@ -214,7 +214,7 @@ def _thinned(
 
 
 def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns the places of the larger class, and its surplus over the other class."""
+    """Returns the indices of the larger class, and its surplus over the other class."""
     places = np.flatnonzero(y == (2 * y.sum() > len(y)))
     return places, 2 * len(places) - len(y)
 
@@ -229,12 +229,13 @@ def _decoded(
         try:
             images = np.load(target, allow_pickle=False)
         except (ValueError, EOFError):
-            images = np.empty(0)  # decode the images again, because the file is damaged
+            images = np.empty(0)  # decode again, because the file is damaged
         if images.shape == shape and images.dtype == np.uint8:
             return images
     cache.mkdir(parents=True, exist_ok=True)
-    # A folder that cannot be written fails here, not after hours of decoding. The file is written
-    # aside and renamed, so that it is whole also if several processes decode at once.
+    # Make a temporary folder before decoding, so that an unwritable cache fails now and not after
+    # hours. Write there and rename, so that the file is complete even if several processes decode
+    # at once.
     with tempfile.TemporaryDirectory(dir=cache) as aside:
         images = np.empty(shape, np.uint8)
         for i, path in enumerate(paths):
@@ -246,7 +247,7 @@ def _decoded(
 
 
 def _digest(paths: list[Path], image_size: int) -> str:
-    # It changes with the selection, the order, the size, and the image files.
+    # The key depends on the selection, the order, the size and the image files.
     digest = hashlib.sha256(f"{image_size}\n".encode())
     for path in paths:
         if not path.is_file():

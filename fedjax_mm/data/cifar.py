@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their published binary files."""
+"""CIFAR-10 and CIFAR-100 from their published binary files."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,35 +12,39 @@ from fedjax_mm.files import check_regular
 CIFARName = Literal["cifar-10", "cifar-100"]
 CIFARLabels = Literal["fine", "coarse"]
 
-_FOLDERS = {"cifar-10": "cifar-10-batches-bin", "cifar-100": "cifar-100-binary"}  # in the archives
+_FOLDERS = {
+    "cifar-10": "cifar-10-batches-bin",
+    "cifar-100": "cifar-100-binary",
+}  # inside the archives
 _FILES = {
     "cifar-10": ([f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin"),
     "cifar-100": (["train.bin"], "test.bin"),
 }
-# The labels of a record, in the order of its first bytes, and their numbers of classes.
+# The label bytes at the start of a record, and their numbers of classes.
 _CLASSES = {"cifar-10": {"fine": 10}, "cifar-100": {"coarse": 20, "fine": 100}}
-_SHAPE = (3, 32, 32)  # of an image in a file: red, green and blue
+_SHAPE = (3, 32, 32)  # image shape in a file, with channels red, green, blue
 
 
 @checked
 def load_cifar(
     directory: str | Path, *, name: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
 ) -> Pool:
-    """Loads CIFAR-10 or CIFAR-100 from the files of their "binary version".
+    """Loads CIFAR-10 or CIFAR-100 from their "binary version" files.
 
-    Images are ``uint8[examples, 32, 32, 3]``; the files have the channels first.
+    Images are ``uint8[examples, 32, 32, 3]``, converted from the files' channels-first layout.
 
     Args:
-      directory: the folder of the files, ``data_batch_1.bin`` ... ``data_batch_5.bin`` and
-        ``test_batch.bin``, or ``train.bin`` and ``test.bin``; or the folder of the archive's
+      directory: the folder with the files ``data_batch_1.bin`` ... ``data_batch_5.bin`` and
+        ``test_batch.bin``, or ``train.bin`` and ``test.bin``, or the parent of the archive's folder
         ``cifar-10-batches-bin`` or ``cifar-100-binary``.
       name: the dataset.
-      labels: of CIFAR-100: the 100 fine or the 20 coarse classes.
+      labels: for CIFAR-100, the 100 fine or the 20 coarse classes.
 
     Raises:
       FileNotFoundError: if a file is missing; the message names it.
-      ValueError: if the name is unknown, CIFAR-10 is to have coarse labels, or a file is empty, cut
-        off, or has a label out of its range; the message names the file and the record, from 0.
+      ValueError: if the name is unknown, coarse labels are requested for CIFAR-10, or a file is
+        empty, truncated, or has a label out of range; the message names the file and the record,
+        counted from 0.
 
     Example:
       >>> import pathlib, tempfile
@@ -65,7 +69,7 @@ def load_cifar(
 def check_cifar(
     directory: str | Path, *, name: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
 ) -> None:
-    """Raises `load_cifar`'s errors about names and missing files, without reading any file.
+    """Raises the errors of `load_cifar` about names and missing files, without reading any file.
 
     Example:
       >>> check_cifar("nowhere")

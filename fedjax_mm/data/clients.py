@@ -1,4 +1,4 @@
-"""Flat store of every client's examples, and minibatches drawn from it on the device."""
+"""Flat storage of all clients' examples, and minibatches drawn from it on the device."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,19 +19,18 @@ from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClientData:
-    """Examples of all clients in one array, in the order of the clients, built by `client_data`.
+    """Examples of all clients in one array, ordered by client, built by `client_data`.
 
     Attributes:
-      examples: a pytree of arrays with a leading axis over all examples. Those that a draw of a
-        stack leaves out are among them, so that only `counts`, `offsets` and `order` say which
-        examples clients have.
-      offsets: ``int32[clients]``, the first place of each client; a stack has a leading axis.
+      examples: a pytree of arrays with a leading axis over all examples. It may contain examples
+        that no client has, so look up clients' examples by `counts`, `offsets` and `order`.
+      offsets: ``int32[clients]``, each client's first place; a stack has a leading axis.
       counts: ``int32[clients]``, n_k >= 1; a stack has a leading axis.
-      min_count: a lower bound of all n_k.
-      max_count: S, an upper bound of all n_k.
-      num_examples: an upper bound of the sum of all n_k.
-      order: ``int32[places]``, the row in `examples` of each place, sorted by client; a stack has a
-        leading axis. None if the examples themselves are sorted by client.
+      min_count: a lower bound on n_k.
+      max_count: S, an upper bound on n_k.
+      num_examples: an upper bound on the sum of all n_k.
+      order: ``int32[places]``, the row in `examples` for each place, sorted by client; a stack has
+        a leading axis. None if the examples themselves are sorted by client.
     """
 
     examples: Any
@@ -48,7 +47,7 @@ class ClientData:
         return self.counts.shape[-1]
 
     def select(self, index: Any) -> "ClientData":
-        """Returns the store at an index, which may be traced, of a stack by `stack_client_data`."""
+        """Returns one store of a stack of `stack_client_data`, by a possibly traced index."""
         order = None if self.order is None else self.order[index]
         return dataclasses.replace(
             self, offsets=self.offsets[index], counts=self.counts[index], order=order
@@ -71,7 +70,7 @@ class ClientData:
         return dataclasses.replace(self, examples=examples, order=None)
 
     def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """Returns the number of batches in an epoch, ``ceil(n_k / B)``, an int if equal for all.
+        """Returns the batches per epoch, ``ceil(n_k / B)``, as an int if equal for all clients.
 
         Example:
           >>> client_data([np.ones(20), np.ones(11)]).num_batches(jnp.int32(1), 10)
@@ -85,9 +84,9 @@ class ClientData:
     def batch(
         self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
-        """Returns the rows of one local step, for `take`, and their weights 1 or 0.
+        """Returns the rows of one local step, for `take`, and their weights, 1 or 0.
 
-        Rows of weight 0 fill the batch. They are some of the client's own.
+        Rows of weight 0 pad the batch; they are examples of the same client.
         """
         rows, is_there = self._rows(hash_words(rng_key), self.counts[client], step, how)
         return self.offsets[client] + rows, is_there.astype(float)
@@ -99,8 +98,8 @@ class ClientData:
         def taken(x: Array) -> Array:
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 return x[rows]
-            # Multiply by a factor of 1 that XLA does not know, because on a CPU it copies rows one
-            # number at a time, but uses vector instructions for a product.
+            # Multiply by a 1 that XLA cannot see through, because on CPUs it copies rows one number
+            # at a time but vectorizes a product.
             one = (rows >= 0).astype(x.dtype)
             return x[rows] * one.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -115,8 +114,8 @@ class ClientData:
     def _rows(
         self, words: UInt32[Array, "2"], count: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-        # Return the numbers of the client's examples, from 0, and whether they count. Every number
-        # is a function of (key, step, place), so that nothing is stored.
+        # Return indices of the client's examples, from 0, and whether they count. An index is a
+        # function of (key, step, place), so no permutation is stored.
         places = jnp.arange(how.size or self.max_count, dtype=jnp.int32)
         if how.size is None and how.limit is not None:
             rows = shuffled(fold_words(words, step), places, count)
@@ -136,12 +135,12 @@ def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> Cl
 
     Args:
       examples_per_client: for each client a pytree of arrays with a leading axis of n_k examples.
-        Lists, data frames and their columns are arrays.
-      check: False skips the check, a pass over all numbers, that they are finite.
+        Lists, data frames and their columns count as arrays.
+      check: False skips the check that all numbers are finite.
 
     Raises:
-      ValueError: if no client is given, a client has no examples or unequal numbers of them, arrays
-        of clients differ, or have entries that are not finite numbers.
+      ValueError: if no client is given, a client has no examples or arrays of different lengths,
+        clients' arrays have different shapes or types, or an entry is not finite.
 
     Example:
       >>> import numpy as np
@@ -180,7 +179,7 @@ def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> Cl
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns all clients' arrays as one, or raises `ValueError` if examples differ in shape."""
+    """Concatenates clients' arrays, or raises `ValueError` if examples differ in shape."""
     first = arrays[0].shape[1:]
     for client, x in enumerate(arrays):
         if x.shape[1:] != first:
@@ -196,9 +195,9 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
 
     Args:
       examples: a pytree of arrays with a leading axis over all examples. Lists, data frames and
-        their columns are arrays.
+        their columns count as arrays.
       counts: ``[clients]``, n_k >= 1.
-      check: False skips the check, a pass over all numbers, that they are finite.
+      check: False skips the check that all numbers are finite.
 
     Raises:
       ValueError: if no client is given, a client has no examples, the counts do not add up, or
@@ -212,7 +211,7 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
     counts = np.asarray(counts)
     if counts.ndim != 1 or not len(counts) or counts.dtype.kind not in "iu" or counts.min() < 1:
         raise ValueError(f"counts is {counts}; give at least one client, and each 1 or more")
-    counts = counts.astype(np.int64)  # because sums of narrow types would wrap
+    counts = counts.astype(np.int64)  # sums of narrow types would wrap
     leaves, structure = leaves_of(examples)
     arrays = [array_of("an array of examples", leaf, check=check) for leaf in leaves]
     for array in arrays:
@@ -223,15 +222,15 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
 
 
 def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
-    """Joins several data of the same clients in one flat store, of which `select` returns one.
+    """Stacks several stores of the same clients, from which `select` picks one.
 
-    Models or replicas with different data then share one store, without padding.
+    Models or replicas with different data can then share one store without padding.
 
     Args:
-      stores: stores of equally many clients, with examples of the same form.
+      stores: stores with the same number of clients and the same shapes of examples.
 
     Raises:
-      ValueError: if numbers of clients differ.
+      ValueError: if the numbers of clients differ.
 
     Example:
       >>> import numpy as np
@@ -257,16 +256,17 @@ def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
 
 
 def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> ClientData:
-    """Deals examples to clients in several ways, of which `select` returns one, without copies.
+    """Stacks several partitions of one dataset without copies, from which `select` picks one.
 
     Clients may share examples.
 
     Args:
       examples: a pytree of arrays with a leading axis over all examples.
-      deals: for each way and each client, the rows of its examples, 1 or more.
+      deals: for each partition and each client, the rows of its examples, 1 or more.
 
     Raises:
-      ValueError: if numbers of clients differ, a client has no example, or a row does not exist.
+      ValueError: if the numbers of clients differ, a client has no examples, or a row does not
+        exist.
 
     Example:
       >>> import numpy as np
@@ -285,7 +285,7 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
     if len(lengths) != 1:
         raise ValueError(f"examples have the lengths {sorted(lengths)}; give arrays of one length")
-    # Pad shorter ways with row 0, because no client's places reach the padding.
+    # Pad shorter partitions with row 0, which is never read because no client's places reach it.
     order = np.zeros((len(counts), counts.sum(1).max()), np.int64)
     for places, parts in zip(order, deals, strict=True):
         rows = np.concatenate([np.asarray(each) for each in parts])

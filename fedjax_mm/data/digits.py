@@ -1,4 +1,4 @@
-"""Handwritten digits of scikit-learn: real images without a download."""
+"""scikit-learn's handwritten digits: real images that need no download."""
 
 import importlib
 import importlib.util
@@ -13,14 +13,14 @@ from fedjax_mm.data.partition import generator
 
 @checked
 def digits(*, test_fraction: Fraction = 0.2, seed: int = 0) -> Pool:
-    """Loads the 1,797 digits of scikit-learn, 8 x 8 pixels, 10 classes.
+    """Loads scikit-learn's 1,797 digits: 8 x 8 pixels, 10 classes.
 
     Args:
-      test_fraction: of each class.
-      seed: of the choice of the test images.
+      test_fraction: the fraction of each class for testing.
+      seed: the seed for choosing test images.
 
     Raises:
-      ValueError: if `test_fraction` does not lie between 0 and 1.
+      ValueError: if `test_fraction` is not between 0 and 1.
 
     Example:
       >>> pool = digits()
@@ -43,7 +43,7 @@ def digits(*, test_fraction: Fraction = 0.2, seed: int = 0) -> Pool:
 
 def _table() -> np.ndarray:
     """Returns the pixels, 0 to 16, and the label of every digit."""
-    # Do not import scikit-learn, because that takes a second, the time of a whole small sweep.
+    # Do not import scikit-learn, because that takes a second, as long as a small sweep.
     package = importlib.util.find_spec("sklearn")
     if package is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets/data/digits.csv.gz"

@@ -1,4 +1,4 @@
-"""Datasets dealt to clients, their training and test rows, and flipped labels."""
+"""Distributes datasets to clients, splits rows into training and test, and flips labels."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,22 +18,23 @@ Examples: TypeAlias = tuple[Any, Any]
 
 
 def check_min_examples(name: str, value: int) -> None:
-    """Raises `ValueError` unless the smallest client can have a training and a test example."""
+    """Raises `ValueError` unless every client can have a training and a test example."""
     if value < 2:
         raise ValueError(f"{name} is {value}; a training and a test set need 2 examples")
 
 
 @checked
 def split_parts(parts: Parts, *, test_fraction: Fraction, seed: int = 0) -> tuple[Parts, Parts]:
-    """Shuffles every client's rows and divides them into training and test rows.
+    """Shuffles each client's rows and splits them into training and test rows.
 
     Args:
-      parts: the rows of each client, 2 or more.
-      test_fraction: of each client's rows, rounded; each side gets at least one row.
-      seed: of the shuffles.
+      parts: each client's rows, 2 or more.
+      test_fraction: the fraction of each client's rows for testing, rounded so that each side gets
+        at least one row.
+      seed: the seed of the shuffles.
 
     Raises:
-      ValueError: if the fraction does not lie between 0 and 1, or a client has fewer than 2 rows.
+      ValueError: if the fraction is not between 0 and 1, or a client has fewer than 2 rows.
 
     Example:
       >>> train, test = split_parts([np.arange(10), np.arange(10, 12)], test_fraction=0.4)
@@ -66,25 +67,25 @@ def federate(
     seed: int = 0,
     check: bool = True,
 ) -> FederatedData:
-    """Deals a dataset to clients.
+    """Distributes a dataset to clients.
 
     Args:
       data: arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, which may be lists or data frames;
         a `Pool`; or a scikit-learn `Bunch`.
-      clients: each client's rows of the training examples; `fedjax_mm.data.partition` deals them.
-      clients_test: each client's rows of the test examples; by default all clients share the whole
-        test set.
-      test_fraction: divides each client's rows into a training and a test set, by `split_parts`;
-        test examples in `data` are not used. Give this or `clients_test`. It is 0.2 for arrays
-        without test examples.
+      clients: each client's rows of the training set, for example from `fedjax_mm.data.partition`.
+      clients_test: each client's rows of the test set; by default all clients share the whole test
+        set.
+      test_fraction: the fraction of each client's rows that `split_parts` moves to a test set; the
+        test examples in `data` are then not used. Give this or `clients_test`. The default for
+        arrays without test examples is 0.2.
       num_classes: C, for arrays; by default 1 more than the largest label.
-      seed: of that division.
-      check: False skips the check, a pass over all features, that they are finite.
+      seed: the seed of that split.
+      check: False skips the check that all features are finite.
 
     Raises:
       ValueError: if arrays or labels do not fit together or are not finite, a client has no
-        example, a row does not exist, a row comes twice where the rows are divided, the rows are of
-        different numbers of clients, or both `clients_test` and `test_fraction` are given.
+        examples, a row does not exist, a row occurs twice in a split, `clients` and `clients_test`
+        differ in length, or both `clients_test` and `test_fraction` are given.
 
     Example:
       >>> import fedjax_mm
@@ -121,15 +122,15 @@ def federate(
 
 @checked
 def flipped_clients(num_clients: Count, *, fraction: Share, seed: int = 0) -> np.ndarray:
-    """Returns the clients whose labels `flip_labels` flips, in order.
+    """Returns the sorted clients whose labels `flip_labels` flips.
 
     Args:
       num_clients: N.
-      fraction: of the clients, rounded to a whole number of them.
-      seed: of the draw.
+      fraction: the fraction of clients, rounded to a whole number of them.
+      seed: the seed of the draw.
 
     Raises:
-      ValueError: if the fraction does not lie between 0 and 1.
+      ValueError: if the fraction is not between 0 and 1.
 
     Example:
       >>> len(flipped_clients(100, fraction=0.3))
@@ -142,17 +143,17 @@ def flipped_clients(num_clients: Count, *, fraction: Share, seed: int = 0) -> np
 def flip_labels(
     data: FederatedData, *, fraction: Share, test: bool = True, seed: int = 0
 ) -> FederatedData:
-    """Replaces the labels y of some clients by C - 1 - y, in training and in test.
+    """Replaces labels y of some clients by C - 1 - y, in the training and the test set.
 
     Args:
       data: the clients' data, with test examples of every client.
-      fraction: of the clients.
-      test: False leaves the test labels as they are.
-      seed: of the choice of clients, by `flipped_clients`.
+      fraction: the fraction of clients.
+      test: False leaves the test labels unchanged.
+      seed: the seed for choosing clients by `flipped_clients`.
 
     Raises:
-      ValueError: if the fraction does not lie between 0 and 1, or test labels are to be flipped and
-        the test set is one pool.
+      ValueError: if the fraction is not between 0 and 1, or `test` is true but the test set is a
+        single pool.
 
     Example:
       >>> labels = np.arange(100, dtype=np.int32) % 10
@@ -170,7 +171,7 @@ def flip_labels(
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
 
     def flip(split: ClientData) -> ClientData:
-        # Change the labels in a copy, because several ways to deal may share the store.
+        # Change a copy of the labels, because several partitions may share the store.
         x, y = split.gathered().examples
         counts = np.asarray(split.counts)
         rows = np.isin(np.repeat(np.arange(num_clients), counts), clients)
@@ -211,7 +212,7 @@ def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:
 
 
 def _check_apart(parts: Parts, num_examples: int) -> None:
-    """Raises `ValueError` if a row comes twice, because it might be trained on and tested."""
+    """Raises `ValueError` if a row occurs twice, because it could end up in both sets."""
     counts = np.bincount(np.concatenate(parts), minlength=num_examples)
     if counts.max() > 1:
         raise ValueError(
@@ -223,4 +224,4 @@ def _check_apart(parts: Parts, num_examples: int) -> None:
 def _gather(source: tuple[np.ndarray, np.ndarray], parts: Parts) -> ClientData:
     rows, counts = np.concatenate(parts), [len(mine) for mine in parts]
     x, y = (np.asarray(array)[rows] for array in source)
-    return flat_client_data((x, y), counts, check=False)  # because the whole source was checked
+    return flat_client_data((x, y), counts, check=False)  # the whole source was checked

@@ -1,4 +1,4 @@
-"""Datasets: a pool of examples, and the training and test examples of every client."""
+"""Datasets: a pool of examples, and each client's training and test examples."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ DataKind = Literal["real", "synthetic", "surrogate"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
-    """Every client's examples ``(features, labels)``.
+    """Each client's examples ``(features, labels)``.
 
     Attributes:
-      name: of the source, for titles and manifests.
+      name: the name of the source, for titles and manifests.
       kind: real, synthetic or surrogate.
       num_classes: C; labels are 0 ... C - 1.
       train: ``(x [examples, ...], y int32[examples])`` of N clients. Images are uint8 0 ... 255
         with channels last; other features are float32.
-      test: test examples, of the same N clients or of one pool that all share.
+      test: test examples, either of the same N clients or of one pool that all clients share.
     """
 
     name: str = dataclasses.field(metadata={"static": True})
@@ -47,7 +47,7 @@ class FederatedData:
         *draws, clients = np.shape(self.train.counts) or (1,)
         first, *_ = jax.tree.leaves(self.train.examples, is_leaf=lambda x: x is None)
         shape = np.shape(first)[1:]
-        most = "at most " if draws else ""  # draws of unequal sizes have one bound
+        most = "at most " if draws else ""  # one bound for draws of unequal sizes
         return (
             f"{f'{draws[0]} draws of ' if draws else ''}{clients} clients, {most}"
             f"{self.train.num_examples} + {self.test.num_examples} examples of {shape}, "
@@ -55,14 +55,14 @@ class FederatedData:
         )
 
     def select(self, index: Any) -> "FederatedData":
-        """Returns the dataset at an index, which may be traced, of a stack by `stack_data`."""
+        """Returns one dataset of a stack of `stack_data`, by a possibly traced index."""
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
 
 
 def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
-    """Returns clients' data if labels, shapes and clients fit together.
+    """Returns the clients' data after checking that labels, shapes and clients fit together.
 
     Traced labels are not checked.
 
@@ -109,7 +109,7 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
 
 
 class Pool(NamedTuple):
-    """Dataset without clients, from which `federate` deals.
+    """Dataset without clients, to be distributed by `federate`.
 
     Attributes:
       name: of the source.
@@ -128,10 +128,10 @@ class Pool(NamedTuple):
 
 
 def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:
-    """Puts datasets of equally many clients, such as several draws, into one for `select`.
+    """Stacks datasets with the same number of clients, such as several draws, for `select`.
 
     Raises:
-      ValueError: if numbers of clients differ.
+      ValueError: if the numbers of clients differ.
 
     Example:
       >>> from fedjax_mm.data import stack_data, synthetic

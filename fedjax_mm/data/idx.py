@@ -1,4 +1,4 @@
-"""IDX files, in which MNIST, Fashion-MNIST and EMNIST are published."""
+"""IDX files, the format of MNIST, Fashion-MNIST and EMNIST."""
 
 import gzip
 import math
@@ -27,15 +27,15 @@ _EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits"
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """Reads the array in an IDX file, compressed with gzip or not.
+    """Reads the array in an IDX file, with or without gzip compression.
 
     Args:
-      path: a file of two zero bytes, a type, the number of dimensions, their big-endian sizes, and
-        the values, big-endian.
+      path: a file with two zero bytes, a type, the number of dimensions, their sizes and the
+        values, in big-endian order.
 
     Raises:
-      ValueError: if the file is not IDX, is shorter or longer than its header says, or is larger
-        than the memory. The message names the record, counted from 0 along the first dimension.
+      ValueError: if the file is not IDX, is shorter or longer than its header declares, or does not
+        fit in memory. The message names the record, counted from 0 along the first dimension.
 
     Example:
       >>> import pathlib, tempfile
@@ -52,7 +52,8 @@ def read_idx(path: str | Path) -> np.ndarray:
     with _opened(path) as file:
         dtype, shape = _header(path, file)
         expected = math.prod(shape) * dtype.itemsize
-        # Read no more than the header promises, because a small compressed file may grow endlessly.
+        # Read no more than the header declares, because a small compressed file may expand without
+        # end.
         raw = bytearray(_read(path, file, expected, f"the header promises {expected} bytes"))
         rest = len(_read(path, file, _MOST_REST, ""))
     size, record = len(raw), math.prod(shape[1:]) * dtype.itemsize
@@ -72,17 +73,18 @@ def read_idx(path: str | Path) -> np.ndarray:
 def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
     """Loads MNIST, Fashion-MNIST or EMNIST from their official files.
 
-    EMNIST's files have transposed images and number letters from 1. Here images are upright, and
-    letters are numbered from 0.
+    EMNIST's files hold transposed images and number letters from 1. The loaded images are upright,
+    and letters are numbered from 0.
 
     Args:
-      directory: the folder of the files, compressed or not, or of a folder `name` with them.
+      directory: the folder with the files, compressed or not, or its parent if the folder is
+        `name`.
       name: the dataset.
-      split: of EMNIST: byclass (62 classes), bymerge, balanced, letters, digits or mnist.
+      split: for EMNIST, byclass (62 classes), bymerge, balanced, letters, digits or mnist.
 
     Raises:
       FileNotFoundError: if a file is missing; the message names it.
-      ValueError: if the name or the split is unknown, a file is damaged, or files do not fit.
+      ValueError: if the name or the split is unknown, a file is damaged, or files do not match.
 
     Example:
       >>> import pathlib, tempfile
@@ -103,7 +105,7 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
 
 @checked
 def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> None:
-    """Raises `load_idx`'s errors about names and missing files, without reading any file.
+    """Raises the errors of `load_idx` about names and missing files, without reading any file.
 
     Example:
       >>> try:
@@ -116,7 +118,7 @@ def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycl
 
 
 def _files(directory: Path, name: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
-    """Returns the paths of images and labels for training and for test, the title, and C."""
+    """Returns the paths of the training and test images and labels, the title, and C."""
     files, title, num_classes = ("train", "t10k"), str(name), 10
     if name == "emnist":
         check_choice("split", split, *_EMNIST)
@@ -165,7 +167,7 @@ def _find(places: list[Path], file: str) -> Path:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, compressed or not, and raises `ValueError` if it is damaged."""
+    """Opens a file, compressed or not, and turns errors of damaged files into `ValueError`."""
     check_regular(path)
     with path.open("rb") as plain:
         is_compressed = plain.read(2) == b"\x1f\x8b"
@@ -194,11 +196,11 @@ def _header(path: Path, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def _read(path: Path, file: BinaryIO, most: int, why: str) -> bytearray:
-    """Returns at most `most` bytes, or raises `ValueError` if they do not fit the memory."""
+    """Returns at most `most` bytes, or raises `ValueError` if they do not fit in memory."""
     found = bytearray()
     while len(found) < most and (part := file.read(min(most - len(found), _PART))):
         found += part
-        # The array is a copy where its bytes are swapped, and so are images that are turned.
+        # Require as much memory again, because swapping bytes and transposing images make a copy.
         if len(found) % _PART == 0 and (room := psutil.virtual_memory().available) < len(found):
             raise ValueError(f"{path}: {why}, but {room:,} bytes of memory are free")
     return found

@@ -1,4 +1,4 @@
-"""LEAF's directories of JSON files, with a natural partition into clients."""
+"""LEAF's JSON directories, which have a natural partition into clients."""
 
 import json
 from collections.abc import Callable
@@ -20,8 +20,8 @@ _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of Shakespeare; the place of a character is its number."""
 
-_LENGTH = 80  # characters of a text of Shakespeare
-_SIDE = 28  # pixels of an image of FEMNIST
+_LENGTH = 80  # characters in a Shakespeare text
+_SIDE = 28  # pixels of a FEMNIST image
 _UNKNOWN = 255
 _NUMBERS = np.full(128, _UNKNOWN, np.uint8)  # of ASCII characters
 _NUMBERS[[ord(each) for each in CHARACTERS]] = np.arange(len(CHARACTERS))
@@ -38,21 +38,20 @@ def load_leaf(
     """Loads the clients of a LEAF directory, in the order of the training files.
 
     Args:
-      directory: a folder with the folders `train` and `test` of JSON files ``{users, num_samples,
+      directory: a folder whose folders `train` and `test` hold JSON files ``{users, num_samples,
         user_data: {user: {x, y}}}``. The files of a folder are joined in the order of their names;
-        other entries, such as hierarchies, are ignored. x must be numbers; it is read as float32.
-      dataset: one that has a form of its own. "femnist": x are 784 pixels between 0 and 1, which
-        become images ``uint8[examples, 28, 28, 1]`` of 62 classes, digits, capitals, small letters.
-        "shakespeare": x are texts of 80 characters and y the next one; they become the numbers of
-        characters, ``uint8[examples, 80]`` and ``int32[examples]``, in LEAF's vocabulary of 80.
-      name: of the dataset; by default `dataset`, or "leaf".
-      num_classes: C; by default that of `dataset`, or 1 more than the largest label, if half of the
-        labels or more occur.
+        other entries, such as hierarchies, are ignored. x must be numeric and is read as float32.
+      dataset: a dataset that needs conversion. "femnist" converts x, 784 pixels between 0 and 1, to
+        images ``uint8[examples, 28, 28, 1]`` of 62 classes: digits, capitals and small letters.
+        "shakespeare" converts x, texts of 80 characters, and y, the next character, to indices into
+        LEAF's vocabulary of 80 characters, ``uint8[examples, 80]`` and ``int32[examples]``.
+      name: the name of the dataset; by default `dataset`, or "leaf".
+      num_classes: C; by default that of `dataset`, or else 1 more than the largest label if at
+        least half of the labels occur.
 
     Raises:
       FileNotFoundError: if a folder has no JSON files.
-      ValueError: if a file contradicts itself or another one; the message names file, user and
-        reason.
+      ValueError: if files are inconsistent; the message names file, user and reason.
 
     Example:
       >>> import pathlib, tempfile
@@ -102,7 +101,7 @@ def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
 
 
 def check_leaf(directory: str | Path) -> None:
-    """Raises `load_leaf`'s error if a folder has no JSON files, without reading any file."""
+    """Raises the error of `load_leaf` if a folder has no JSON files, without reading any file."""
     for split in ("train", "test"):
         json_files(Path(directory, split))
 
@@ -121,7 +120,7 @@ def json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path, read: Callable[..., _Examples]) -> _Users:
     users: _Users = {}
-    # Refuse a user in a second file, because it would silently replace the first one's examples.
+    # Reject a user who occurs in two files, because the second would silently replace the first.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
             if user in users:
@@ -133,10 +132,10 @@ def _split(folder: Path, read: Callable[..., _Examples]) -> _Users:
 
 
 def read_users(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Returns every user's x and y in a file, equally many and at least one, unchanged.
+    """Returns every user's x and y in a file, unchanged, of equal positive lengths.
 
     Raises:
-      ValueError: if the file contradicts itself; the message names file, user, reason.
+      ValueError: if the file is inconsistent; the message names file, user and reason.
     """
     check_regular(path)
     try:
@@ -179,7 +178,7 @@ def _examples(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _E
         raise _error(path, user, "y must be class numbers 0, 1, ...")
     if y.max() > np.iinfo(np.int32).max:
         raise _error(path, user, "y is too large for a class number")
-    # Let numbers beyond float32 become infinite, because the check below names the user.
+    # Let numbers beyond float32 become infinite; the check below then names the user.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
@@ -203,7 +202,7 @@ def _images(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Exa
     x, y = _examples(path, user, inputs, labels)
     if x.shape[1:] != (_SIDE**2,):
         raise _error(path, user, f"x has shape {x.shape[1:]}; images of FEMNIST have {_SIDE**2}")
-    # LEAF divides bytes by 255. As bytes again they take a quarter of the memory.
+    # LEAF divides bytes by 255. Convert back, because bytes take a quarter of the memory.
     pixels = np.rint(x * 255)
     if x.min() < 0 or x.max() > 1 or np.abs(x * 255 - pixels).max() > 1e-3:
         raise _error(path, user, "x must be bytes divided by 255, as LEAF's scripts write them")
@@ -219,14 +218,14 @@ def _texts(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Exam
 
 
 def _characters(path: Path, user: str, name: str, texts: list[Any], length: int) -> np.ndarray:
-    """Returns the numbers of the texts' characters, ``uint8[texts, length]``."""
+    """Returns the vocabulary indices of the texts' characters, ``uint8[texts, length]``."""
     for i, text in enumerate(texts):
         if not isinstance(text, str) or len(text) != length:
             given = f"{len(text)} characters" if isinstance(text, str) else "no text"
             raise _error(path, user, f"{name}[{i}] is {given}; it must be a text of {length}")
     everything = "".join(texts)
     codes = np.frombuffer(everything.encode("utf-32-le", "surrogatepass"), np.uint32)
-    # A code beyond ASCII takes that of a control character, which is not in the vocabulary.
+    # Map codes beyond ASCII to a control character, which is not in the vocabulary.
     numbers = _NUMBERS[np.where(codes < len(_NUMBERS), codes, 0)]
     unknown = np.flatnonzero(numbers == _UNKNOWN)
     if len(unknown):
@@ -236,7 +235,7 @@ def _characters(path: Path, user: str, name: str, texts: list[Any], length: int)
 
 
 class _Form(NamedTuple):
-    """How a dataset's x and y are read, and its number of classes, if it is known."""
+    """Conversion of a dataset's x and y, and its number of classes if known."""
 
     read: Callable[[Path, str, list[Any], list[Any]], _Examples]
     num_classes: int | None

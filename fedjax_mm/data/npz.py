@@ -1,4 +1,4 @@
-"""Arrays of examples in a NumPy file."""
+"""Arrays of examples from an ``.npz`` file."""
 
 from pathlib import Path
 
@@ -15,19 +15,19 @@ _NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 @checked
 def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
-    """Loads the arrays x_train, y_train, x_test and y_test of an ``.npz`` file.
+    """Loads the arrays x_train, y_train, x_test and y_test from an ``.npz`` file.
 
-    `numpy.savez` and `numpy.savez_compressed` write such files. Nothing is unpickled. The pool has
-    the file's name. Bytes ``[examples, height, width]`` become images of one channel.
+    `numpy.savez` and `numpy.savez_compressed` write such files. Pickled objects are not loaded. The
+    pool is named after the file. Bytes ``[examples, height, width]`` become one-channel images.
 
     Args:
-      file: its path.
+      file: the path of the file.
       num_classes: C; if None every class from 0 to the largest label must have an example.
 
     Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it is damaged, lacks an array, is larger than the memory, or the arrays do not
-        fit together, as in `federate`.
+      FileNotFoundError: if the file does not exist.
+      ValueError: if the file is damaged, lacks an array or does not fit in memory, or if the arrays
+        do not fit together, as in `federate`.
 
     Example:
       >>> import pathlib, tempfile
@@ -49,7 +49,7 @@ def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
 
 
 def check_npz(file: str | Path) -> None:
-    """Raises `load_npz`'s error if there is no such file, without reading it.
+    """Raises the error of `load_npz` for a missing file, without reading any file.
 
     Example:
       >>> check_npz("nowhere.npz")
@@ -71,9 +71,9 @@ def _arrays(path: Path) -> list[np.ndarray]:
             needed = sum(sizes.get(f"{name}.npy", 0) for name in _NAMES)
             room = psutil.virtual_memory().available
             arrays = [] if missing or needed > room else [file[name] for name in _NAMES]
-        if not all(isinstance(x, np.ndarray) for x in arrays):  # else the content is bytes
+        if not all(isinstance(x, np.ndarray) for x in arrays):  # otherwise it contains raw bytes
             raise ValueError("an array has not NumPy's format")
-    except Exception as error:  # damaged content may make its readers raise anything
+    except Exception as error:  # damaged content can raise any exception
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(f"{path}: not a file of arrays: {reason}") from error
     if missing:

@@ -1,7 +1,7 @@
-"""Partitions of examples among clients: one array of row numbers for each client.
+"""Partitions of examples among clients, as one array of row indices per client.
 
-Every partitioner takes ``labels [examples]`` and the number of clients, and draws from `seed`. Only
-`iid_share` may give an example to several clients.
+Every partitioner takes ``labels [examples]``, the number of clients and a seed. Only `iid_share`
+may give an example to several clients.
 """
 
 import math
@@ -35,12 +35,12 @@ _MAX_DRAWS = 1000
 
 @checked
 def iid(labels: np.ndarray, num_clients: Count, *, seed: int = 0) -> Parts:
-    """Divides all examples at random among clients whose sizes differ by at most 1.
+    """Divides all examples at random among clients, in sizes that differ by at most 1.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      seed: of the draw.
+      seed: the seed of the draw.
 
     Raises:
       ValueError: if there are fewer examples than clients.
@@ -62,17 +62,17 @@ def dirichlet(
     min_examples: Count = 1,
     seed: int = 0,
 ) -> Parts:
-    """Divides every label among the clients in proportions drawn from Dirichlet(alpha).
+    """Divides the examples of each label among clients in proportions drawn from Dirichlet(alpha).
 
-    The smaller alpha, the fewer clients share a label. The proportions of all labels are drawn
-    again until every client has `min_examples`.
+    The smaller alpha is, the fewer clients share a label. Proportions of all labels are redrawn
+    until every client has `min_examples`.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      alpha: concentration.
+      alpha: the concentration.
       min_examples: the smallest number of examples of a client.
-      seed: of the draw.
+      seed: the seed of the draw.
 
     Raises:
       ValueError: if alpha is not positive, or no draw gives every client `min_examples`.
@@ -109,18 +109,18 @@ def dirichlet(
 def dirichlet_clients(
     labels: np.ndarray, num_clients: Count, alpha: Annotated[float, Gt(0)], *, seed: int = 0
 ) -> Parts:
-    """Gives every client equally many examples, with its own proportions of labels.
+    """Gives every client the same number of examples, with its own label proportions.
 
-    Each client draws its proportions from a symmetric Dirichlet distribution, alpha for each label,
-    and then its examples without replacement from the remaining ones, with the proportions scaled
-    up to the remaining labels. Clients draw in random order, so that no client is always the last.
-    All examples are dealt: sizes differ by at most 1.
+    Each client draws its label proportions from a symmetric Dirichlet distribution with
+    concentration alpha, and then its examples without replacement, with the proportions
+    renormalized over the labels that remain. Clients draw in random order, so that no client is
+    always last. All examples are used, and sizes differ by at most 1.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      alpha: concentration of each label; the smaller, the fewer labels a client has.
-      seed: of all draws.
+      alpha: the concentration; the smaller it is, the fewer labels a client has.
+      seed: the seed of all draws.
 
     Raises:
       ValueError: if alpha is not positive, or there are fewer examples than clients.
@@ -148,13 +148,13 @@ def dirichlet_clients(
 
 
 def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns how many of the remaining examples of each label a client draws."""
+    """Returns the number of examples of each label that a client draws."""
     taken = np.zeros_like(left)
-    # The passes are few, because each one draws all examples or uses up a label.
+    # This takes few passes, because each one draws all examples or uses up a label.
     while missing := size - taken.sum():
         is_left = taken < left
         weights = np.where(is_left, shares, 0.0)
-        if not weights.sum() > 0:  # because a small alpha may make shares 0
+        if not weights.sum() > 0:  # a small alpha may make shares 0
             weights = np.where(is_left, left - taken, 0.0)
         drawn = rng.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + drawn, left)
@@ -165,13 +165,13 @@ def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.nda
 def shards(
     labels: np.ndarray, num_clients: Count, *, shards_per_client: Count = 2, seed: int = 0
 ) -> Parts:
-    """Cuts the examples, sorted by label, into equal shards and deals them to clients at random.
+    """Cuts the examples, sorted by label, into equal shards and assigns shards at random.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      shards_per_client: 2 in McMahan et al., who cut MNIST into 200 shards for 100 clients.
-      seed: of the order within a label, and of the deal.
+      shards_per_client: the number of shards per client; 2 in McMahan et al., with 100 clients.
+      seed: the seed of the order within a label and of the assignment.
 
     Raises:
       ValueError: if there are fewer examples than shards.
@@ -201,18 +201,18 @@ def label_clusters(
     shuffled: bool = False,
     seed: int = 0,
 ) -> Parts:
-    """Divides labels and clients into clusters, in which clients share the labels equally.
+    """Divides labels and clients into clusters whose clients share the cluster's labels equally.
 
-    The clusters depend only on the seed and on the numbers of labels, clients and clusters, so that
-    training and test labels give the same clusters.
+    Clusters depend only on the seed and on the numbers of labels, clients and clusters, so training
+    and test labels get the same clusters.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      num_clusters: 5 clusters of 2 labels each for 10 labels.
-      shuffled: False makes clusters of neighbouring labels, as (0, 1) and (2, 3); True of labels
-        that are drawn at random.
-      seed: of the clusters and of the deal.
+      num_clusters: the number of clusters; with 10 labels, 5 clusters have 2 labels each.
+      shuffled: whether the labels of a cluster are drawn at random; False makes clusters of
+        neighboring labels, such as (0, 1) and (2, 3).
+      seed: the seed of the clusters and of the examples' assignment.
 
     Raises:
       ValueError: if the clusters cannot have the same number of labels, there are more clusters
@@ -237,7 +237,7 @@ def label_clusters(
             "at least one client"
         )
     rng = generator(seed)
-    drawn = rng.permutation(names)  # always, so that both kinds have the same clients
+    drawn = rng.permutation(names)  # draw always, so that both kinds have the same clients
     label_cluster = np.array_split(drawn if shuffled else names, num_clusters)
     client_cluster = np.array_split(rng.permutation(num_clients), num_clusters)
     parts: Parts = [np.empty(0, np.int64)] * num_clients
@@ -263,22 +263,22 @@ def iid_share(
     overlap: bool = True,
     seed: int = 0,
 ) -> Parts:
-    """Gives every client a percentage of IID examples, and the rest from a few random labels.
+    """Gives every client a percentage of IID examples and the rest from a few random labels.
 
-    A percentage of each label forms a pool. A client takes ``ceil(percent / 100 * n)`` of
-    ``n = examples // clients`` from the pool, and the rest in equal parts from the remainder of
-    random labels. Clients draw their labels independently, so that a label may be too small for
-    all of them. Clients then share examples, as in the paper: no example of a label is used k + 1
-    times before all are used k times. No client has an example twice.
+    A percentage of each label forms a pool. A client takes ``ceil(percent / 100 * n)`` of its ``n =
+    examples // clients`` examples from the pool and the rest in equal parts from the remainders of
+    random labels. Clients draw their labels independently, so a label may have too few examples.
+    Clients then share examples, as in the paper: no example of a label is used k + 1 times before
+    all are used k times. No client gets an example twice.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
       percent: p, from 0 to 100.
-      labels_per_client: how many labels a client draws.
-      overlap: False refuses partitions in which clients share examples. At the paper's sizes MNIST
-        has no other partition, because its labels are too unequal.
-      seed: of all draws.
+      labels_per_client: the number of labels a client draws.
+      overlap: False raises an error if clients would share examples. At the paper's sizes MNIST
+        needs sharing, because its labels are too unequal.
+      seed: the seed of all draws.
 
     Raises:
       ValueError: if percent is out of range, a client would need an example twice, or, without
@@ -319,14 +319,14 @@ def iid_clients(
     shards_per_client: Count = 2,
     seed: int = 0,
 ) -> Parts:
-    """Gives a percentage of the clients, drawn at random, `iid` examples, and the others `shards`.
+    """Gives a random percentage of the clients `iid` examples and the others `shards`.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
       percent: p, from 0 to 100.
-      shards_per_client: of the clients that are not IID.
-      seed: of all draws.
+      shards_per_client: the number of shards of a client that is not IID.
+      seed: the seed of all draws.
 
     Raises:
       ValueError: if percent is out of range, or there are too few examples.
@@ -353,7 +353,7 @@ def iid_clients(
 
 
 def by_id(ids: np.ndarray) -> Parts:
-    """Makes the natural partition, one client for each different id, in the order of the ids.
+    """Makes the natural partition, with one client per distinct id, in sorted order.
 
     Args:
       ids: ``[examples]``, numbers or text.
@@ -382,7 +382,7 @@ def by_id(ids: np.ndarray) -> Parts:
 
 
 def _dealer(rows: np.ndarray, overlap: bool) -> Callable[[int], np.ndarray]:
-    # Deal rows in turn, and begin again after the last, so that multiplicities differ by at most 1.
+    # Assign rows cyclically, so that the numbers of uses differ by at most 1.
     dealt = 0
 
     def deal(number: int) -> np.ndarray:
@@ -414,7 +414,7 @@ def _check(labels: np.ndarray, num_clients: int, *, examples_per_client: int = 1
 
 
 def consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
-    """Returns the rows of clients whose examples are sorted by client."""
+    """Returns the rows of each client, for examples sorted by client."""
     return np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
 
 

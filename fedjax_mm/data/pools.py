@@ -1,4 +1,4 @@
-"""Checked conversion of users' arrays to a pool of examples."""
+"""Checked conversion of user arrays to a pool of examples."""
 
 from typing import Any
 
@@ -22,15 +22,15 @@ _NAME = "own arrays"
 def pool_of(
     data: Any, num_classes: Count | None = None, *, check: bool = True
 ) -> tuple[Pool, bool]:
-    """Returns data as a checked pool, and whether the data have test examples.
+    """Returns data as a checked pool, and whether it has test examples.
 
-    Otherwise the pool's test set is empty.
+    Without test examples the pool's test set is empty.
 
     Args:
       data: ``(X, y)`` or ``((X, y), (X_test, y_test))``, a scikit-learn `Bunch`, or a pool. Images
-        keep their bytes, other features become float32, or int32 if they are whole numbers.
+        keep their bytes; other features become float32, or int32 if they are integers.
       num_classes: C; if None every class from 0 to the largest label must have an example.
-      check: False skips the pass over all features.
+      check: False skips the check that all features are finite.
 
     Raises:
       ValueError: if lengths or shapes differ, features are not finite numbers, or labels are not
@@ -56,7 +56,7 @@ def pool_of(
 
 
 def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features and labels of the types that tasks use."""
+    """Returns features and labels with the dtypes that tasks use."""
     names = f"X{suffix}", f"y{suffix}"
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise ValueError(f"data has {described(arrays)}; give the tuple ({', '.join(names)})")

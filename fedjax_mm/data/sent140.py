@@ -1,4 +1,4 @@
-"""Sentiment140: clients are Twitter users, examples are tweets as means of their words' vectors."""
+"""Sentiment140: clients are Twitter users, examples are mean word vectors of tweets."""
 
 import csv
 import html
@@ -48,29 +48,28 @@ def load_sent140(
 ) -> FederatedData:
     r"""Loads Sentiment140, one client for each Twitter user with enough tweets.
 
-    Labels are 1 for positive tweets and 0 for negative ones. Features are
-    ``float32[examples, dim]``: the mean of the vectors of a tweet's words, zeros if no word has a
-    vector. `fedjax_mm.data.sent140.tokenize` makes the words. Without GloVe's vectors a word's hash
-    selects one of 32,768 fixed Gaussian vectors; the data are then a surrogate, named
-    "sent140, hashed words".
+    Labels are 1 for positive tweets and 0 for negative ones. Features, ``float32[examples, dim]``,
+    are the mean of the vectors of a tweet's words, or zeros if no word has a vector. Words are
+    split by `fedjax_mm.data.sent140.tokenize`. Without GloVe vectors, a word's hash selects one of
+    32,768 fixed Gaussian vectors; the dataset is then a surrogate named "sent140, hashed words".
 
     Args:
-      directory: a folder with the official ``training.1600000.processed.noemoticon.csv``, of which
-        neutral tweets are dropped; or with LEAF's JSON files of tweets, in it or in its folders
-        ``train`` and ``test``, which are joined. (LEAF counts neutral tweets as negative.)
-      num_clients: the number of users, drawn at random; larger numbers begin with the same users.
-        By default all, in the order of their names.
+      directory: a folder with the official ``training.1600000.processed.noemoticon.csv``, whose
+        neutral tweets are dropped, or with LEAF's JSON files of tweets, either directly or in
+        folders ``train`` and ``test``, which are joined. (LEAF counts neutral tweets as negative.)
+      num_clients: the number of users, drawn at random; a larger number adds users to those of a
+        smaller one. By default all users, in the order of their names.
       min_examples: users with fewer tweets are left out.
-      test_fraction: of each client's tweets, at random.
+      test_fraction: the fraction of each client's tweets for testing, drawn at random.
       dim: d, the length of a word's vector.
-      glove: a text file of GloVe, such as ``glove.twitter.27B.200d.txt``, with a word and d numbers
-        in a line. By default the ``glove*.txt`` in `directory` that has d numbers, if there is one.
-      seed: of the choice of users and of the split.
+      glove: a GloVe text file, such as ``glove.twitter.27B.200d.txt``, with a word and d numbers
+        per line. By default the ``glove*.txt`` in `directory` that has d numbers, if any.
+      seed: the seed for choosing users and for the split.
 
     Raises:
       FileNotFoundError: if files of tweets are missing, or `glove` does not exist.
-      ValueError: if a row of a file is malformed, a vector does not have d finite numbers, several
-        files of vectors fit or none does, or too few users have enough tweets.
+      ValueError: if a row of a file is malformed, a vector does not have d finite numbers, not
+        exactly one GloVe file fits, or too few users have enough tweets.
 
     Example:
       >>> import pathlib, tempfile
@@ -116,7 +115,7 @@ def load_sent140(
 
 
 def check_sent140(directory: str | Path) -> None:
-    """Raises `load_sent140`'s error if files of tweets are missing, without reading any.
+    """Raises the error of `load_sent140` if files of tweets are missing, without reading any.
 
     Example:
       >>> try:
@@ -129,10 +128,10 @@ def check_sent140(directory: str | Path) -> None:
 
 
 def tokenize(text: str) -> list[str]:
-    """Returns the words of a tweet, in the vocabulary of GloVe's Twitter vectors.
+    """Splits a tweet into words of the vocabulary of GloVe's Twitter vectors.
 
-    HTML's ``&amp;`` and the like are decoded, and letters are made lower case. Then, from left to
-    right: an address (``http://``, ``https://``, ``www.``) gives ``<url>``, ``@name`` gives
+    HTML entities such as ``&amp;`` are decoded, and letters are converted to lower case. Then, from
+    left to right, a URL (``http://``, ``https://``, ``www.``) gives ``<url>``, ``@name`` gives
     ``<user>``, ``#name`` gives ``<hashtag>`` and the name, digits with ``. , :`` between them give
     ``<number>``, and letters, digits, underscores and inner apostrophes make a word. Any other
     character is a word, followed by ``<repeat>`` if the character is repeated.
@@ -192,7 +191,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _tweets(directory: Path) -> Iterator[tuple[str, int, str]]:
-    """Yields user, label and text of all tweets that are not neutral."""
+    """Yields user, label and text of every non-neutral tweet."""
     seen: dict[tuple[Path, str], Path] = {}  # users, by folder
     for path in _files(directory):
         if path.name == _CSV:
@@ -233,8 +232,8 @@ def _official(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _lines(file: Iterable[str]) -> Iterator[str]:
-    # If the file ends inside a record, the mark becomes a part of this record, whose last column or
-    # number of columns shows it. Otherwise the mark is a separate last record.
+    # If the file ends inside a record, the end mark becomes part of that record and shows up in its
+    # last column or its number of columns. Otherwise it is a separate last record.
     for line in file:
         is_whole = line.endswith(("\n", "\r", '"'))
         yield line if is_whole else line + _END
@@ -270,9 +269,9 @@ def _dimension(path: Path) -> int:
 def _read_vectors(
     path: Path, number: dict[str, int], dim: int
 ) -> tuple[Float32[np.ndarray, "words dim"], Bool[np.ndarray, " words"]]:
-    """Returns the words' vectors, and whether each word is in the file."""
-    # Read bytes, because one of GloVe's words, U+0085, is a line break in Python's text files. Keep
-    # only vectors of words that occur, because the whole file would fill the memory.
+    """Returns the vectors of words, and whether each word is in the file."""
+    # Read bytes, because one of GloVe's words, U+0085, is a line break in text mode. Keep only the
+    # vectors of words that occur, because the whole file would fill the memory.
     wanted = {word.encode(errors="surrogatepass"): i for word, i in number.items()}
     table, known = np.zeros((len(number), dim), np.float32), np.zeros(len(number), bool)
     line, record = b"", 0

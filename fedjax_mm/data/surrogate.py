@@ -1,4 +1,4 @@
-"""Invented surrogates of CelebA and Sentiment140, which may not be redistributed."""
+"""Synthetic surrogates for CelebA and Sentiment140, which may not be redistributed."""
 
 from typing import Annotated, TypeAlias
 
@@ -16,17 +16,17 @@ from fedjax_mm.data.partition import consecutive, generator, seed_sequence
 Rng: TypeAlias = np.random.Generator
 PerTweet: TypeAlias = Int64[np.ndarray, " tweets"]
 
-_GRID = 6  # points a side on which smooth fields are drawn
+_GRID = 6  # points per side of the grid on which smooth fields are drawn
 _FIELD = _GRID * _GRID * 3
-_CONTRAST = 32.0  # grey levels of a field's standard deviation
+_CONTRAST = 32.0  # standard deviation of a field, in gray levels
 _TINT = 24.0
 _PIXEL_NOISE = 12.0
-_CLIENT_SHARE = 0.3  # of the background's variance
+_CLIENT_SHARE = 0.3  # fraction of the background's variance
 _BLOCK_IMAGES = 256  # drawn at once; the data do not depend on it
 
 _TOPICS = 20
-_WORDS = 100  # of each list of invented words
-_SENTIMENT, _SHARED = 2, 1  # lists of words: negative, positive; without a topic
+_WORDS = 100  # words per list
+_SENTIMENT, _SHARED = 2, 1  # word lists: negative, positive; neutral
 _TELLING = (0.05, 0.5)  # of a client's words
 _CLARITY = 0.75
 _BLOCK_TWEETS = 2048  # averaged at once; the data do not depend on it
@@ -44,28 +44,29 @@ def surrogate_faces(
     label_skew: Annotated[float, Ge(0)] = 0.5,
     seed: int = 0,
 ) -> FederatedData:
-    """Draws images with binary attributes, in the shape of CelebA.
+    """Draws images with binary attributes, shaped like CelebA.
 
-    An image is a smooth random background, partly its client's, with its client's tint and noise in
-    each pixel, plus a smooth pattern or its negative for every attribute. The patterns are
-    orthonormal and the background is white in their space, so that the best linear classifier is
-    right with probability about ``Phi(signal)``: 0.93 at 1.5, which takes a network many examples.
+    An image is a smooth random background, partly shared within its client, with the client's tint
+    and pixel noise, plus a smooth pattern or its negative for each attribute. The patterns are
+    orthonormal and the background is white in their span, so the best linear classifier has an
+    accuracy of about ``Phi(signal)``, 0.93 at 1.5, which a network needs many examples to reach.
 
     Each attribute is balanced over all training examples and over all test examples (up to one
-    example), but not over one client's.
+    example), but not within a client.
 
     Args:
       num_clients: N.
       num_attributes: the number of columns of y, ``int32[examples, attributes]`` of 0 and 1.
-      image_size: pixels a side.
+      image_size: pixels per side.
       examples_per_client: the smallest and the largest n_k, training and test together.
-      test_fraction: of each client's examples.
-      signal: of an attribute's pattern, in standard deviations of the background along it.
+      test_fraction: the fraction of each client's examples for testing.
+      signal: the amplitude of an attribute's pattern, in standard deviations of the background
+        along it.
       label_skew: how much the clients' label frequencies differ; at 0 they are equal.
-      seed: of all draws.
+      seed: the seed of all draws.
 
     Raises:
-      ValueError: if an argument is out of its range.
+      ValueError: if an argument is out of range.
 
     Example:
       >>> data = surrogate_faces(3, num_attributes=2, image_size=16)
@@ -112,15 +113,15 @@ def surrogate_tweets(
     test_fraction: Fraction = 0.4,
     seed: int = 0,
 ) -> FederatedData:
-    """Draws tweets as means of invented words' vectors, in the shape of Sentiment140.
+    """Draws tweets as mean vectors of invented words, shaped like Sentiment140.
 
     A tweet of 4 to 24 words is positive with its client's probability, Beta(2, 2), and has one of
-    20 topics, with its client's probabilities, Dirichlet(0.3). A word has a sentiment with its
-    client's probability, between 0.05 and 0.5; with probability 0.75 it is the tweet's sentiment.
-    Other words belong to the topic or to no topic. There are 2,300 words, in lists of 100 with
-    frequencies proportional to ``1 / rank``, and each has a Gaussian vector. A tweet's features,
-    ``float32[dim]``, are the mean of its words' vectors. A linear classifier of all clients' tweets
-    is right for about 73 % of them if `dim` is 200.
+    20 topics, with its client's probabilities, Dirichlet(0.3). A word carries a sentiment with its
+    client's probability, between 0.05 and 0.5, and agrees with the tweet's sentiment with
+    probability 0.75. Other words belong to the topic or are neutral. There are 2,300 words, in
+    lists of 100 with frequencies proportional to ``1 / rank``, and each has a Gaussian vector. A
+    tweet's features, ``float32[dim]``, are the mean of its words' vectors. A linear classifier of
+    all clients' tweets reaches an accuracy of about 73 % if `dim` is 200.
 
     The first clients do not change when `num_clients` grows.
 
@@ -129,11 +130,11 @@ def surrogate_tweets(
       dim: d, the length of a word's vector.
       min_examples: the smallest number of a client's tweets; it has LogNormal(3, 1) more, rounded
         down.
-      test_fraction: of each client's tweets.
-      seed: of all draws.
+      test_fraction: the fraction of each client's tweets for testing.
+      seed: the seed of all draws.
 
     Raises:
-      ValueError: if an argument is out of its range.
+      ValueError: if an argument is out of range.
 
     Example:
       >>> data = surrogate_tweets(3, dim=10, min_examples=20)
@@ -161,7 +162,7 @@ def surrogate_tweets(
 def _labels(
     skew: Float[np.ndarray, "examples attributes"], rng: Rng
 ) -> Int32[np.ndarray, "examples attributes"]:
-    # Use ranks instead of signs, so that exactly half of the examples have the attribute.
+    # Threshold ranks instead of values, so that exactly half of the examples have the attribute.
     score = skew + rng.standard_normal(skew.shape)
     rank = score.argsort(axis=0).argsort(axis=0)
     return (rank >= len(score) // 2).astype(np.int32)
@@ -184,7 +185,7 @@ def _render(
 
 
 def _upsampling(image_size: int) -> Float32[np.ndarray, "size grid"]:
-    # Linear interpolation between the grid's points, which span the image.
+    # Interpolate linearly between the grid points, which span the image.
     at = np.linspace(0, _GRID - 1, image_size)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(_GRID))).astype(np.float32)
 
@@ -192,7 +193,7 @@ def _upsampling(image_size: int) -> Float32[np.ndarray, "size grid"]:
 def _invented_words(
     y: np.ndarray, topic: PerTweet, telling: np.ndarray, lengths: PerTweet, rng: Rng
 ) -> Int64[np.ndarray, " words"]:
-    # Numbers of words, tweet by tweet. The first two lists have a sentiment, the third no topic.
+    # Word indices, tweet by tweet. The first two lists carry sentiment, and the third is neutral.
     tweet = np.repeat(np.arange(len(lengths)), lengths)
     kind, which, place = rng.random((len(tweet), 3)).T
     lists = np.where(which < 0.5, _SENTIMENT, _SENTIMENT + _SHARED + topic[tweet])
@@ -209,7 +210,7 @@ def _means(
     words: Int64[np.ndarray, " words"],
     lengths: PerTweet,
 ) -> Float32[np.ndarray, "tweets dim"]:
-    # Add in the order of the words, so that every machine gives the same bits.
+    # Add in word order, so that results are bit-identical on every machine.
     x = np.zeros((len(lengths), table.shape[1]), np.float32)
     starts = np.cumsum(lengths) - lengths
     for first in range(0, len(lengths), _BLOCK_TWEETS):

@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta): the generators of FedProx and of LEAF, heavy-tailed sample counts."""
+"""Synthetic(alpha, beta): FedProx's and LEAF's generators, with heavy-tailed sample counts."""
 
 import dataclasses
 from collections.abc import Callable
@@ -42,25 +42,27 @@ def synthetic(
     second argument of N is a standard deviation. With `iid`, W, b ~ N(0, 1) are the same for all
     clients and v_k[j] = B_k. LEAF draws B_k ~ N(0, 1), v_k[j] ~ N(B_k, 1), one Q ~ N(0, 1) of shape
     (dim + 1) x classes and W_k, b_k = Q m_k, where m_k ~ N(mu, 0.1), mu ~ N(loc, 1), loc ~ N(0, 1);
-    N(0, 0.1) is added to each logit. LEAF's constant feature is left out: models have a bias.
+    N(0, 0.1) is added to each logit. LEAF's constant feature is left out, because models have a
+    bias.
 
     The first clients do not change when `num_clients` grows.
 
     Args:
       num_clients: N.
-      alpha: spread of u_k; FedProx's generator only. As published, u_k changes all logits of an
-        example equally, so that alpha changes no label; W_k and b_k differ between clients anyway.
-      beta: how much the clients' features differ; FedProx's generator only.
+      alpha: the spread of u_k, for FedProx's generator only. As published, u_k shifts all logits of
+        an example equally, so alpha does not change any label; W_k and b_k still differ between
+        clients.
+      beta: how much the clients' features differ, for FedProx's generator only.
       dim: d, the number of features.
       num_classes: C.
-      seed: of all draws.
+      seed: the seed of all draws.
       generator: "fedprox", or LEAF's, "leaf".
-      iid: FedProx's variant with one model for all clients.
-      test_fraction: of each client's examples; by default 0.1 (FedProx) or 0.4 (LEAF). Every client
-        has at least one training and one test example.
+      iid: whether to use FedProx's variant with one model for all clients.
+      test_fraction: the fraction of each client's examples for testing; by default 0.1 (FedProx) or
+        0.4 (LEAF). Every client has at least one training and one test example.
 
     Raises:
-      ValueError: if an argument is out of its range, or LEAF's generator is given alpha, beta, iid.
+      ValueError: if an argument is out of range, or LEAF's generator is given alpha, beta or iid.
 
     Example:
       >>> data = synthetic(100, alpha=0.5, beta=0.5, dim=30, num_classes=10)
@@ -79,7 +81,7 @@ def synthetic(
     fraction = _TEST_FRACTION[generator] if test_fraction is None else test_fraction
     counts = sample_counts(num_clients, generator=generator, seed=seed)
     law = _Law(alpha, beta, dim, num_classes, generator, iid)
-    # Add 1e-9, because in floating point (1 - 0.4) * n may end just below a whole number.
+    # Add 1e-9, because in floating point (1 - 0.4) * n may fall just below an integer.
     train_counts = np.clip(((1 - fraction) * counts + 1e-9).astype(np.int64), 1, counts - 1)
     name = f"synthetic({alpha:g}, {beta:g})" + (", iid" if iid else "")
     name = "synthetic (LEAF)" if generator == "leaf" else name
@@ -92,7 +94,7 @@ def synthetic(
 def sample_counts(
     num_clients: Count, *, generator: Generator = "fedprox", seed: int = 0
 ) -> Int64[np.ndarray, " clients"]:
-    """Returns the numbers of examples n_k, training and test, of the clients of `synthetic`.
+    """Returns n_k, the number of training and test examples together, for `synthetic`.
 
     FedProx: ``int(LogNormal(4, 2)) + 50``; LEAF: ``min(int(LogNormal(3, 2)) + 5, 1000)``.
 
@@ -143,8 +145,8 @@ def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: i
     y = np.empty(len(x), np.int32)
     ends = np.cumsum(counts)
     first = row = 0
-    # Draw some clients at a time, so that memory stays bounded. Read every stream in the order of
-    # the clients, so that the data do not depend on the blocks.
+    # Draw clients in blocks to bound memory. Read every stream in client order, so that the data do
+    # not depend on the block size.
     while first < len(counts):
         last = max(first + 1, int(np.searchsorted(ends, row + _BLOCK_EXAMPLES, side="right")))
         rows, block = slice(row, int(ends[last - 1])), counts[first:last]
@@ -152,7 +154,7 @@ def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: i
         features.standard_normal(out=x[rows], dtype=np.float32)
         x[rows] *= decay
         x[rows] += np.repeat(clients.means.astype(np.float32), block, axis=0)
-        # Use double precision, so that no label depends on the last bit of a library's product.
+        # Use double precision, so that no label depends on rounding in a library's matrix product.
         wide, logits = x[rows].astype(np.float64), np.repeat(clients.biases, block, axis=0)
         block_ends = np.cumsum(block)
         for W, start, end in zip(clients.weights, block_ends - block, block_ends, strict=True):
@@ -165,7 +167,7 @@ def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: i
 
 
 def _clients(law: _Law, seed: int) -> Callable[[int], _Clients]:
-    """Returns a function that draws the next clients, a given number of them."""
+    """Returns a function that draws the next `n` clients."""
     shared, rng = _stream(seed, 1), _stream(seed, 2)
     d, C = law.dim, law.num_classes
     loc, offset = shared.standard_normal(2)
@@ -194,5 +196,5 @@ def _clients(law: _Law, seed: int) -> Callable[[int], _Clients]:
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
-    # Independent streams: 0 counts, 1 what clients share, 2 clients, 3 features, 4 noise.
+    # Independent streams: 0 counts, 1 shared parameters, 2 clients, 3 features, 4 noise.
     return generator_of(seed_sequence(seed, *key))

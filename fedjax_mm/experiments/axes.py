@@ -1,4 +1,4 @@
-"""The axes of an experiment, with all points checked."""
+"""The axes of an experiment, and checks of all points."""
 
 import itertools
 import math
@@ -24,11 +24,11 @@ _NOT_SWEPT = (
     *("until", "params", "tasks", "together", "executor"),
 )
 
-_MOST = 5000  # values on an axis, programs and draws, which take time or memory each
+_MOST = 5000  # values on an axis, programs and draws, each of which takes time or memory
 
 
 class Range(Config):
-    """`num` numbers from `start` to `stop`, both included, equally spaced or, with "log", factors.
+    """`num` numbers from `start` to `stop`, inclusive, spaced linearly or logarithmically.
 
     Example:
       >>> Range(start=0.01, stop=1.0, num=3, scale="log").values()
@@ -49,14 +49,14 @@ class Range(Config):
         return self
 
     def values(self) -> list[float]:
-        """The numbers, without digits that are round-off."""
+        """The numbers, with round-off digits removed."""
         space = np.geomspace if self.scale == "log" else np.linspace
         return [float(f"{value:.12g}") for value in space(self.start, self.stop, self.num)]
 
 
 def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the axes by their full names."""
-    # Flatten tables of tables, because TOML reads ``task.mu = [...]`` as one. A range is a table of
+    # Flatten nested tables, because TOML reads ``task.mu = [...]`` as one. A range is a table of
     # numbers.
     for key, value in axes.items():
         if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
@@ -79,21 +79,20 @@ class Points:
       base: the settings that the axes change.
       values: the checked values on every axis, by its key.
       names: the keys by the names of the result's dimensions.
-      data_axes: the keys of axes of numbers that change the data, and nothing else.
-      joined: the keys of axes of counts whose values share a program, as `together`
-        says.
+      data_axes: the keys of numeric axes that change only the data.
+      joined: the keys of count axes whose values share a program, as given by `together`.
     """
 
     def __init__(
         self, base: Point, axes: Mapping[str, Any], together: Sequence[str] | None = None
     ) -> None:
-        """Checks all points, and raises a `ValueError` that names the first wrong one.
+        """Checks all points, and raises a `ValueError` that names the first invalid one.
 
         Args:
           base: the settings that the axes change.
           axes: values by the keys of settings.
-          together: the keys of axes of counts whose values share a program; by default
-            `local_steps` where it can.
+          together: the keys of count axes whose values share a program; by default `local_steps` if
+            possible.
         """
         self.base = base
         _check_known(base, axes)
@@ -121,7 +120,7 @@ class Points:
         ]
         everywhere = [here for each in at.values() for here in each] or [base]
         self.joined = self._joined(everywhere, together)
-        # An axis is an argument of one program if its values are floats only, without tables.
+        # An axis can be a program argument only if its values are floats, not tables.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
         self._points = {
@@ -136,14 +135,14 @@ class Points:
             check_values(name, self.values[key])
 
     def _joined(self, everywhere: Sequence[Point], named: Sequence[str] | None) -> list[str]:
-        """Returns the axes of counts whose values share a program.
+        """Returns the count axes whose values share a program.
 
         Raises:
-          ValueError: if `named` has an axis whose values cannot.
+          ValueError: if the values of an axis in `named` cannot share a program.
         """
         able = [key for key in self.names.values() if all(_can_join(key, x) for x in everywhere)]
         if named is None:
-            # Leave out M, because rounds of a traced M take up to 2.7 times as long.
+            # Exclude M, because rounds with a traced M take up to 2.7 times longer.
             return [key for key in able if key != "num_models"]
         for key in named:
             if key not in self.names.values():
@@ -168,7 +167,7 @@ class Points:
             )
 
     def _range(self, key: str, values: Range) -> Sequence[float]:
-        """Returns a range's numbers, as ints if the setting is a count, which refuses floats."""
+        """Returns a range's numbers, as ints if the setting is a count, which rejects floats."""
         numbers = values.values()
         if not all(number.is_integer() for number in numbers):
             return numbers
@@ -180,7 +179,7 @@ class Points:
 
     @property
     def choices(self) -> list[tuple[int, ...]]:
-        """All combinations of places on the structural axes."""
+        """All combinations of positions on the structural axes."""
         return list(self._points)
 
     @property
@@ -189,7 +188,7 @@ class Points:
         return list(self._points.values())
 
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
-        """Returns a point's positions on the structural axes, with the largest on joined ones."""
+        """Returns a point's positions on the structural axes, using the largest on joined axes."""
         return tuple(
             self.values[key].index(max(point[name].values) if key in self.joined else point[name])
             for name, key in self.names.items()
@@ -207,11 +206,11 @@ class Points:
         return key.rpartition(".")[2]
 
     def at(self, point: Mapping[str, Any]) -> tuple[Point, Numbers]:
-        """Returns the checked settings at a point, and its numbers, which may be traced.
+        """Returns the checked settings and the (possibly traced) numbers of a point.
 
         Args:
-          point: values by the names of dimensions, those on joined axes as `OneOf`. An axis that is
-            no setting of its own is a setting of the point's `algorithm`.
+          point: values by dimension name, with `OneOf` on joined axes. An axis that is not a
+            setting of the experiment is a setting of the point's `algorithm`.
         """
         here, numbers = self._points[self.choice(point)], dict[str, Any]()
         for name, key in self.names.items():
@@ -226,17 +225,17 @@ class Points:
 
     @property
     def together(self) -> dict[str, Callable[[Any], Hashable]]:
-        """A function for each axis whose values share programs, as the `together` of a `Grid`."""
-        # Join all draws of the data. Separate numbers of models on the two sides of the limit,
-        # because these are drawn in two ways.
+        """A function for each axis whose values share programs, for `Grid.together`."""
+        # Join all data draws. Keep numbers of models below and above the limit apart, because they
+        # are drawn in different ways.
         alike = {self.name_of(key): lambda _: 0 for key in (*self.data_axes, *self.joined)}
         several = {"num_models": lambda number: number > RANK_LIMIT}
         return alike | {name: key_of for name, key_of in several.items() if name in alike}
 
     def _at(self, places: Mapping[str, int]) -> Point:
-        """Returns the checked settings at some places on the axes, the first place on others."""
-        # Give every point a value on every axis, because a rate that is swept inside a table is a
-        # table at all points.
+        """Returns the checked settings at some positions on the axes, by default the first."""
+        # Set a value on every axis, because a rate that is swept inside a table must be a table at
+        # all points.
         place = tuple(places.get(key, 0) for key in self._raw)
         if place not in self._made:
             axes = zip(self._raw.items(), place, strict=True)
@@ -248,7 +247,7 @@ class Points:
         base = self.base
         if not point:
             return base
-        # Validate the tables on the paths of the axes alone, because others are checked already.
+        # Validate only tables on the paths of axes, because the others are already checked.
         values: Mapping[str, Any] = settings_of(base)
         values = {key: value for key, value in values.items() if key in Point.model_fields}
         for key, value in point.items():
@@ -275,9 +274,9 @@ class Points:
 
 
 def _can_join(key: str, here: Point) -> bool:
-    """Returns whether the values of an axis of counts can be numbers of one program.
+    """Returns whether the values of a count axis can be arguments of one program.
 
-    The counts E and M can with FedAvg in closed form. M also needs an assignment by partitions.
+    This holds for E and M if FedAvg has a closed form. M also needs a partition-based assignment.
     """
     in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.kinds_of_task)
     if not in_closed_form or here.requirement is not None or here.byzantine is not None:
@@ -298,7 +297,7 @@ def _can_join(key: str, here: Point) -> bool:
 
 
 def _is_plain_fedavg(method: Method) -> bool:
-    """Returns whether a method is FedAvg with nothing but a rate and a number of local steps."""
+    """Returns whether a method is FedAvg with only a rate and a number of local steps."""
     own = {"name", "assignment", "learning_rate", "local_steps"}
     rest = {key: field for key, field in type(method).model_fields.items() if key not in own}
     return (
@@ -309,7 +308,7 @@ def _is_plain_fedavg(method: Method) -> bool:
 
 
 def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for an axis that is neither the experiment's nor any algorithm's."""
+    """Raises `ValueError` for an axis that is no setting of the experiment or of any algorithm."""
     owners = [base, *base.algorithms.values()]
     fields = {name for owner in owners for name in type(owner).model_fields}
     known = sorted(fields - {"algorithms", "name", *_NOT_SWEPT})
@@ -338,8 +337,8 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
         name = key.rpartition(".")[2]
         if name in names:
             raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-        # Refuse "model", because results have that dimension already. Refuse the rates of dropout
-        # and of an exponential decay, because flax and optax need them before compilation.
+        # Reject "model", because results already have that dimension. Reject the rates of dropout
+        # and of exponential decay, because flax and optax need them before compilation.
         if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate", "decay_rate"):
             raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
         for other in keys:
@@ -350,9 +349,9 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _path_of(key: str, base: Point, algorithm: str) -> list[str]:
-    """Returns the path of an axis among the settings of a point, or else of an algorithm.
+    """Returns the path of an axis in the settings of a point, or else of an algorithm.
 
-    An algorithm with its own assignment has the axes of the assignment, too.
+    An algorithm with its own assignment also has the axes of that assignment.
     """
     path, own = key.split("."), ["algorithms", algorithm]
     if path[0] == "assignment" and base.algorithms[algorithm].assignment is not None:

@@ -1,4 +1,4 @@
-"""Error messages for wrong settings: the key, the value, and the allowed values."""
+"""Error messages for invalid settings, with the key, the value and the allowed values."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ _MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # of one message, and of a value in it
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
     """Returns the problems, one per key, as ``path = value: message``.
 
-    If a value may have several types, pydantic reports on each of them. The result has only the
-    problems inside a table, and for a plain value only the message of our own validator or else the
-    first one. A long list is cut.
+    If a value may have several types, pydantic reports an error for each of them. Keep only
+    problems inside a table and, for a plain value, the message of our own validator or else the
+    first one. Long lists are cut.
     """
     problems: dict[str, Any] = {}
     for problem in error.errors():
@@ -33,7 +33,7 @@ def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[st
 
 
 def _path(problem: Any, values: Any) -> str:
-    """Returns the keys that lead to a problem, without the names of types that pydantic inserts."""
+    """Returns the keys that lead to a problem, without the type names that pydantic inserts."""
     path = []
     for part in problem["loc"]:
         is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
@@ -49,7 +49,7 @@ def _path(problem: Any, values: Any) -> str:
     if problem["type"] == "missing":
         path.append(str(problem["loc"][-1]))
     if problem["type"].startswith("union_tag"):
-        # The discriminator is the key that distinguishes tables, or a function named like it.
+        # The discriminator is the key that distinguishes tables, or a function with its name.
         path.append(str(problem["ctx"]["discriminator"]).strip("'()"))
     return ".".join(path)
 
@@ -89,13 +89,13 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
         case "union_tag_invalid":
             context = problem["ctx"]
             return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"
-        case "value_error" if isinstance(value, dict):  # because the message has the table's values
+        case "value_error" if isinstance(value, dict):  # the message lists the table's values
             return f"{path}: {message}" if path else message
     return f"{path} = {shown}: {message[0].lower()}{message[1:]}" if path else message
 
 
 def _paths_to(key: str, values: dict[str, Any]) -> Iterator[str]:
-    """Yields the places of a key in the tables of a file, and in those inside them."""
+    """Yields the paths of a key in the tables of a file, including nested ones."""
     for name, table in _tables_in(values):
         yield from [f"{name}.{key}"] if key in table else []
         yield from (f"{name}.{inner}.{key}" for inner, x in _tables_in(table) if key in x)
@@ -110,10 +110,10 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str]
     root = _schema(kind)
     tables = _tables(root, root)
     for part in location:
-        if isinstance(part, int):  # of a list, whose tables are all alike
+        if isinstance(part, int):  # an item of a list, whose tables are all alike
             continue
         chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
-        if chosen:  # the part is the name of a type, not a key
+        if chosen:  # a type name, not a key
             tables = chosen
             continue
         inner = [
@@ -128,17 +128,17 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str]
 
 @cache
 def _schema(kind: type[Config]) -> dict[str, Any]:
-    """Returns the JSON schema of a kind of configuration, which takes a while to make."""
+    """Returns the JSON schema of a configuration class, cached because it is slow to build."""
     return kind.model_json_schema()
 
 
 def closest(key: str, keys: Sequence[str]) -> list[str]:
-    """Returns the key that is most similar to a given one, if any is."""
+    """Returns the key most similar to a given one, if any is similar."""
     return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
 
 
 def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the JSON schemas of all tables that a value, or an item of a list, may be."""
+    """Returns the JSON schemas of all tables allowed as a value or as an item of a list."""
     if not isinstance(schema, dict):
         return []
     if "$ref" in schema:

@@ -1,4 +1,4 @@
-"""Executors of an experiment file: where parts of it are computed."""
+"""Executors of an experiment file, which compute its parts."""
 
 import logging
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ _REMEDY = "pip install 'fedjax-mm[cluster]'"
 
 
 class _Executor(Config):
-    """Settings that all executors have."""
+    """Settings common to all executors."""
 
     num_parts: Count = 8
     """N, into which the runs are cut."""
 
     @contextmanager
     def opened(self, how: Execution) -> Iterator[Execution]:
-        """Yields how a sweep is carried out by the executor, which is closed at the end.
+        """Yields the execution of a sweep by the executor, which is closed at the end.
 
         Raises:
-          ValueError: if its library is not installed, or the settings are wrong.
+          ValueError: if its library is not installed, or the settings are invalid.
         """
         with self._executor() as executor:
             yield how._replace(executor=executor, num_parts=self.num_parts)
@@ -35,9 +35,9 @@ class _Executor(Config):
 
 
 class Submitit(_Executor):
-    """Jobs of Slurm, or processes of this machine, by submitit.
+    """Slurm jobs, or processes on this machine, by submitit.
 
-    `parameters` are those of `update_parameters`, such as `timeout_min` or `slurm_partition`.
+    `parameters` go to submitit's `update_parameters`, such as `timeout_min` or `slurm_partition`.
     """
 
     name: Literal["submitit"] = "submitit"
@@ -49,7 +49,7 @@ class Submitit(_Executor):
 
     @contextmanager
     def opened(self, how: Execution) -> Iterator[Execution]:
-        """Yields how a sweep is carried out by jobs."""
+        """Yields the execution of a sweep by jobs."""
         most = self.at_once or (2 if self.cluster == "local" else None)
         with super().opened(how._replace(at_once=most)) as how:
             yield how
@@ -75,7 +75,7 @@ class Submitit(_Executor):
 
 
 class Dask(_Executor):
-    """Workers of a Dask scheduler, or of a cluster of processes on this machine."""
+    """Workers of a Dask scheduler, or of a local cluster of processes."""
 
     name: Literal["dask"] = "dask"
     address: str | None = None

@@ -1,4 +1,4 @@
-"""An experiment as data, from a file for `run CONFIG.toml` or from the page of a figure."""
+"""An experiment as data, from a file for `run CONFIG.toml` or from the definition of a figure."""
 
 from typing import Annotated, Any, Self
 
@@ -15,19 +15,19 @@ class Experiment(Point):
 
     An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else a setting of
     every algorithm, such as `learning_rate` or `assignment.cohort_size`. The axis
-    ``algorithms.NAME.q`` is a setting of one algorithm. Axes of numbers that are not counts cost no
+    ``algorithms.NAME.q`` is a setting of one algorithm. Axes of real numbers need no further
     compilation, and neither do axes of the data, such as `task.partition.alpha` or
-    `task.data_seed`. With `data_seed` "seed" every seed has a separate draw of the data.
+    `task.data_seed`. With `data_seed` "seed" every seed has its own draw of the data.
 
-    `num_models` may be left out if it is an axis, or if the experiment has `tasks`, one for each
-    model, all with the same clients. A setting `task.KEY` then applies to every task.
+    `num_models` may be omitted if it is an axis, or if the experiment has `tasks`, one per model
+    and all with the same clients. A setting `task.KEY` then applies to every task.
 
-    `together` names axes of counts whose values share a program, which plain FedAvg on the
-    quadratic allows. By default it is `local_steps`. With `num_models`, of MFA-Rand and MFA-RR, a
-    sweep compiles less, but a round may take 2.7 times as long.
+    `together` names count axes whose values share a program, which plain FedAvg on the quadratic
+    allows. The default is `local_steps`. With `num_models`, for MFA-Rand and MFA-RR, a sweep
+    compiles less, but a round may take 2.7 times longer.
 
-    `executor` has the settings of an executor, which computes parts if a command asks for it. It is
-    no part of the settings that identify a result.
+    `executor` configures an executor, which computes parts if a command selects it. It does not
+    count among the settings that identify a result.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -49,7 +49,7 @@ class Experiment(Point):
     @model_validator(mode="before")
     @classmethod
     def _said_elsewhere(cls, values: Any) -> Any:
-        """Returns the values with the settings that axes imply."""
+        """Fills in settings that axes imply."""
         if not isinstance(values, dict):
             return values
         values = _with_seeds_of_data(values)
@@ -64,17 +64,17 @@ class Experiment(Point):
 
     @model_validator(mode="after")
     def _points_fit(self) -> Self:
-        """Raises `ValueError` for a point that does not fit."""
+        """Raises `ValueError` if a point is invalid."""
         self.points()
         return self
 
     def points(self) -> Points:
-        """Returns all points of the axes, checked, but without their data."""
+        """Returns all checked points of the axes, without their data."""
         return Points(self, self.axes, self.together)
 
 
 def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves a `data_seed` "seed" to the tasks, if a file has it as an axis."""
+    """Moves a `data_seed` "seed" from the axes of a file to its tasks."""
     axes = values.get("axes")
     if not isinstance(axes, dict):
         return values

@@ -1,4 +1,4 @@
-"""Fields of configurations: plain data, checked when it is read, and the types that check it."""
+"""Fields of configurations: plain data, and the types that validate it on reading."""
 
 import inspect
 from collections.abc import Callable, Mapping, Set
@@ -58,7 +58,7 @@ Distinct = AfterValidator(_distinct)
 
 
 class Replicas(TypedDict):
-    """Arguments of `sweep` about seeds."""
+    """Arguments of `sweep` for seeds."""
 
     num_seeds: int
     seed: int
@@ -72,13 +72,13 @@ Numbers = Mapping[str, Any]
 
 
 class Config(BaseModel):
-    """Settings: unknown keys are errors, values are checked, nothing changes after construction.
+    """Immutable validated settings, in which unknown keys are errors.
 
-    Swept numbers are traced by JAX and never become fields: methods take them as `Numbers`.
+    Swept numbers are traced by JAX and never become fields; methods take them as `Numbers`.
     """
 
-    # Defer validators to the first use, because a table is part of many others, and each builds
-    # one.
+    # Build validators on first use, because a table is part of many others, each of which would
+    # build one.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     def with_numbers(self, numbers: Numbers) -> Any:
@@ -89,13 +89,13 @@ class Config(BaseModel):
 def instantiate(
     table: Config, factory: Callable[..., T], numbers: Numbers = MappingProxyType({}), **given: Any
 ) -> T:
-    """Returns the result of a factory for the settings of a table that the factory takes.
+    """Calls a factory with the settings of a table that it accepts.
 
     Args:
       table: checked settings, by the names of the factory's parameters.
       factory: a public function; its other parameters are `given`, or keep their defaults.
       numbers: values that replace settings, which may be traced.
-      **given: arguments that a file cannot give, instead of the table's.
+      **given: arguments that a file cannot express; they override the table's.
 
     Example:
       >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
@@ -116,7 +116,7 @@ def parameters_of(factory: Callable[..., Any]) -> Set[str]:
 
 
 class Seeded(Config):
-    """Settings of runs with several seeds, to which later seeds may be added."""
+    """Settings of runs with several seeds, to which more can be added later."""
 
     num_seeds: Count
     seed: Seed = 0
@@ -128,20 +128,21 @@ class Seeded(Config):
         return self._first_seed
 
     def with_seeds(self, first: int, num_seeds: int) -> Self:
-        """Returns the settings of other seeds, which are numbered from 0."""
+        """Returns the settings with other seeds, numbered from 0."""
         others = self.model_copy(update={"num_seeds": num_seeds})
         others._first_seed = first
         return others
 
     @property
     def replicas(self) -> Replicas:
-        """Returns the arguments of `sweep` that say which seeds there are."""
+        """Returns the arguments of `sweep` that determine the seeds."""
         return {"num_seeds": self.num_seeds, "seed": self.seed, "first_seed": self.first_seed}
 
     @property
     def data_seeds(self) -> list[int]:
         """The seeds of all draws of the data, which depend on `seed`."""
-        # More seeds do not change the first ones, because a state is generated number by number.
+        # Adding seeds does not change the first ones, because a state is generated number by
+        # number.
         states = np.random.SeedSequence(self.seed).generate_state(self.first_seed + self.num_seeds)
         seeds: list[int] = states[self.first_seed :].tolist()
         return seeds
@@ -157,7 +158,7 @@ _FROM_FILE[tuple[float, ...]] = tuple[Number, ...]
 def _field_type(annotation: Any) -> Any:
     """Returns the type of a field for a parameter, or None if a file cannot give it."""
     members = members_of(annotation)
-    if complex in members:  # JAX's type of anything that becomes an array is a number in a file
+    if complex in members:  # an array-like is a number in a file
         members = tuple(each for each in members if each not in (bool, int))
     literals = [each for each in members if get_origin(each) is Literal]
     annotated = [_within(each) for each in members if get_origin(each) is Annotated]
@@ -166,7 +167,7 @@ def _field_type(annotation: Any) -> Any:
 
 
 def _within(annotation: Any) -> Any:
-    """Returns the type of a field for an annotated number, or for several, with its bounds."""
+    """Returns the type of a field for one or several annotated numbers, with their bounds."""
     limits, members = limits_of(annotation), members_of(get_args(annotation)[0])
     if float in members:
         return Annotated[float, limits, _FINITE]
@@ -176,12 +177,12 @@ def _within(annotation: Any) -> Any:
 
 
 def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[str, Any]:
-    """Returns the type and the default of each of a function's parameters that a file can give.
+    """Returns the type and default of each parameter of a function that a file can set.
 
     Args:
-      function: all of its parameters that have no default are required.
-      given: parameters that a file cannot give.
-      types: of fields, if the annotation is less strict.
+      function: a factory; its parameters without a default are required.
+      given: parameters that a file cannot set.
+      types: the types of fields whose annotation is less strict.
     """
     columns: dict[str, Any] = {}
     for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -194,13 +195,13 @@ def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[
 def table_of(
     base: type[Table], function: Callable[..., Any], *given: str, **types: Any
 ) -> type[Table]:
-    """Returns a function's table in a file, with the fields of `columns_of`.
+    """Returns the class of a function's table in a file, with the fields of `columns_of`.
 
     Args:
-      base: fields that all such tables have.
-      function: its name is the table's.
-      given: parameters that a file cannot give.
-      types: of fields, if the annotation is less strict.
+      base: the fields common to all such tables.
+      function: a factory; the table has its name.
+      given: parameters that a file cannot set.
+      types: the types of fields whose annotation is less strict.
     """
     columns = columns_of(function, *given, *base.model_fields, **types)
     columns = {"name": (Literal[function.__name__], ...)} | columns
@@ -208,15 +209,15 @@ def table_of(
 
 
 def one_of(tables: Mapping[str, type[Config]]) -> GetPydanticSchema:
-    """Annotates a field that is one of some tables, distinguished by `name`."""
-    # Annotate such fields by the tables' base class, because type checkers cannot read a union made
-    # at run time.
+    """Annotates a field that is one of several tables, distinguished by `name`."""
+    # Annotate such fields with the tables' base class, because type checkers cannot read a union
+    # built at run time.
     choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(choice))
 
 
 def named(default: str) -> BeforeValidator:
-    """Annotates a field whose table may leave out its `name`."""
+    """Annotates a field whose table may omit its `name`."""
     return BeforeValidator(
         lambda table: {"name": default} | table if isinstance(table, dict) else table
     )

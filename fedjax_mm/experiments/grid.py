@@ -1,4 +1,4 @@
-"""The grid of an experiment: all points of its axes, and their data, each draw loaded once."""
+"""The grid of an experiment: all points of its axes, and their data, loaded once per draw."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,14 +23,14 @@ SEED_NUMBER = "seed_number"
 
 
 def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
-    """Returns all runs of an experiment, over ``algorithm`` and the axes, with the data loaded.
+    """Returns the grid of an experiment over ``algorithm`` and its axes, with data loaded.
 
     Args:
       experiment: what to run.
-      limit: bytes of memory that may be used; by default 60 % of the free memory.
+      limit: the memory limit in bytes; by default 60 % of the free memory.
 
     Raises:
-      ValueError, OSError: if the data or the initial parameters cannot be loaded or do not fit.
+      ValueError, OSError: if data or initial parameters cannot be loaded or do not fit.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -91,20 +91,20 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
 
 
 class Draws:
-    """All draws of the data, in one store for each kind of data.
+    """All draws of the data, in one store per kind of data.
 
-    A store has a draw for every value on the axes of the data, such as `task.partition.alpha`, and,
-    if `data_seed` is "seed", for every seed, which changes fastest. The runs on them share compiled
-    programs, because the index of a draw is a number. Models and points of equal settings share a
-    store.
+    A store has one draw per value on the data axes, such as `task.partition.alpha`, and, if
+    `data_seed` is "seed", per seed, which varies fastest. Runs on different draws share compiled
+    programs, because the index of a draw is an argument. Models and points with equal settings
+    share a store.
 
     Attributes:
       points: the points of the experiment.
-      are_by_seed: whether some model's data are drawn for every seed.
+      are_by_seed: whether any model's data are drawn per seed.
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        """Lists all draws, without loading them."""
+        """Lists all draws without loading them."""
         self.points = points = experiment.points()
         self._experiment = experiment
         self.are_by_seed = False
@@ -133,10 +133,10 @@ class Draws:
         """Returns the data of all stores.
 
         Args:
-          limit: bytes of memory that may be used; see `check_fits`.
+          limit: the memory limit in bytes; see `check_fits`.
 
         Raises:
-          ValueError, OSError: if the data cannot be loaded, or do not fit the memory.
+          ValueError, OSError: if data cannot be loaded or do not fit in memory.
         """
         for draws in self._stores.values():
             what = f"task.num_clients = {draws[0].num_clients or 0:,}, draws: {len(draws):,};"
@@ -149,8 +149,8 @@ class Draws:
         """Returns the data of every model at a point, or None for a model without data.
 
         Args:
-          point: values by the names of dimensions, those on the axes of the data as `OneOf`, and
-            `SEED_NUMBER` if draws are by seed.
+          point: values by dimension name, with `OneOf` on data axes, and `SEED_NUMBER` if draws are
+            per seed.
           data: the data of all stores.
         """
         points = self.points

@@ -50,21 +50,21 @@ from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requirin
 
 
 class Appealing(Config):
-    """Settings of `appealing`: clients stay away from models that do not appeal to them."""
+    """Settings of `appealing`: clients opt out of models that do not appeal to them."""
 
     cohort_size: Count
     from_round: Count = 10
 
 
 class Available(Config):
-    """A law of the clients' presence by its name, and settings of `available`."""
+    """An availability law, selected by name, and settings of `available`."""
 
     name: str
     when_absent: Literal["skip", "replace"] = "skip"
     unbiased: fields.Flag = False
 
     def wrap(self, assignment: Assignment, numbers: Numbers) -> Assignment:
-        """Returns the assignment with absent clients, with settings replaced by `numbers`."""
+        """Wraps an assignment by `available`, with settings replaced by `numbers`."""
         law = instantiate(self, _LAWS[self.name], numbers)
         how: dict[str, Any] = {"when_absent": self.when_absent, "unbiased": self.unbiased}
         return available(assignment, law, **how)
@@ -81,10 +81,10 @@ _LAW_TABLES = {name: table_of(Available, law, **_LAW_TYPES) for name, law in _LA
 
 
 class Delays(Config):
-    """Settings of `shifted_exponential`, the law of the time that a local training takes."""
+    """Settings of `shifted_exponential`, the duration of a local training."""
 
     def build(self, num_clients: int, numbers: Numbers) -> Delay:
-        """Builds the law, with settings replaced by `numbers`, which may be traced."""
+        """Builds the delays, with settings replaced by `numbers`, which may be traced."""
         return instantiate(self, shifted_exponential, numbers, num_clients=num_clients)
 
 
@@ -94,7 +94,7 @@ _DelayTable: Any = create_model(
 
 
 class Assigned(Config):
-    """An assignment or a dispatch by its name, clients that are away or late, and a clock."""
+    """An assignment or dispatch, selected by name, with absent or late clients and a clock."""
 
     name: str
     appealing: Appealing | None = None
@@ -114,7 +114,7 @@ class Assigned(Config):
         """Builds the assignment, with settings replaced by `numbers`, which may be traced."""
         factory = _FACTORIES[self.name]
         sizes: dict[str, Any] = {"num_clients": num_clients}
-        # A strategy whose factory takes no `num_models` trains one model.
+        # An assignment whose factory has no `num_models` trains one model.
         if "num_models" in parameters_of(factory):
             sizes["num_models"] = num_models
         elif num_models != 1:
@@ -123,7 +123,7 @@ class Assigned(Config):
             )
         lost = numbers.get("dropping", self.dropping)
         delay = self.delay and self.delay.build(num_clients, numbers.get("delay", {}))
-        if "delay" in parameters_of(factory):  # it has a clock of its own
+        if "delay" in parameters_of(factory):  # it has its own clock
             why = "draws clients one by one" if factory is fedast else "plans with all its clients"
             for name in ("appealing", "available", "dropping", "first", "deadline"):
                 if getattr(self, name) is not None:
@@ -159,13 +159,13 @@ AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 
 
 class Compression(Config):
-    """A compressor by its name, and the choice of error feedback."""
+    """A compressor, selected by name, with or without error feedback."""
 
     name: str
     error_feedback: fields.Flag = True
 
     def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Returns the algorithm with compressed updates, with settings replaced by `numbers`."""
+        """Wraps an algorithm by `compressed`, with settings replaced by `numbers`."""
         rule = instantiate(self, _COMPRESSORS[self.name], numbers)
         return compressed(algorithm, rule, error_feedback=self.error_feedback)
 
@@ -178,7 +178,7 @@ _COMPRESSION_TABLES = {name: table_of(Compression, rule) for name, rule in _COMP
 
 
 class Adaptive(Config):
-    """Settings of `AdaptiveClip`, the rule by which the clipping norm changes."""
+    """Settings of `AdaptiveClip`, for an adaptive clipping norm."""
 
     quantile: fields.Fraction = 0.5
     rate: Positive = 0.2
@@ -194,7 +194,7 @@ class Privacy(Config):
     adaptive: Adaptive | None = None
 
     def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Returns the private algorithm, with settings replaced by `numbers`."""
+        """Wraps an algorithm by `private`, with settings replaced by `numbers`."""
         rule = None
         if self.adaptive:
             rule = instantiate(self.adaptive, AdaptiveClip, numbers.get("adaptive", {}))
@@ -202,10 +202,10 @@ class Privacy(Config):
 
 
 class Method(OptimizingClients):
-    """A method by its name, its local training, and its assignment unless all methods share one.
+    """A method, selected by name, its local training, and its assignment unless all share one.
 
-    The table of a method has a key for each argument of `local_sgd`, too. Updates are compressed
-    first and clipped then.
+    The table of a method also has a key for each argument of `local_sgd`. Updates are first
+    compressed and then clipped.
     """
 
     name: str
@@ -215,9 +215,9 @@ class Method(OptimizingClients):
     learning_rate: Rate
 
     def _of(self, local: LocalSGD, numbers: Numbers, server_optimizer: Any = None) -> Algorithm:
-        """Returns the algorithm for a local training and a server's optimizer."""
+        """Builds the algorithm from settings of local training and a server optimizer."""
         factory = methods()[self.name]
-        # The short form of a factory takes settings of local training, too.
+        # Factories with a shorthand also have parameters for settings of local training.
         short = {*_LOCAL_KEYS.values()} & parameters_of(factory)
         given: dict[str, Any] = {"local": local} | dict.fromkeys(short)
         if isinstance(self, OptimizingServer):
@@ -230,7 +230,7 @@ class Method(OptimizingClients):
         return local_sgd(learning_rate, optimizer=optimizer, **settings)
 
     def schedule(self, num_models: int, num_rounds: int = 1, numbers: Numbers | None = None) -> Any:
-        """Returns the learning rate as factories take it: a number, or a schedule of the round."""
+        """Returns the learning rate for factories: a number, or a schedule over rounds."""
         given = (numbers or {}).get("learning_rate")
         return rate_of(self.learning_rate, num_models, num_rounds, given)
 
@@ -238,9 +238,9 @@ class Method(OptimizingClients):
         """Builds the algorithm, with settings replaced by `numbers`, which may be traced.
 
         Args:
-          num_models: M, the rounds in a frame, for schedules per frame.
-          num_rounds: T, the end of schedules without a length.
-          numbers: by the names of settings; those of an inner table are a mapping.
+          num_models: M, the rounds per frame, for schedules per frame.
+          num_rounds: T, where schedules without a length end.
+          numbers: values by setting name, nested for inner tables.
         """
         server = None
         if isinstance(self, OptimizingServer):
@@ -263,7 +263,7 @@ _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
-    """Returns the table of a method: arguments of `local_sgd`, and its own."""
+    """Returns the table of a method: its own arguments and those of `local_sgd`."""
     mine = OptimizingServer.model_fields.keys() & parameters_of(factory)
     bases = (Method, OptimizingServer) if mine else (Method,)
     columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
@@ -279,7 +279,7 @@ MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
 
 
 class Byzantine(Config):
-    """Attackers, by `attacked` and `noisy`: a fraction of the clients that train, rounded up."""
+    """Attackers by `attacked` and `noisy`: a fraction of the training clients, rounded up."""
 
     fraction: fields.Share
     loss_factor: Positive = 10.0
@@ -289,26 +289,26 @@ class Byzantine(Config):
     """Of the choice of attackers."""
 
     def attackers(self, num_clients: int, **numbers: Any) -> Any:
-        """Returns, for each of the `num_clients` that train, whether it attacks."""
+        """Returns whether each of the `num_clients` training clients attacks."""
         place = generator(self.seed).permutation(num_clients)
-        # Subtract a little, because in float32 the fraction k / num_clients may be too large for k.
+        # Subtract a little, because in float32 the fraction k / num_clients may round up past k.
         return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
 
     def wrap_task(self, task: Task, **numbers: Any) -> Task:
-        """Returns the task with attackers and with settings replaced by `numbers`."""
+        """Wraps a task by `attacked`, with settings replaced by `numbers`."""
         attackers = self.attackers(task.num_clients, **numbers)
         return instantiate(self, attacked, numbers, task=task, clients=attackers)
 
     def wrap(self, algorithm: Algorithm, num_clients: int, **numbers: Any) -> Algorithm:
-        """Returns the algorithm with attackers among the `num_clients` that train."""
+        """Wraps an algorithm by `noisy`, with attackers among `num_clients` training clients."""
         attackers = self.attackers(num_clients, **numbers)
         return instantiate(self, noisy, numbers, algorithm=algorithm, clients=attackers)
 
 
 class Requirement(Config):
-    """Thresholds of clients, the same for all algorithms, and how they are measured.
+    """Clients' thresholds, which all algorithms share, and how they are measured.
 
-    See `requiring`. Fine-tuning has the algorithm's rate and batches.
+    See `requiring`. Fine-tuning uses the algorithm's rate and batches.
     """
 
     num_steps: Count = 100
@@ -320,10 +320,10 @@ class Requirement(Config):
     tuning_steps: fields.CountOrZero = 0
 
     def prepare(self, rng_key: Any, tasks: list[Task], params: Any, numbers: Numbers) -> Any:
-        """Trains the clients' own models for each of the M models, ``[models, clients]``.
+        """Trains clients' own models for each of the M models, ``[models, clients]``.
 
-        They start from `params`, or else from parameters that the task draws. The result is a list
-        with one entry for each model if models have different tasks.
+        They start from `params`, or else from the task's initial parameters. If models have
+        different tasks, the result is a list with one entry per model.
         """
         rate = self.with_numbers(numbers).learning_rate
 
@@ -337,15 +337,15 @@ class Requirement(Config):
             starts = [None] * len(tasks) if params is None else params
             each = zip(tasks, starts, range(len(tasks)), strict=True)
             return [of_model(*one) for one in each]
-        # Train for one model after the other, because all clients' models at once may fill the
-        # memory.
+        # Train for one model at a time, because the models of all clients may not fit in memory
+        # together.
         return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
 
     def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
-        """Returns the task of each model with requirements, given the method's learning rate."""
+        """Wraps each model's task by `requiring`, given the method's learning rate."""
         tuning = None
         if self.tuning_steps:
-            # Take a schedule's first rate, because tuning begins again after every round.
+            # Use a schedule's first rate, because fine-tuning starts over after every round.
             rate = rate(1) if callable(rate) else rate
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
         if isinstance(own, OwnModels):

@@ -1,4 +1,4 @@
-"""Optimizers and learning rates of an experiment file, with the names and settings of optax."""
+"""Optimizers and learning rates of an experiment file, with optax's names and settings."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -35,7 +35,7 @@ class InverseTime(Config):
     per: Per = "round"
 
     def build(self, num_models: int, num_rounds: int, numbers: Numbers) -> Schedule:
-        """Builds the schedule of the round t = 1, 2, ..."""
+        """Builds the schedule over rounds t = 1, 2, ..."""
         del num_rounds
         here = self.with_numbers(numbers)
         schedule: Schedule = inverse_time(here.beta, here.gamma)
@@ -43,10 +43,10 @@ class InverseTime(Config):
 
 
 class Scheduled(Config):
-    """A schedule of optax, after a linear rise from 0, whose count 0 is round 1 (or frame 1).
+    """An optax schedule after a linear warm-up from 0, whose count 0 is round 1 (or frame 1).
 
-    Lengths are in rounds (or frames). By default a schedule lasts from the end of the rise to the
-    last round (or frame).
+    Lengths are in rounds (or frames). By default a schedule lasts from the end of the warm-up to
+    the last round (or frame).
     """
 
     schedule: str
@@ -54,10 +54,10 @@ class Scheduled(Config):
     per: Per = "round"
 
     def build(self, num_models: int, num_rounds: int, numbers: Numbers) -> Schedule:
-        """Builds the schedule of the round t = 1, 2, ..., with settings replaced by `numbers`.
+        """Builds the schedule over rounds t = 1, 2, ..., with settings replaced by `numbers`.
 
         Raises:
-          ValueError: if the rise takes all rounds.
+          ValueError: if the warm-up takes all rounds.
         """
         length = -(-num_rounds // num_models) if self.per == "frame" else num_rounds
         if self.warmup_steps >= length:
@@ -85,7 +85,7 @@ class Scheduled(Config):
 
 
 def in_short(config: Config, name: str) -> str:
-    """Returns a name with the settings that differ from their defaults, for labels."""
+    """Returns a name with its non-default settings, for labels."""
     fields = type(config).model_fields
     changed = [
         f"{key}={value}"
@@ -122,7 +122,7 @@ SCHEDULE_TABLES = {name: _schedule_table(name) for name in _SCHEDULES}
 
 
 def schedule(rate: Any) -> str:
-    """Returns the kind of schedule of a table, or of the object that was made from it."""
+    """Returns the name of a table's schedule, or of the object built from the table."""
     given = rate.get("schedule") if isinstance(rate, dict) else getattr(rate, "schedule", None)
     return given or "inverse_time"
 
@@ -141,13 +141,13 @@ Rate = Annotated[
 
 
 def rate_of(rate: Any, num_models: int, num_rounds: int, numbers: Any = None) -> Any:
-    """Returns a rate as factories take it: a number, or a schedule of the round.
+    """Returns a rate for factories: a number, or a schedule over rounds.
 
     Args:
       rate: the checked setting.
       num_models: M.
       num_rounds: T.
-      numbers: replace the rate, or a schedule's settings; they may be traced.
+      numbers: values that replace the rate or a schedule's settings; they may be traced.
     """
     if isinstance(rate, InverseTime | Scheduled):
         return rate.build(num_models, num_rounds, numbers or {})
@@ -155,12 +155,12 @@ def rate_of(rate: Any, num_models: int, num_rounds: int, numbers: Any = None) ->
 
 
 class Optimizer(Config):
-    """An optimizer of optax by its name, with its settings."""
+    """An optax optimizer, selected by name, and its settings."""
 
     name: str
 
     def settings(self, numbers: Numbers) -> dict[str, Any]:
-        """Returns the settings that differ from optax's defaults, some replaced by `numbers`."""
+        """Returns the non-default settings, some replaced by `numbers`."""
         fields = type(self).model_fields
         own = {key: x for key, x in self if key not in ("name", "learning_rate")}
         return {key: x for key, x in own.items() if x != fields[key].default} | {
@@ -202,10 +202,10 @@ SERVER_OPTIMIZER_TABLES = {
 
 
 class OptimizingClients(Config):
-    """Settings of methods whose clients may have an optimizer other than SGD.
+    """Settings of methods whose clients may use an optimizer other than SGD.
 
-    Gradients are clipped first; then `weight_decay` times the parameters is added to them, and
-    the optimizer makes a step of the sum.
+    Gradients are clipped, `weight_decay` times the parameters is added, and the sum goes to the
+    optimizer.
     """
 
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
@@ -214,12 +214,11 @@ class OptimizingClients(Config):
     """The largest global norm of a gradient."""
 
     def local_optimizer(self, numbers: Numbers) -> LocalOptimizer:
-        """Returns the function that makes the clients' optimizer from the round's rate."""
+        """Returns a function from the round's rate to the clients' optimizer."""
         here, make = self.with_numbers(numbers), optax.sgd
         if self.optimizer is not None:
             make = getattr(optax, self.optimizer.name)
-            # Keep the plain function if no setting differs, because tasks may solve SGD in closed
-            # form.
+            # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
             settings = self.optimizer.settings(numbers.get("optimizer", {}))
             make = partial(make, **settings) if settings else make
         first = []
@@ -231,14 +230,14 @@ class OptimizingClients(Config):
 
 
 class OptimizingServer(Config):
-    """Settings of methods whose server may have an optimizer instead of adding the mean update."""
+    """Settings of methods whose server may use an optimizer instead of adding the mean update."""
 
     server_optimizer: Annotated[Optimizer, one_of(SERVER_OPTIMIZER_TABLES)] | None = None
 
     def build_server_optimizer(
         self, num_models: int, num_rounds: int, numbers: Numbers
     ) -> optax.GradientTransformation | None:
-        """Returns the server's optimizer, whose schedules count the rounds that train a model."""
+        """Returns the server optimizer, whose schedules count rounds that train the model."""
         own: Any = self.server_optimizer
         if own is None:
             return None

@@ -1,4 +1,4 @@
-"""Configurations from files, with settings that override the file."""
+"""Configurations from files, with overrides."""
 
 import json
 import tomllib
@@ -26,8 +26,8 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
       overrides: ``key.path=value`` settings that override the file.
 
     Raises:
-      ValueError: in one line, with the file, the line or the key's path, the error and the allowed
-        values.
+      ValueError: with a one-line message that names the file, the line or the key's path, the error
+        and the allowed values.
     """
     try:
         check_regular(path)
@@ -47,7 +47,7 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
 def validate(
     kind: type[SomeConfig], values: dict[str, Any], overrides: Sequence[str] = ()
 ) -> SomeConfig:
-    """Returns a configuration from plain values. Raises `ValueError` in one line.
+    """Builds a configuration from plain values, or raises a one-line `ValueError`.
 
     Example:
       >>> from fedjax_mm.experiments.axes import Range
@@ -70,21 +70,21 @@ def validate(
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
-    """Returns the values with one ``key.path=value``, the value in TOML or else a plain word."""
+    """Applies one ``key.path=value``, whose value is TOML or else a plain word."""
     path, equals, text = override.partition("=")
     if not (path and equals):
         raise ValueError(f"--set {override}: write it as key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # because TOML has no bare words, and shells remove quotes
+        value = text  # TOML has no bare words, and shells remove quotes
     return replaced(values, path.strip().split("."), value)
 
 
 def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Returns settings with another value at the path, after adding tables that are missing.
+    """Returns settings with a new value at the path, adding missing tables.
 
-    Tables on the path become plain values; other tables stay as they are.
+    Tables on the path become plain values; other tables are unchanged.
     """
     head, *rest = path
     plain = settings_of(values) if isinstance(values, Config) else values
@@ -95,12 +95,12 @@ def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any
 
 
 def settings_of(table: Config) -> dict[str, Any]:
-    """Returns the settings that were given in a table, without those of inner tables."""
+    """Returns the settings given in a table, without inner tables."""
     return {key: value for key, value in table if key in table.model_fields_set}
 
 
 def changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Returns the settings ``key.path=value`` that turn the defaults into these values.
+    """Returns the overrides ``key.path=value`` that turn the defaults into these values.
 
     None is left out, because a file cannot express it.
 
@@ -129,5 +129,5 @@ def _in_toml(value: Any) -> str:
         return f"{{ {', '.join(entries)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_in_toml, value))}]"
-    # Use JSON for other values, because TOML writes them alike except infinities and NaN.
+    # Use JSON for other values, because TOML is the same except for infinities and NaN.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

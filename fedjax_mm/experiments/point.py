@@ -1,4 +1,4 @@
-"""One point of a sweep: tasks, algorithms and seeds, without axes."""
+"""A single point of a sweep: tasks, algorithms and seeds, without axes."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -38,7 +38,7 @@ Precision = Literal["float32", "float64"]
 
 
 class Target(Config):
-    """The target at which a run ends before its last round, as in `Until`."""
+    """Early stopping target of a run, as in `Until`."""
 
     metric: str
     at_least: Number | None = None
@@ -52,16 +52,15 @@ class Target(Config):
 class Point(Seeded):
     """Tasks, algorithms and seeds.
 
-    `num_models` may be left out if there are `tasks`, one for each model, all with the same
-    clients.
+    `num_models` may be omitted if there are `tasks`, one per model and all with the same clients.
 
     `params` is a file with the final parameters of another run, from which this one starts. If the
-    file has only one algorithm, seed or model, all start from that. Otherwise each starts from its
+    file has only one algorithm, seed or model, all start from it. Otherwise each starts from its
     own.
 
-    `assignment` is for the algorithms that have none of their own, and only for seen clients.
+    `assignment` is the default for algorithms without their own, and covers only seen clients.
     `byzantine` turns some clients into attackers. `requirement` sets the clients' thresholds, which
-    are the same for all algorithms.
+    all algorithms share.
     """
 
     task: TaskConfig | None = None
@@ -82,14 +81,14 @@ class Point(Seeded):
     @model_validator(mode="before")
     @classmethod
     def _counted(cls, values: Any) -> Any:
-        """Returns the values with the number of models, if they are the number of tasks."""
+        """Sets the number of models to the number of tasks, if not given."""
         if not isinstance(values, dict) or not isinstance(values.get("tasks"), list):
             return values
         return {"num_models": len(values["tasks"])} | values
 
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
-        """Raises `ValueError`, before compilation, for settings with which building would fail."""
+        """Raises `ValueError` before compilation for settings that cannot be built."""
         check_records(self.num_rounds, self.record_every)
         if self.until is not None:
             Until(**dict(self.until))
@@ -119,12 +118,12 @@ class Point(Seeded):
 
     @property
     def kinds_of_task(self) -> list[AnyTask]:
-        """The tasks, once if all models learn the same."""
+        """The tasks, listed once if all models share one."""
         return list(self.tasks or []) if self.task is None else [self.task]
 
     @property
     def sources(self) -> list[Any]:
-        """The settings of the tasks' data, or None for a task without data."""
+        """The data settings of each task, or None for a task without data."""
         return [each.source for each in self.kinds_of_task]
 
     def _check_tasks(self) -> None:
@@ -187,7 +186,7 @@ class Point(Seeded):
                     )
 
     def _assignment_of(self, method: Method) -> Assigned:
-        """Returns the method's own assignment, or else the one for all methods."""
+        """Returns the method's own assignment, or else the default."""
         assignment = method.assignment or self.assignment
         if assignment is None:
             raise ValueError("assignment: missing; give one, of the algorithm or of all")
@@ -196,7 +195,7 @@ class Point(Seeded):
     def _assigned(
         self, method: Method, num_clients: int, num_models: int | Padded, **numbers: Any
     ) -> Assignment | Dispatch:
-        """Builds the assignment of the seen clients, with settings replaced by `numbers`."""
+        """Builds the assignment over seen clients, with settings replaced by `numbers`."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -213,25 +212,25 @@ class Point(Seeded):
             raise ValueError(f"{error}{unseen}") from error
 
     def check_sizes(self, data: Sequence[FederatedData], limit: float | None) -> None:
-        """Raises `ValueError` if local steps are too many to count, or batches do not fit.
+        """Raises `ValueError` if int32 cannot count local steps, or batches do not fit in memory.
 
         Args:
-          data: of all models.
-          limit: bytes of memory; see `check_fits`.
+          data: the data of all models.
+          limit: the memory limit in bytes; see `check_fits`.
         """
         most = max((each.train.max_count for each in data), default=1)
         self._check_epochs(most)
         self._check_batches(max(map(_row_bytes, data), default=0.0), limit)
 
     def _check_epochs(self, most_examples: int) -> None:
-        """Raises `ValueError` if a client's local steps are more than int32 can count."""
+        """Raises `ValueError` if int32 cannot count a client's local steps."""
         for label, method in self.algorithms.items():
             epochs = getattr(method, "epochs", None) or 0
             batches = -(-most_examples // (getattr(method, "batch_size", None) or most_examples))
             check_epochs(epochs, batches, f"algorithms.{label}: ")
 
     def _check_batches(self, row_bytes: float, limit: float | None) -> None:
-        """Raises `ValueError` if the rows of a client's batch are known not to fit the memory."""
+        """Raises `ValueError` if the rows of a client's batch are known not to fit in memory."""
         for label, method in self.algorithms.items():
             size = getattr(method, "batch_size", None) or 0
             what = f"algorithms.{label}: the {size:,} rows of a batch"
@@ -252,7 +251,7 @@ class Point(Seeded):
         starts: list[Any] = [each.initial_params() for each in self.each_task]
         if any(start is None for start in starts):
             return None
-        # Models of one structure have a stack of parameters, others a list.
+        # Models of equal structure have stacked parameters, others a list.
         is_alike = len({start.shape for start in starts}) == 1
         return jnp.stack(starts) if is_alike else starts
 
@@ -276,13 +275,13 @@ class Point(Seeded):
 
 
 def _row_bytes(data: FederatedData) -> float:
-    """Returns the memory of an example in a batch, with its number and its weight."""
+    """Returns the memory of an example in a batch, including its index and weight."""
     arrays = jax.tree.leaves(data.train.examples)
     return 8 + sum(x.nbytes / len(x) for x in arrays)
 
 
 def _check_on_quadratic(config: Config, table: str = "") -> None:
-    """Raises `ValueError` for settings of batches, because the quadratic has no examples."""
+    """Raises `ValueError` for batch settings, because the quadratic has no examples."""
     for key in ("epochs", "batch_size"):
         value = getattr(config, key, None)
         if value is not None:

@@ -1,4 +1,4 @@
-"""Running experiments and sweeps that a file describes."""
+"""Runs experiments and sweeps described by a file."""
 
 import dataclasses
 import json
@@ -50,10 +50,10 @@ def run(
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: Literal["params"] | None = None,
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
-    """Runs every algorithm of an experiment with all its seeds, at every point if it is a sweep.
+    """Runs all algorithms, seeds and points of an experiment.
 
     Args:
-      experiment: what to run, or the path of its TOML file.
+      experiment: the experiment, or the path of its TOML file.
       execution: how to run, report, save and continue.
       on_divergence: as in `sweep`; by default "mark" if there are several points, else "stop".
       keep: "params" returns the final parameters too, a list with one pytree of arrays
@@ -63,8 +63,8 @@ def run(
       A Dataset over ``(algorithm, *axes, seed, round, model)``, as `sweep` explains it.
 
     Raises:
-      DivergenceError: if a model's loss or parameters stop being finite and that is to stop the
-        run, naming the algorithm, the seed, the model and the round.
+      DivergenceError: if a model's loss or parameters become non-finite and `on_divergence` is
+        "stop"; the message names the algorithm, the seed, the model and the round.
       ValueError, InterruptedRunError, OSError: as in `sweep`, or if the data are missing.
 
     Example:
@@ -89,7 +89,7 @@ def run(
         end = on_divergence or ("mark" if experiment.axes else "stop")
         if how.executor is None:
             return sweep(grid, how, on_divergence=end, keep=keep)
-        # Send the settings, because the data may be large, and each worker can load them.
+        # Send only the settings, because data may be large, and each worker can load them.
         there = how._replace(callbacks=(), checkpoints=None, executor=None)
         settings = json.dumps(_given(experiment)), experiment.first_seed
         compute = partial(_part_of_settings, *settings, there, on_divergence=end, keep=keep)
@@ -99,22 +99,22 @@ def run(
 
 
 def _given(experiment: Experiment) -> dict[str, Any]:
-    """Returns the settings that were given, from which the experiment can be made again."""
-    # Leave out defaults, because other values on an axis may choose tables without these settings.
+    """Returns the given settings, from which the experiment can be rebuilt."""
+    # Omit defaults, because other values on an axis may select tables without these settings.
     return experiment.model_dump(mode="json", exclude_unset=True)
 
 
 def _part_of_settings(
     settings: str, first_seed: int, execution: Execution, part: Part, **how: Any
 ) -> Piece:
-    """Computes a part in a worker, of an experiment that is given by its settings as JSON."""
+    """Computes a part in a worker, for an experiment given by its settings as JSON."""
     experiment, grid = _grid_of_settings(settings, first_seed, execution.memory)
     with jax.enable_x64(experiment.precision == "float64"):
         return _part_of_grid(experiment, grid, part, execution, **how)
 
 
-# Keep one grid, because a worker gets many parts of one experiment, and loading its data and
-# checking all values of its axes may take longer than a part.
+# Cache one grid, because a worker gets many parts of one experiment, and loading data and checking
+# axes may take longer than a part.
 @lru_cache(1)
 def _grid_of_settings(
     settings: str, first_seed: int, memory: float | None
@@ -132,17 +132,17 @@ def run_part(
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: Literal["params"] | None = None,
 ) -> Piece:
-    """Computes a share of an experiment's runs, as `compute_part`.
+    """Computes a part of an experiment's runs by `compute_part`.
 
     Args:
-      experiment: what to run.
-      part: one of several, which other processes or machines may compute.
+      experiment: the experiment.
+      part: the part to compute; other processes or machines may compute the others.
       execution: how to run, report, save and continue.
       on_divergence: as in `run`.
-      keep: "params" keeps the final parameters, too.
+      keep: "params" also keeps the final parameters.
 
     Raises:
-      DivergenceError, ValueError, InterruptedRunError, OSError: as `run`.
+      DivergenceError, ValueError, InterruptedRunError, OSError: as in `run`.
     """
     how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):
@@ -168,10 +168,10 @@ def _part_of_grid(
 def join(
     experiment: Experiment, pieces: Iterable[Piece], keep: Literal["params"] | None = None
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Returns the result of an experiment from those of all its parts, as `join_parts`.
+    """Joins the results of all parts of an experiment by `join_parts`.
 
     Raises:
-      ValueError, OSError: as `join_parts`, or if the data are missing.
+      ValueError, OSError: as in `join_parts`, or if the data are missing.
     """
     with jax.enable_x64(experiment.precision == "float64"):
         return join_parts(dataclasses.replace(grid_of(experiment), keep=keep), pieces)
@@ -180,15 +180,15 @@ def join(
 def outline(
     experiment: Experiment, execution: Execution | None = None, part: Part | None = None
 ) -> Plan:
-    """Returns what `run` would do, traced but not compiled: programs, batches and local trainings.
+    """Returns the plan of `run`, traced but not compiled: programs, batches and local trainings.
 
     Args:
-      experiment: what would be run.
+      experiment: the experiment.
       execution: how it would be run.
       part: the part that would be computed; by default all.
 
     Raises:
-      ValueError, OSError: as `run`, but a batch that does not fit is found by compiling alone.
+      ValueError, OSError: as in `run`, except that only compiling finds a batch that does not fit.
     """
     how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):

@@ -1,4 +1,4 @@
-"""Parameters that an experiment starts from: the final ones of another, read from a file."""
+"""Warm starts: initial parameters read from the final ones of another run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,12 +27,12 @@ def check_file(path: str) -> None:
 def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> Start:
     """Returns the initial parameters of each algorithm and seed.
 
-    If the file has one algorithm, or one seed, all start from it. Otherwise each starts from its
+    If the file has a single algorithm or seed, all start from it. Otherwise each starts from its
     own.
 
     Raises:
-      ValueError: if the file has other algorithms or seeds than these, several points, or entries
-        that are not finite.
+      ValueError: if the file's algorithms or seeds do not match, or it has several points or
+        non-finite entries.
     """
     saved = load_params(path)
     for name, values in saved.labels.items():
@@ -58,7 +58,7 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
         label: {name: _at(saved, x, row)[places] for name, x in saved.arrays.items()}
         for label, row in zip(algorithms, rows("algorithm", algorithms), strict=True)
     }
-    # Check the entries now, because as arguments of compiled programs they are traced.
+    # Check the entries now, because they are traced later, as program arguments.
     arrays = [x for each in start.values() for x in each.values()]
     if not all(x.dtype.kind in "biuf" and np.isfinite(x).all() for x in arrays):
         raise ValueError(
@@ -69,7 +69,7 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
 
 
 def _at(saved: SavedParams, x: np.ndarray, algorithm: int) -> np.ndarray:
-    """Returns an array ``[seeds, ...]`` of one algorithm, where other axes have one entry."""
+    """Returns one algorithm's array ``[seeds, ...]``, requiring one entry on other axes."""
     place: dict[str, Any] = {"algorithm": algorithm, "seed": slice(None)}
     at: np.ndarray = x[tuple(place.get(name, 0) for name in saved.labels)]
     return at if "seed" in saved.labels else at[None]
@@ -86,12 +86,13 @@ def params_at(
 
     Args:
       start: from `load_start`.
-      algorithm: its label.
+      algorithm: the label of the algorithm.
       place: the index of the seed; it may be traced.
-      setup: of the run. If the file has one model, all models start from it.
+      setup: the setup of the run. If the file has one model, all models start from it.
 
     Raises:
-      ValueError: if the file has another number of models, or other parameters than the tasks.
+      ValueError: if the file has the wrong number of models, or parameters that do not fit the
+        tasks.
     """
     arrays = {name: x[place] for name, x in start[algorithm].items()}
     num_models = SavedParams({}, dict(start[algorithm])).num_models

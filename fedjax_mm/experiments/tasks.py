@@ -1,4 +1,4 @@
-"""Tasks of an experiment file, and their data."""
+"""Tasks in an experiment file, and their data."""
 
 import inspect
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ Model = Literal["logistic", "mlp", "cnn", "gru"]
 
 
 class QuadraticConfig(Config):
-    """The federated quadratic, and where every model starts."""
+    """The federated quadratic, and the models' initial parameters."""
 
     name: Literal["quadratic"] = "quadratic"
     num_clients: Count = 24
@@ -61,16 +61,16 @@ class QuadraticConfig(Config):
 
     @property
     def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has its own draw of the data."""
+        """Whether every seed has its own data draw."""
         return False
 
     def draws(self, seeds: Sequence[int]) -> list[Self]:
-        """Returns the settings of every draw of the data."""
+        """Returns the settings of each data draw."""
         del seeds
         return [self]
 
     def data(self) -> None:
-        """None, because the task is made of numbers."""
+        """None, because the task has only numbers."""
 
     def build(self, data: None = None, **numbers: Any) -> Task:
         """Builds the task, with settings replaced by `numbers`, which may be traced."""
@@ -78,12 +78,11 @@ class QuadraticConfig(Config):
         return instantiate(self, quadratic, numbers)
 
     def initial_params(self) -> Params:
-        """One start for all models, seeds and algorithms: zeros, or a stored N(0, 1) draw."""
+        """Initial parameters of all models, seeds and algorithms: zeros, or a fixed normal draw."""
         shape = (self.num_clients * self.block_size + 1,)
         if self.start == "zeros":
             return jnp.zeros(shape)
-        # Draw in float32 also with x64, which draws other numbers, so that both precisions start
-        # alike.
+        # Draw in float32 even with x64, so that both precisions have the same start.
         return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
 
 
@@ -98,48 +97,48 @@ DataSeed = Annotated[Seed | Literal["seed"], BeforeValidator(_seed_or_word)]
 
 
 class _Learning(Config):
-    """A classifier of every client's examples."""
+    """A classifier on clients' examples."""
 
     data_seed: DataSeed = 0
 
     @property
     def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has its own draw of the data."""
+        """Whether every seed has its own data draw."""
         return self.data_seed == "seed"
 
     def draws(self, seeds: Sequence[int]) -> list[Self]:
-        """Returns the settings of every draw of the data, one for each of `seeds` or one in all."""
+        """Returns the settings of each data draw, one per seed or a single one."""
         if not self.is_drawn_by_seed:
             return [self]
         return [self.model_copy(update={"data_seed": seed}) for seed in seeds]
 
     @property
     def _seed(self) -> int:
-        """The seed of one draw, as `draws` returns it."""
+        """The seed of one draw, as returned by `draws`."""
         return int(self.data_seed)
 
     @property
     def source(self) -> dict[str, Any]:
-        """Settings of the data."""
-        # Leave out the network, because points of a sweep share the data of different networks.
+        """The settings of the data."""
+        # Exclude the network, because points with different networks share data.
         return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
 
     @property
     def num_bytes(self) -> float:
-        """A lower bound of the memory of one draw of the data, from the settings alone."""
+        """A lower bound on the memory of one data draw, from the settings alone."""
         return 0.0
 
     @property
     def has_own_tests(self) -> bool:
-        """Whether every client has test examples of its own."""
+        """Whether every client has its own test examples."""
         return True
 
     def initial_params(self) -> None:
-        """None, because every model and seed draws its own start."""
+        """None, because every model and seed draws its own."""
 
 
 class _Network(_Learning):
-    """A network on clients, some of which may have labels flipped by `flip_labels`."""
+    """A network on clients' data, some of which may be flipped by `flip_labels`."""
 
     model: Model = "logistic"
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
@@ -173,7 +172,7 @@ class _Network(_Learning):
         return False
 
     def _check_files(self) -> None:
-        """Raises `OSError` if files of the data are missing."""
+        """Raises `OSError` if data files are missing."""
 
     def _with_flips(self, data: FederatedData) -> FederatedData:
         if not self.flipped:
@@ -205,15 +204,15 @@ class SyntheticConfig(_Learning):
 
     @property
     def num_bytes(self) -> float:
-        """A lower bound of the memory of one draw: its examples, and one client's weights."""
-        # Estimate the number of examples from at most a million clients, which are representative.
+        """A lower bound on the memory of one draw: its examples, and one client's weights."""
+        # Estimate the number of examples from at most a million clients, a representative sample.
         seed = 0 if self.data_seed == "seed" else self.data_seed
         counts = sample_counts(min(self.num_clients, 2**20), generator=self.generator, seed=seed)
         examples = float(counts.sum()) / len(counts) * self.num_clients
         return 4 * examples * (self.dim + 1) + 8 * self.dim * self.num_classes
 
     def data(self) -> FederatedData:
-        """Draws the clients' examples from `data_seed`."""
+        """Draws the clients' examples with `data_seed`."""
         return instantiate(self, synthetic, seed=self._seed)
 
     def build(self, data: FederatedData) -> Task:
@@ -224,7 +223,7 @@ class SyntheticConfig(_Learning):
 
 
 class Partition(Config):
-    """A function that deals examples to clients, by its name, and its settings."""
+    """A partitioner, selected by name, and its settings."""
 
     name: str
 
@@ -248,10 +247,10 @@ IIDShare: Any = PARTITION_TABLES["iid_share"]
 
 
 class _Images(_Network):
-    """Images of one pool, dealt to clients.
+    """Images of one pool, distributed to clients.
 
-    With a `test_fraction`, every client tests on that fraction of its images. Otherwise the pool's
-    test images stand for all clients.
+    With `test_fraction`, every client tests on that fraction of its images. Otherwise all clients
+    share the pool's test images.
     """
 
     num_clients: Count = 100
@@ -260,14 +259,14 @@ class _Images(_Network):
 
     @property
     def has_own_tests(self) -> bool:
-        """Whether every client has test examples of its own."""
+        """Whether every client has its own test examples."""
         return self.test_fraction is not None
 
     def _pool(self) -> Pool:
         raise NotImplementedError
 
     def data(self) -> FederatedData:
-        """Loads the images and deals them out."""
+        """Loads the images and distributes them."""
         pool, seed = self._pool(), self._seed
         parts = self.partition.deal(pool.train[1], self.num_clients, seed)
         return self._with_flips(federate(pool, parts, test_fraction=self.test_fraction, seed=seed))
@@ -279,7 +278,7 @@ class _Images(_Network):
 
 
 class DigitsConfig(_Images):
-    """The digits of scikit-learn, 1,438 to train and 359 to test, with all draws by `data_seed`."""
+    """scikit-learn's digits, 1,438 for training and 359 for testing, with draws by `data_seed`."""
 
     name: Literal["digits"]
     num_clients: Annotated[Count, Field(le=1438)] = 100
@@ -289,7 +288,7 @@ class DigitsConfig(_Images):
 
 
 class IDXConfig(_Images):
-    """MNIST, Fashion-MNIST or EMNIST from a folder with their official files."""
+    """MNIST, Fashion-MNIST or EMNIST from a folder of official files."""
 
     name: Literal["idx"]
     directory: str
@@ -304,7 +303,7 @@ class IDXConfig(_Images):
 
 
 class CIFARConfig(_Images):
-    """CIFAR-10 or CIFAR-100 from a folder with the files of their binary version."""
+    """CIFAR-10 or CIFAR-100 from a folder of binary-version files."""
 
     name: Literal["cifar"]
     directory: str
@@ -319,7 +318,7 @@ class CIFARConfig(_Images):
 
 
 class NPZConfig(_Images):
-    """Arrays x_train, y_train, x_test and y_test in a NumPy file."""
+    """Arrays x_train, y_train, x_test and y_test from an ``.npz`` file."""
 
     name: Literal["npz"]
     file: str
@@ -333,7 +332,7 @@ class NPZConfig(_Images):
 
 
 class LeafConfig(_Network):
-    """The clients in a folder of LEAF, with flipped labels of clients drawn by `data_seed`."""
+    """The clients of a LEAF folder, some with labels flipped by `data_seed`."""
 
     name: Literal["leaf"]
     directory: str
@@ -349,7 +348,7 @@ class LeafConfig(_Network):
 
     @property
     def num_clients(self) -> None:
-        """None, because only the files have the number of clients."""
+        """None, because the number of clients is known only from the files."""
 
     @model_validator(mode="after")
     def _draws_differ(self) -> Self:
@@ -390,7 +389,7 @@ def _classifier(
     dropout_rate: float = 0.0,
     **settings: Any,
 ) -> Task:
-    """Builds the classifier of that name."""
+    """Builds a classifier by name."""
     # Import flax here, because it takes a fifth of a second, and quadratics do not need it.
     from fedjax_mm.tasks.classification import classification
     from fedjax_mm.tasks.networks import MLP, CharacterGRU, LogisticRegression, McMahanCNN

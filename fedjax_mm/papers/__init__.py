@@ -1,6 +1,6 @@
-"""Every figure and table of the papers: a folder for each paper, a page for each figure.
+"""All figures and tables of the papers, one folder per paper and one module per figure.
 
-Items are found in the modules' sources: `fedjax-mm list` imports none of them.
+Items are found in the modules' sources, so that `fedjax-mm list` does not import them.
 """
 
 import ast
@@ -18,10 +18,10 @@ class _Place(NamedTuple):
 
 # The type is Any, because importing `Item` imports JAX and matplotlib, which takes a second.
 class _Items(Mapping[str, Any]):
-    """Items by name, each an `Item`, imported with its module when it is looked up."""
+    """Items by name, whose modules are imported on lookup."""
 
     def __init__(self, places: Mapping[str, _Place], prefix: str = "") -> None:
-        """Takes where items are by their ids, and what ids have in front of names."""
+        """Stores the location of items by id, and the prefix of ids."""
         self._places, self._prefix = places, prefix
 
     def __getitem__(self, name: str) -> Any:
@@ -40,18 +40,19 @@ class _Items(Mapping[str, Any]):
         return self._places[self._prefix + name].title
 
     def paper(self, name: str) -> str:
-        """Returns the paper that an item is of, as its folder cites it."""
+        """Returns the citation of an item's paper."""
         folder = self._places[self._prefix + name].module.rpartition(".")[0]
         return "In no paper" if folder == __name__ else str(import_module(folder).__doc__)
 
 
 def _places() -> dict[str, _Place]:
-    """Returns the title and the module of every item, paper by paper, in the order of their ids."""
+    """Returns the title and module of every item, sorted by paper and id."""
     root = Path(__file__).parent
     found: dict[str, _Place] = {}
     for path in sorted(root.glob("*/*.py")) + sorted(root.glob("*.py")):
         module = ".".join(("fedjax_mm.papers", *path.relative_to(root).with_suffix("").parts))
-        # Parse from ITEMS on, because parsing all would take the time of importing the commands.
+        # Parse only from ITEMS on, because parsing everything would take as long as importing the
+        # commands.
         _, _, items = path.read_text().partition("\nITEMS")
         for node in ast.walk(ast.parse(f"ITEMS{items}" if items else "")):
             if isinstance(node, ast.Call):
@@ -66,7 +67,7 @@ def _places() -> dict[str, _Place]:
 
 def _in_order(place: tuple[str, _Place]) -> tuple[int, str, list[str]]:
     key, (_, module) = place
-    # Numbers as numbers: Figure 10 comes after Figure 9. Items of no paper come last.
+    # Sort numerically, so that Figure 10 comes after Figure 9. Items without a paper come last.
     numbered = [part.zfill(3) for part in re.split(r"(\d+)", key)]
     return -module.count("."), module.rpartition(".")[0], numbered
 

@@ -116,7 +116,7 @@ def table(measured: xr.Dataset, config: CompressionCurve) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: CompressionCurve) -> Figure:
     """Draws the accuracy against the bits sent so far, with a line for each way to send."""
-    after = measured.isel(round=slice(1, None))  # because no bits have no place on a log axis
+    after = measured.isel(round=slice(1, None))  # zero bits cannot be shown on a log axis
     drawn = [
         plots.Line(
             label,

@@ -1,4 +1,4 @@
-"""Results of one compiled program, for items in which nobody trains."""
+"""Results of one compiled program, for items without training."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

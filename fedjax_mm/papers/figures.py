@@ -40,7 +40,7 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
 def dots(
     values: xr.DataArray, errors: xr.DataArray, *, xlabel: str, title: str, caption: str
 ) -> Figure:
-    """Returns panels side by side with the same rows of dots, of the width of a page's column.
+    """Returns adjacent panels with the same rows of dots, one page column wide.
 
     Args:
       values: over ``(panel, row, series)``; rows are drawn from the top.
@@ -155,7 +155,7 @@ def _edges(centers: np.ndarray) -> np.ndarray:
 
 
 def _apart(sizes: np.ndarray) -> np.ndarray:
-    """Returns those of rising sizes whose numbers do not overlap on a logarithmic axis."""
+    """Selects sizes whose labels do not overlap on a logarithmic axis."""
     kept = list(sizes[:1])
     for size in sizes[1:]:
         if np.log(size / kept[-1]) >= 0.045 * np.log(sizes[-1] / sizes[0]):

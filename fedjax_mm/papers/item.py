@@ -1,4 +1,4 @@
-"""An item, a figure or table of a paper: how it is run, measured, judged and shown."""
+"""An item is a figure or table of a paper, with functions to run, measure, judge and show it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

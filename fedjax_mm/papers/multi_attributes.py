@@ -1,4 +1,4 @@
-"""Binary attributes of real images, one network for each, in no paper.
+"""Binary attributes of real images, one network per attribute, which no paper studies.
 
 Table 4 of Bhuyan et al. trains nine CNNs together, one for each facial attribute of CelebA, whose
 images may not be redistributed. Here attributes are sets of classes of MNIST and of Fashion-MNIST.
@@ -193,7 +193,7 @@ def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) -> Figure:
-    """Draws the gain against M, for train and test."""
+    """Plots the gain against M, for training and test accuracy."""
     about, panels = result.attrs["manifest"], []
     for part in PARTS:
         here = measured.sel(part=part)

@@ -1,20 +1,20 @@
-"""All multi-model methods on the same problems, a comparison that is in no paper.
+"""All multi-model methods on the same problems, a comparison that no paper makes.
 
-Methods are compared at equal local trainings: their number on a problem is the smallest that any
-run of any method reached. All methods train K clients a round, exactly or in the mean, except the
-bandit with Pareto sets, which trains fewer and has four times the rounds. In GVR and StaleVR all
-clients train all models before clients are drawn, and only the drawn clients count.
+Methods are compared at equal numbers of local trainings, the smallest number that any run of any
+method reached on a problem. All methods train K clients per round, exactly or on average, except
+the bandit with Pareto sets, which trains fewer and has four times as many rounds. In GVR and
+StaleVR all clients train all models before clients are drawn, and only the drawn clients count.
 
-Each method has a learning rate of its own on each problem, and FedAST also a rate of the server.
-They are the best ones of a grid on *selection seeds*, whose data and draws no judged seed has,
-because the best of several rates looks better than it is on the seeds that chose it.
+Each method has its own learning rate on each problem, and FedAST also its own server rate. They are
+chosen from a grid on separate *selection seeds*, because the best of several rates looks better
+than it is on the seeds used to choose it.
 
-All methods have one clock, on which one law draws the duration of each local training. A round
-takes the time of its slowest client; in GVR the training of all clients before the draw takes no
-time. A client with two processors trains two models at the same time, and half as many clients
-train. FedAST has no rounds. It keeps K jobs in progress, and K arrivals are recorded as a round. As
-published it does not weigh its clients, and so minimizes another mean than the other methods. Here
-it weighs them as the other methods do.
+All methods share a clock, with the same distribution of the duration of a local training. A round
+lasts until its slowest client has finished; in GVR the training of all clients before the draw
+takes no time. A client with two processors trains two models at the same time, and half as many
+clients train. FedAST has no rounds. It keeps K jobs in progress, and K arrivals are recorded as a
+round. As published it does not weight clients, so it minimizes a different mean than the other
+methods. Here it weights them like the other methods.
 """
 
 import functools
@@ -55,7 +55,7 @@ Rates = Annotated[tuple[Positive, ...], Distinct, Field(min_length=1)]
 
 
 class MultiCompare(Seeded):
-    """Settings: problems, methods, the rates to choose from, and the length of the runs."""
+    """Settings: problems, methods, candidate rates, and the length of runs."""
 
     problems: Annotated[tuple[ProblemName, ...], Distinct, Field(min_length=1)] = (
         *("synthetic", "digits", "images"),
@@ -95,7 +95,7 @@ class MultiCompare(Seeded):
 
     @property
     def chosen(self) -> "dict[str, Synthetic | Digits | Images]":
-        """Returns the problems whose data there are, by name."""
+        """Returns the problems whose data are available, by name."""
         known: dict[str, Synthetic | Digits | Images]
         known = {"synthetic": self.synthetic, "digits": self.digits, "images": self.images}
         there = [name for name in self.problems if name != "images" or self.directory is not None]
@@ -103,7 +103,7 @@ class MultiCompare(Seeded):
 
     @property
     def selecting(self) -> Self:
-        """Returns the settings of the runs that choose rates: all of their draws are others."""
+        """Returns the settings of the runs that choose rates, with different draws."""
         others = self.model_copy(update={"seed": self.seed ^ 2**31})
         return others.with_seeds(0, self.selection_seeds)
 
@@ -131,7 +131,7 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
     `selection_accuracy` are the accuracies that chose the rates, by problem, method and rates.
     """
     how = execution or Execution()
-    # A method without a rate of the server has one value on that axis.
+    # A method without a server rate has one value on that axis.
     found = _runs(
         config.selecting,
         "selection",
@@ -209,7 +209,7 @@ def _runs(
             "config": alone.model_dump(mode="json"),
             "datasets": list(dict.fromkeys(stack.name for stack in data)),
         }
-        # The records of a longer run get the round numbers of the others.
+        # Relabel the records of a longer run with the round numbers of the other runs.
         found = part[list(_KEPT)].assign_coords(round=part["round"] // rounds)
         return found.assign_attrs(manifest=part.attrs["manifest"] | about)
 
@@ -271,7 +271,7 @@ def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
 
 def _trainings(result: xr.Dataset) -> xr.DataArray:
     """Returns the local trainings of all models so far."""
-    return result["client_updates"].sum("model", min_count=1)  # NaN where nothing was run
+    return result["client_updates"].sum("model", min_count=1)  # NaN if not run
 
 
 def _budget(trainings: xr.DataArray) -> xr.DataArray:
@@ -300,7 +300,7 @@ def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
 
 
 def _at_budget(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
-    """Returns the scores, averaged over the last fifth of equally many trainings."""
+    """Returns the scores at equal trainings, averaged over the last fifth."""
     spent = _trainings(result)
     at = xr.DataArray(_LAST, dims="place") * _budget(spent)
     return _interpolated(_scores(result, config), spent, at).mean("place", skipna=False)
@@ -323,7 +323,7 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
     accuracy = measured["accuracy per seed"]
 
     def lead(score: str, pairs: Mapping[str, str]) -> xr.DataArray | None:
-        """Returns how far the methods are ahead of others, as far as both were run."""
+        """Returns the lead of methods over others, if both were run."""
         at = accuracy.sel(score=score, drop=True)
         both = {one: other for one, other in pairs.items() if {one, other} <= set(config.methods)}
         leads = [
@@ -365,7 +365,7 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
 
 
 def _question(lead: xr.DataArray, text: str) -> Check:
-    """Asks whether methods are ahead by the margin on all problems, and answers for each."""
+    """Tests whether methods are ahead by the margin, on all problems and on each."""
     ahead = more(lead, by=_MARGIN, form=".1f")
     answers = {
         "ahead": ahead,

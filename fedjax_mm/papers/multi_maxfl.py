@@ -1,4 +1,4 @@
-"""Several models at once with appeal to clients as their objective, in no paper.
+"""Several models trained at once for appeal to clients, which no paper studies.
 
 MFA-Rand or MFA-RR assigns clients to models, MaxFL aggregates each model, and a client does not
 take part in a round if the assigned model does not appeal to it.
@@ -45,7 +45,7 @@ _METRICS = {"appeal": "GM-Appeal", "unseen_appeal": "unseen", "accuracy": "test 
 
 
 class Requirement(Config):
-    """How clients train models of their own, whose losses they ask every other model to beat."""
+    """How clients train their own models, whose losses are the thresholds for global models."""
 
     learning_rate: Positive = 0.05
     batch_size: Count = 32
@@ -53,7 +53,7 @@ class Requirement(Config):
 
 
 class MultiAppeal(Seeded):
-    """Settings of three questions about the digits, with flipped labels at some clients."""
+    """Settings: three questions about the digits, with flipped labels at some clients."""
 
     num_clients: Count = 20
     num_unseen: Count = 10
@@ -68,15 +68,15 @@ class MultiAppeal(Seeded):
     record_every: Count = 5
 
     def prepare(self, rng_key: Any, data: FederatedData, draw: Any, **_: str) -> OwnModels:
-        """Returns the clients' own models for every question."""
+        """Trains the clients' own models for every question."""
         task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
 
         def of_question(column: Any) -> OwnModels:
             task = task_of(column=column)
             return own_models(rng_key, task, model=column, **dict(self.requirement))
 
-        # Use lax.map, which compiles one training for all questions, because they differ in a
-        # column only.
+        # Use lax.map, so that one training is compiled for all questions, which differ only in a
+        # column.
         return lax.map(of_question, jnp.arange(len(QUESTIONS)))
 
     def build(
@@ -91,7 +91,8 @@ class MultiAppeal(Seeded):
 
         method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
         steps, size = self.local_steps, self.batch_size
-        # Make cohorts as large as all groups, so that a client trains if the model appeals to it.
+        # Make cohorts as large as the groups, so that every client trains if the model appeals to
+        # it.
         invited = {"cohort_size": self.num_clients, "from_round": self.appealing_from}
         return Setup(
             [demanding(column) for column in range(len(QUESTIONS))],
@@ -110,10 +111,10 @@ def ask(
     answers: Callable[[np.ndarray], Sequence[np.ndarray]] = _answers,
     num_classes: int | None = None,
 ) -> FederatedData:
-    """Returns the same clients with one column of labels for each question.
+    """Returns the same clients with one column of labels per question.
 
     Args:
-      data: with one label for each example.
+      data: the clients' data, with one label per example.
       answers: returns each question's labels from those.
       num_classes: C of the answers; that of the data if None.
     """
@@ -128,7 +129,7 @@ def ask(
 
 
 def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every assignment with every aggregation, with separate clients for each seed."""
+    """Runs every assignment with every aggregation, with separate clients per seed."""
     sizes = config.model_dump(include={"num_clients", "num_unseen"})
     population = POPULATIONS["digits"]._replace(**sizes)
     how: dict[str, Any] = {
@@ -155,7 +156,7 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
-    """Returns every model's appeal and accuracy over the rounds, and rounds that it skipped."""
+    """Returns each model's appeal and accuracy over rounds, and its idle rounds."""
     by_question = result.swap_dims(model="question")
     percent = 100 * by_question[list(_METRICS)].rename(_METRICS).to_dataarray("metric")
     found = {"percent": percent, "mean": percent.mean("seed")}
@@ -165,7 +166,7 @@ def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Check]:
-    """Checks that MaxFL's appeal is ahead at the end, in the mean over the models."""
+    """Checks that MaxFL's final appeal is ahead, averaged over models."""
     appeal = measured["percent"].sel(metric="GM-Appeal").isel(round=-1).mean("question")
     ahead = appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")
     for name in ahead["assignment"].values:

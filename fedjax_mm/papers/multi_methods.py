@@ -1,4 +1,4 @@
-"""All multi-model methods by name, on one clock."""
+"""All multi-model methods by name, with a common clock."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,7 +34,7 @@ class Way(NamedTuple):
     """A method: its assignment, and its algorithm for clients and server.
 
     Attributes:
-      assign: returns who trains what, on the clock of all methods, from the sizes.
+      assign: returns the assignment on the common clock, given the sizes.
       algorithm: a factory that takes settings of local training.
       rounds: rounds for each round of MFA-Rand, for equal numbers of local trainings.
       has_server_rate: whether the factory also takes `server_rate`, which is tuned too.
@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 def _delay(sizes: Sizes) -> Delay:
-    """Returns the law of all local trainings: 1.5 in the mean, longer at slow clients."""
+    """Returns the delays of all local trainings, with a mean of 1.5, longer at slow clients."""
     return shifted_exponential(sizes.num_clients, mean=1.0)
 
 
@@ -62,7 +62,7 @@ def _of(factory: Callable[..., Assignment], *, rounds: int = 1, **options: Any) 
 
 def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
     def assign(sizes: Sizes) -> Assignment:
-        # Expect the number of trainings in a round that the other methods have.
+        # Expect the same number of trainings per round as in the other methods.
         how = {"expected_trainings": float(sizes.cohort_size)} | options
         rule = variance_reduced(sizes.num_clients, sizes.num_models, **how)
         return on_clock(rule, _delay(sizes))

@@ -1,4 +1,4 @@
-"""Problems with several models, on which methods are compared: clients, data and tasks."""
+"""Problems with several models for comparing methods: clients, data and tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ class Synthetic(Problem):
         return ("Synthetic A", "Synthetic B")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns a stack of draws for each store of data, one for each seed."""
+        """Returns a stack of data draws per store, with one draw per seed."""
         del folder
         shapes: list[dict[str, Any]] = [
             {"dim": 60, "num_classes": 5},
@@ -75,7 +75,7 @@ class Digits(Problem):
         return QUESTIONS
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns a stack of draws for each store of data, one for each seed."""
+        """Returns a stack of data draws per store, with one draw per seed."""
         del folder
         both = digits()
         x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
@@ -90,7 +90,7 @@ class Digits(Problem):
 
 
 class Images(Problem):
-    """MNIST and Fashion-MNIST, from files: two models, each with data of its own."""
+    """MNIST and Fashion-MNIST, from files: two models, each with its own data."""
 
     num_clients: Count = 50
     cohort_size: Count = 10
@@ -104,7 +104,7 @@ class Images(Problem):
         return ("MNIST", "Fashion-MNIST")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns a stack of draws for each store of data, one for each seed."""
+        """Returns a stack of data draws per store, with one draw per seed."""
         if folder is None:
             raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         stacks = []
@@ -124,7 +124,7 @@ FILES: tuple[Name, ...] = ("mnist", "fashion-mnist")
 
 
 def deal(pool: Pool, num_clients: int, alpha: float, seeds: Sequence[int]) -> FederatedData:
-    """Returns a stack of draws of the partition of the pool's training examples.
+    """Partitions a pool's training examples once per seed, and stacks the partitions.
 
     Args:
       pool: all examples.

@@ -1,7 +1,7 @@
-"""Accuracy against epsilon: the cost of the clients' privacy, with one model and with several.
+"""Accuracy against epsilon: the cost of client-level privacy with one and with several models.
 
 Clients clip their updates, and the server adds noise to the sum of each model. A client trains one
-model a round, so that all models together have the epsilon of one, but each has fewer clients.
+model per round, so all models together have the epsilon of one, but each has fewer clients.
 """
 
 import math
@@ -71,7 +71,7 @@ class PrivateCurve(Seeded):
 
 
 def run(config: PrivateCurve, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the runs of every number of models with every noise."""
+    """Runs every number of models with every noise multiplier."""
     sizes = config.model_dump(include={"num_clients", "iid"})
     data = synthetic(**sizes, alpha=0.0, beta=0.0, seed=config.seed, test_fraction=0.2)
     grid = Grid(

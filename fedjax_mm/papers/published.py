@@ -1,4 +1,4 @@
-"""The papers' published statements and numbers, and the points that they leave open, as data."""
+"""The papers' published statements, numbers and open points, as data."""
 
 import tomllib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _FILE = "published.toml"
 def published(module: str, id: str) -> Mapping[str, Any]:
     """Returns an item's table in the file `published.toml` of its paper, or an empty one.
 
-    An item's key `shares` names a table whose entries are the item's too.
+    The key `shares` of an item names a table whose entries it inherits.
 
     Args:
       module: the name of a module in the paper's folder.
@@ -31,7 +31,7 @@ def published(module: str, id: str) -> Mapping[str, Any]:
 
 @cache
 def all_statements() -> Mapping[str, Mapping[str, tuple[Published, ...]]]:
-    """Returns the statements of every paper, by its citation and the item that judges them."""
+    """Returns all statements by the citation of their paper and the item that judges them."""
     found = {}
     for path in sorted(Path(__file__).parent.glob(f"*/{_FILE}")):
         folder = f"{__package__}.{path.parent.name}"

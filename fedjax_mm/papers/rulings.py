@@ -1,4 +1,4 @@
-"""Rules of decision: from samples, one for each seed, to the verdict on a statement.
+"""Decision rules from samples, one per seed, to the verdict on a statement.
 
 A statement has one or more *parts*, such as a comparison with each of six methods. A part is two
 one-sided tests at 3 standard errors, one for the statement and one against it: each errs with
@@ -151,7 +151,7 @@ def alike(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evide
         low, high = (
             _mean_test(name, side * values, margin, form, tie=True) for side in (1.0, -1.0)
         )
-        # Either side may contradict, so that each has half of the level.
+        # Either side may contradict, so each has half of the level.
         contradicts = float(np.minimum(1.0, 2 * np.minimum(low.contradicts, high.contradicts)))
         supports = float(np.maximum(low.supports, high.supports))
         nearer = max((low, high), key=lambda side: side.supports)
@@ -183,7 +183,7 @@ def median_more(
 
 
 def fact(holds: Any, evidence: str, name: str = "") -> list[Evidence]:
-    """Takes a deterministic fact for a test.
+    """Wraps a deterministic fact as a test.
 
     Args:
       holds: whether it holds; None or NaN if it is not known; an array has a part for each place.

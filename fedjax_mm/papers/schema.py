@@ -1,6 +1,6 @@
-"""What `summary.json` holds: one schema for the items that write it and the report that reads it.
+"""The schema of `summary.json`, for the items that write it and the report that reads it.
 
-JAX is not needed: whatever machine made a result, any other shows it.
+JAX is not needed, so results can be shown on any machine.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Table(_Schema):
 
 
 def not_run(published: Published, because: str) -> Statement:
-    """Returns a statement that no run has judged."""
+    """Returns a statement without a verdict from a run."""
     return Statement(**published.model_dump(), verdict="not tested", about=because)
 
 

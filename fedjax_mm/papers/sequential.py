@@ -58,7 +58,7 @@ class Budget(NamedTuple):
         """Returns whether there is time for more seeds than the result has."""
         if self.max_minutes is None:
             return True
-        # All of several processes must stop alike.
+        # All processes must stop at the same time.
         spent = agree(sum(result.attrs["manifest"]["wall_seconds"].values()))[0]
         return spent * (1 + more / result.sizes["seed"]) <= 60 * self.max_minutes
 
@@ -83,7 +83,7 @@ def decide(
       execution: the execution of each batch.
       budget: limits at which to stop though statements are not settled.
       make: computes a batch.
-      tell: called after each batch with its seeds and the statements that are not settled.
+      tell: called after each batch with its seeds and the unsettled statements.
       begun: a complete result of some seeds, which is the first batch.
 
     Returns:

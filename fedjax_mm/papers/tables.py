@@ -1,4 +1,4 @@
-"""Tables of labelled arrays for the terminal: "mean ± error (published)", written in one place."""
+"""Tables of labelled arrays for the terminal, in the form "mean ± error (published)"."""
 
 from collections.abc import Mapping
 from typing import Any

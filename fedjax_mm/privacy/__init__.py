@@ -1,4 +1,4 @@
-"""Differential privacy of clients: clipped and noisy sums, and the epsilon that rounds cost."""
+"""Client-level differential privacy: clipped updates, noisy sums, and privacy accounting."""
 
 import lazy_loader
 

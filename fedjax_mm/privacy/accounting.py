@@ -1,4 +1,4 @@
-"""Accounting for the privacy of clients over rounds and models, by the library dp-accounting."""
+"""Accounting of client-level privacy over rounds and models, using dp-accounting."""
 
 import math
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from fedjax_mm.base import Assignment, Look, Sampling
 from fedjax_mm.checked import Count, Fraction, Positive, checked
 from fedjax_mm.parts import check_assignment
 
-_LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # with less, epsilon means nothing
+_LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # below this, epsilon is meaningless
 
 
 class UncoveredError(ValueError):
-    """Error of runs whose privacy no theorem here covers."""
+    """Error of assignments whose privacy is not covered by any theorem used here."""
 
 
 @checked
@@ -28,29 +28,29 @@ def epsilon(
     delta: Fraction,
     neighbors: Literal["zero", "replace"] = "zero",
 ) -> float:
-    """Returns the epsilon that clients have after some rounds of `private`, at a delta.
+    """Returns the client-level epsilon of a run with `private`, at a given delta.
 
-    All models of all rounds are published. One client that trains one model a round changes all
-    sums together by at most C, so that a round is *one* Gaussian mechanism of the noise multiplier
-    z, regardless of the number of models. A client that trains K models a round counts as one of
-    ``z / sqrt(K)``. K and the sampling of clients are those of `Assignment.sampling`; without it, K
-    is the number of models, and every round counts in full.
+    The models of all rounds are assumed to be published. If a client trains one model per round, it
+    changes all sums together by at most C, so a round is *one* Gaussian mechanism with noise
+    multiplier z, regardless of the number of models. If it trains K models per round, the noise
+    multiplier is ``z / sqrt(K)``. K and the sampling of clients come from `Assignment.sampling`;
+    without it, K is the number of models, and sampling does not amplify privacy.
 
     Args:
-      assignment: the choice of clients and models, which must not depend on their data.
-      noise_multiplier: z of `private`, equal for all models.
+      assignment: chooses clients and models; it must not depend on their data.
+      noise_multiplier: z of `private`, the same for all models.
       num_rounds: T.
-      delta: of (epsilon, delta).
-      neighbors: "zero": the contributions of one client are replaced by zeros, and the assignment
-        stays as it is. Sampling amplifies if clients take part independently, as in
-        ``available(full_participation(N), bernoulli(q))``. "replace": the data of one client are
-        replaced, which moves a sum by 2 C. Sampling amplifies if a uniform set of clients is drawn
-        anew in every round, as in ``mfa_rand(N, M, cohort_size=n)``. Epsilons of the two kinds
-        cannot be compared. Rounds are composed by
-        privacy loss distributions, and those with such sets by Renyi divergences.
+      delta: the delta of (epsilon, delta).
+      neighbors: "zero" replaces one client's contributions by zeros and keeps the assignment.
+        Sampling amplifies privacy if clients participate independently, as in
+        ``available(full_participation(N), bernoulli(q))``. "replace" replaces one client's data,
+        which moves a sum by up to 2 C. Sampling amplifies privacy if every round draws a new
+        uniform cohort, as in ``mfa_rand(N, M, cohort_size=n)``. Epsilons of the two kinds are not
+        comparable. Rounds are composed by privacy loss distributions, or by Renyi divergences for
+        uniform cohorts.
 
     Raises:
-      UncoveredError: if the assignment looks at losses, or learns from reports.
+      UncoveredError: if the assignment reads losses or learns from reports.
       ValueError: if a number is out of its range.
       ImportError: if dp-accounting is not installed.
 
@@ -75,13 +75,13 @@ def noise_for(
     delta: Fraction,
     neighbors: Literal["zero", "replace"] = "zero",
 ) -> float:
-    """Returns the least noise multiplier with which clients have an epsilon, to 1e-4.
+    """Returns the smallest noise multiplier that reaches an epsilon, to within 1e-4.
 
-    Epsilons of hundreds have noise of 0.1, below which nothing is tried.
-    The arguments are those of `epsilon`.
+    Noise multipliers below 0.1, where epsilon is in the hundreds, are not tried. The arguments are
+    those of `epsilon`.
 
     Raises:
-      UncoveredError, ValueError, ImportError: as `epsilon`; also if no noise reaches it.
+      UncoveredError, ValueError, ImportError: as for `epsilon`, and if no noise reaches it.
 
     Example:
       >>> from fedjax_mm import mfa_rand
@@ -89,8 +89,8 @@ def noise_for(
       10.0
     """
     spent = _spent(assignment, num_rounds, delta, neighbors)
-    # Begin where the rounds together have a sensitivity of one deviation, because distributions of
-    # far less noise take much time and memory.
+    # Start where all rounds together have a sensitivity of one standard deviation, because loss
+    # distributions with much less noise take a lot of time and memory.
     rate = assignment.sampling.rate if assignment.sampling else 1.0
     most = max(_LEAST_NOISE, rate * math.sqrt(num_rounds))
     while spent(most) > epsilon:
@@ -124,8 +124,9 @@ def _spent(
         found = of_rounds(_distributions(replaces), one)
         if not replaces or sampling.cohort_size is None:
             return found
-        # Renyi accounting takes noise over sensitivity, and a replacement moves a sum by 2 C. It is
-        # so loose that with little noise the epsilon without sampling is smaller.
+        # The Renyi accountant takes the ratio of noise to sensitivity, and a replacement moves a
+        # sum by 2 C. Take the minimum, because with little noise its bound is looser than the one
+        # without sampling.
         sizes = assignment.num_clients, sampling.cohort_size
         sampled = dp.SampledWithoutReplacementDpEvent(*sizes, dp.GaussianDpEvent(z / 2))
         return min(found, of_rounds(_renyi(), sampled))
@@ -134,10 +135,10 @@ def _spent(
 
 
 def _sampling_of(assignment: Assignment) -> Sampling:
-    """Returns the law of participation of an assignment without data.
+    """Returns the sampling law of an assignment that does not depend on data.
 
     Raises:
-      UncoveredError: if the assignment asks for data.
+      UncoveredError: if the assignment depends on data.
     """
     if assignment.observe is not None:
         _refuse("learns from the clients' reports")

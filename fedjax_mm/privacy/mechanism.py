@@ -1,4 +1,4 @@
-"""Differential privacy of clients: clipped updates, and noise that the server adds once a round."""
+"""Client-level differential privacy: clipped updates, and noise that the server adds each round."""
 
 from typing import Any, NamedTuple
 
@@ -26,17 +26,17 @@ from fedjax_mm.parts import check_algorithm
 
 
 class AdaptiveClip(NamedTuple):
-    """Rule by which the clipping norm follows a quantile of the updates' norms.
+    """Adaptive clipping: the clipping norm tracks a quantile of the updates' norms.
 
-    ``C <- C exp(-eta (b - gamma))``, where b is the noisy share of clients whose norm is at most C.
+    ``C <- C exp(-eta (b - gamma))``, where b is the noisy fraction of clients whose norm is at most
+    C.
 
     Attributes:
-      quantile: gamma, the share of updates that are not clipped.
-      rate: eta.
-      count_noise: s_b, the standard deviation of the noise on the number of these clients, of
-        which half of the participants are subtracted; a twentieth of the clients of a round is
-        usual. The pair of both releases has the noise multiplier of `private`, so that it must
-        exceed half of that.
+      quantile: gamma, the target fraction of updates that are not clipped.
+      rate: eta, the learning rate of log C.
+      count_noise: s_b, the standard deviation of the noise on the number of unclipped clients minus
+        half the participants; a twentieth of the clients per round is usual. It must exceed half
+        the noise multiplier of `private`, which covers both releases together.
     """
 
     quantile: Fraction = 0.5
@@ -45,14 +45,14 @@ class AdaptiveClip(NamedTuple):
 
 
 class Private(NamedTuple):
-    """State of a server that adds noise: the algorithm's, and C, the clipping norm."""
+    """Server state of `private`: the algorithm's server state, and C, the clipping norm."""
 
     state: ServerState
     clip: Float[Array, ""]
 
 
 class Hidden:
-    """The clients' states, as a private server sees them: it may not look."""
+    """Stand-in for the clients' states, which a private server must not read."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(
@@ -70,30 +70,30 @@ def private(
     clients_per_round: Positive,
     adaptive: AdaptiveClip | None = None,
 ) -> Algorithm:
-    """DP-FedAvg: returns the algorithm with clipped updates of clients, and Gaussian noise.
+    """DP-FedAvg: clips the clients' updates and adds Gaussian noise to their sum.
 
     A client sends ``D_k min(1, C / |D_k|)``, where D_k is its update divided by its weight, as one
-    vector. The server replaces the mean by ``(sum_k D_k + N(0, (z C)^2 I)) / W``, also in rounds in
-    which nobody takes part. All clients weigh 1, whatever factors the assignment gives them. W is
-    public and fixed, because dividing by the number of participants would reveal it. `epsilon`
-    accounts for the rounds.
+    vector. The server replaces the mean by ``(sum_k D_k + N(0, (z C)^2 I)) / W``, even in rounds
+    without participants. All clients have weight 1, and factors from the assignment are ignored. W
+    is public and fixed, because dividing by the number of participants would reveal it. `epsilon`
+    does the accounting.
 
-    The server's step must divide the sum by the sum of the weights, as those of `fedavg`, `fedprox`
-    and `perfedavg` do, but not with ``server_scale="1/N"``. Wrap `compressed` inside, so that
-    clipping comes last. Reports of losses to assignments are not protected. An update that is not
-    finite counts as 0. JAX's generator is not cryptographic: take this to study privacy, not to
-    publish models of real people.
+    The server step must divide the sum of updates by the sum of weights. Those of `fedavg`,
+    `fedprox` and `perfedavg` do, except with ``server_scale="1/N"``. Apply `compressed` first, so
+    that clipping comes last. Loss reports to assignments are not protected. A non-finite update
+    counts as 0. JAX's random number generator is not cryptographically secure: use this to study
+    privacy, not to release models trained on personal data.
 
     Args:
-      algorithm: the method whose updates are protected.
-      clip: C, or its initial value if it is adaptive.
-      noise_multiplier: z, the noise's standard deviation divided by C; 0 only clips.
-      clients_per_round: W, the expected number of a model's participants in a round.
-      adaptive: the rule by which C changes; None keeps it.
+      algorithm: the algorithm whose updates are protected.
+      clip: C, or its initial value if clipping is adaptive.
+      noise_multiplier: z, the standard deviation of the noise divided by C; 0 only clips.
+      clients_per_round: W, the expected number of participants per model and round.
+      adaptive: how C adapts; None keeps it fixed.
 
     Raises:
       TypeError: if an argument has another type.
-      ValueError: if a number is out of its range, or the count's noise is too small for z.
+      ValueError: if a number is out of range, or `count_noise` is too small for z.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
@@ -124,11 +124,11 @@ def private(
         sent, state = contribute(algorithm, context, server_state.state, client_state)
         is_there = jnp.asarray(context.takes_part) & (sent.weight > 0)
         update, is_short = _clipped(of_weight_one(sent, context.params), server_state.clip)
-        # Select, because an absent client's update need not be 0.
+        # Use `where`, because an absent client's update need not be 0.
         message = jax.tree.map(lambda x: jnp.where(is_there, x, jnp.zeros_like(x)), update)
         weight = is_there.astype(sent.weight.dtype)
         if adaptive is not None:
-            # Centre the vote, so that a client changes the sum of votes by 1/2.
+            # Center the vote, so that a client changes the sum of votes by 1/2.
             message = {"update": message, "vote": weight * jnp.where(is_short, 0.5, -0.5)}
         return sent._replace(update=message, weight=weight), state
 
@@ -138,7 +138,7 @@ def private(
         update = _with_noise(update_key, sent if adaptive is None else sent["update"], noise * old)
         weight = jnp.asarray(clients_per_round, context.total.weight.dtype)
         total = context.total._replace(update=update, weight=weight)
-        # Hide the clients' states, because the server would otherwise learn what no noise covers.
+        # Hide the clients' states, because no noise is added to them.
         seen = context._replace(server_state=state, total=total, client_states=Hidden())
         params, state = serve(algorithm, seen)
         if adaptive is None:
@@ -168,9 +168,9 @@ def private(
 
 
 def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]:
-    """Returns an update of at most a norm, and whether it was that short before.
+    """Returns an update clipped to a norm, and whether it was within the norm before.
 
-    An update that is not finite becomes 0, because no factor makes it short.
+    A non-finite update becomes 0, because no factor can scale it to the norm.
     """
     norm = optax.tree.norm(update)
     is_finite, factor = jnp.isfinite(norm), jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1))
@@ -182,9 +182,9 @@ def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]
 
 
 def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
-    """Returns the noise multiplier of updates, so that with the counts' noise all have z.
+    """Returns the noise multiplier of the updates for which updates and count together have z.
 
-    ``z_D = (z^-2 - (2 s_b)^-2)^-1/2``, because a client changes the count, centred, by 1/2.
+    ``z_D = (z^-2 - (2 s_b)^-2)^-1/2``, because a client changes the centered count by 1/2.
     """
     for name, annotation in AdaptiveClip.__annotations__.items():
         check_argument(f"adaptive.{name}", getattr(adaptive, name), annotation)
@@ -202,13 +202,13 @@ def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
 
 
 def _beside(z: Any, s: Any) -> Any:
-    # NaN, which marks the run, where the count's noise is too small for a traced z.
+    # NaN if the count's noise is too small for a traced z, so that the run is marked as diverged.
     ratio = jnp.where(z > 0, z, 0) / jnp.where(s > 0, 2 * s, 1)
     return jnp.where(z > 0, jnp.where(s > 0, z / jnp.sqrt(1 - ratio**2), jnp.nan), 0.0)
 
 
 def _with_noise(rng_key: PRNGKeyArray, tree: Any, deviation: Scalar) -> Any:
-    """Returns arrays with independent Gaussian noise added to all their numbers."""
-    # Draw in float32, so that a seed gives equal noise with and without x64.
+    """Adds independent Gaussian noise to every entry of the arrays."""
+    # Draw in float32, so that a seed gives the same noise with and without x64.
     drawn = optax.tree.random_like(rng_key, tree, jax.random.normal, jnp.float32)
     return jax.tree.map(lambda x, noise: x + (deviation * noise).astype(x.dtype), tree, drawn)

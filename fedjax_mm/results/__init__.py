@@ -1,1 +1,1 @@
-"""Results: labelled Datasets with manifests, and texts for their coordinates."""
+"""Results: labelled Datasets with manifests, and text for their coordinates."""

@@ -1,4 +1,4 @@
-"""Labelled results: Datasets from traces, manifests, and NetCDF files."""
+"""Labelled results: Datasets from traces, manifests and NetCDF files."""
 
 import json
 import os
@@ -41,26 +41,26 @@ _LONG_NAMES = {
 
 
 def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr.Dataset:
-    """Returns a trace as a Dataset with named dimensions.
+    """Converts a trace to a Dataset with named dimensions.
 
     Counts are cumulative 64-bit integers.
 
     Args:
       trace: from `simulate`, with extra leading axes if it was vmapped.
-      dims: the names of those leading axes, outermost first, with their coordinates; or the names
-        alone. Random keys are numbered from 0.
+      dims: the names of those leading axes, outermost first, with or without coordinates. Random
+        keys are numbered from 0.
 
     Returns:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
-      ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models count from 1,
-      as in the papers. A metric that is an array has further dimensions: ``client``, from 0, if it
-      is one of the task's `per_client` metrics, else ``NAME_0`` and so on.
+      ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models are numbered
+      from 1, as in the papers. A metric that is an array has further dimensions: ``client``, from
+      0, for the task's `per_client` metrics, else ``NAME_0`` and so on.
 
     Warns:
       UserWarning: if nobody trained any model in a run.
 
     Raises:
-      ValueError: if `dims` do not fit the trace, or `sel` would not select on one of them.
+      ValueError: if `dims` do not fit the trace, or clash with an argument of `sel`.
       OverflowError: if there were more than 2^31 gradients between two records.
 
     Example:
@@ -83,7 +83,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     *leading, _, num_models = np.shape(trace.client_updates)
     coords = _coordinates(dims, leading)
     axes = (*dims, "round", "model")
-    # Counts between records are int32 on the device; their sums may need 64 bits.
+    # Counts between records are int32 on the device, but their sums may need 64 bits.
     counts = {
         name: np.cumsum(np.asarray(getattr(trace, name), np.int64), axis=-2)
         for name in Counts._fields
@@ -94,7 +94,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
     if (bits := trace.metrics.get(MESSAGE_BITS)) is not None:
-        # Models whose updates are not compressed have no such metric, but NaN.
+        # The metric is NaN for models whose updates are not compressed.
         plain = _BITS * np.asarray(trace.upload_size, np.int64)
         sizes["bits_up"] = updates * np.where(np.isnan(bits), plain, bits)
     metrics = {
@@ -141,7 +141,7 @@ def _nobody(dataset: xr.Dataset) -> str | None:
 def _coordinates(
     dims: Mapping[str, Any] | Sequence[str], sizes: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """Returns the coordinates of the leading axes, or raises `ValueError` if they do not fit."""
+    """Returns the coordinates of the leading axes, after checking them."""
     if isinstance(dims, str) or len(dims) != len(sizes):
         example = ", ".join(f'"name_{i}": range({size})' for i, size in enumerate(sizes))
         raise ValueError(
@@ -182,12 +182,12 @@ def _words(dims: Mapping[str, Any] | Sequence[str]) -> str:
 
 
 def _own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
-    """Returns the dimensions of a metric behind the model's."""
+    """Returns a metric's dimensions after the model dimension."""
     return tuple("client" if is_per_client and i == 0 else f"{name}_{i}" for i in range(number))
 
 
 def check_counts(counts: Any) -> None:
-    """Raises `OverflowError` if a count between two records did not fit its counter."""
+    """Raises `OverflowError` if a count between two records overflowed."""
     for name in Counts._fields:
         if np.any(np.asarray(getattr(counts, name)) < 0):
             raise OverflowError(
@@ -196,14 +196,14 @@ def check_counts(counts: Any) -> None:
 
 
 class Manifest(Mapping[str, Any], str):
-    """Origin of a result: a mapping that is also its own JSON text.
+    """Provenance of a result: a mapping that is also its own JSON text.
 
-    It is text because NetCDF attributes can hold text but no mappings, so that `to_netcdf` can
-    write a Dataset with a manifest as an attribute.
+    NetCDF attributes can hold text but no mappings, so `to_netcdf` can write a Dataset with a
+    manifest as an attribute.
     """
 
     def __new__(cls, content: Mapping[str, Any] | str) -> "Manifest":
-        """Makes one from a mapping, or from JSON text."""
+        """Makes a manifest from a mapping or from JSON text."""
         return str.__new__(cls, content if type(content) is str else json.dumps(plain(content)))
 
     def _content(self) -> dict[str, Any]:
@@ -229,10 +229,10 @@ class Manifest(Mapping[str, Any], str):
 
 
 def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
-    """Returns the origin of a result: versions, device, seed, random generator, revision.
+    """Returns the provenance of a result: versions, device, seed, random generator, revision.
 
     Args:
-      config: the settings that were run.
+      config: the settings of the run.
       seed: the seed of all draws.
       data: "real", "synthetic" or "surrogate".
     """
@@ -257,7 +257,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
 
 
 def _version_of(package: str) -> str:
-    """Returns the installed version, which a bare source tree does not have."""
+    """Returns the installed version, or a placeholder in a bare source tree."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -265,7 +265,7 @@ def _version_of(package: str) -> str:
 
 
 def cpu_cores() -> int:
-    """Returns the number of cores that this process may use, which a cluster's job may limit."""
+    """Returns the number of cores this process may use, which a cluster job may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -284,14 +284,14 @@ def _git_revision() -> str | None:
 
 
 def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
-    """Writes a NetCDF file, compressed, and whole or not at all.
+    """Writes a compressed NetCDF file atomically.
 
     Args:
       dataset: from `run`, `sweep` or `to_dataset`.
       path: the file's path; its directory must exist.
 
     Raises:
-      OSError: if it cannot be written, for example because the disk is full.
+      OSError: if the file cannot be written, for example because the disk is full.
 
     Example:
       >>> import pathlib, tempfile
@@ -306,17 +306,17 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
     def write(aside: Path) -> None:
         try:
             dataset.to_netcdf(aside, engine="netcdf4", encoding=encoding)
-        except RuntimeError as error:  # NetCDF's own, of a full disk
+        except RuntimeError as error:  # NetCDF's error for a full disk
             raise OSError(str(error)) from error
 
     write_aside(Path(path), write)
 
 
 def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
-    """Returns the results of two batches of seeds as that of one run.
+    """Joins the results of two batches of seeds into that of one run.
 
     Raises:
-      ValueError: if they differ in other coordinates, or in values that all seeds share.
+      ValueError: if the results differ in other coordinates, or in values that all seeds share.
     """
     about, others = (each.attrs["manifest"] for each in (result, more))
     seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
@@ -325,19 +325,19 @@ def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
         "wall_seconds": seconds,
         "config": about["config"] | {"num_seeds": num_seeds},
     }
-    if "draws" in about and about["data"] != "real":  # real data are one draw for all seeds
+    if "draws" in about and about["data"] != "real":  # all seeds share real data
         about |= {"draws": about["draws"] + others["draws"]}
-    # Require "equals", because values that all seeds share must not depend on them.
+    # Require "equals", because values shared by all seeds must not depend on them.
     how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
     both = xr.concat([result, more], "seed", combine_attrs="override", **how)
     return both.assign_attrs(manifest=about)
 
 
 def open_result(directory: Path | str) -> xr.Dataset:
-    """Returns the result in a directory, in memory, with its manifest as a mapping in `attrs`.
+    """Loads the result in a directory, with its manifest as a mapping in `attrs`.
 
     Args:
-      directory: where a command or `save_dataset` has written ``result.nc``; or any NetCDF file.
+      directory: the directory of a ``result.nc``, or any NetCDF file.
 
     Raises:
       OSError: if the result does not exist or cannot be read.

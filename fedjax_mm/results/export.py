@@ -1,4 +1,4 @@
-"""Export of results to experiment trackers: MLflow and TensorBoard."""
+"""Exports results to the experiment trackers MLflow and TensorBoard."""
 
 import io
 import json
@@ -17,18 +17,18 @@ from fedjax_mm.checked import checked
 from fedjax_mm.files import save_json
 from fedjax_mm.results.tracked import Run, Tracked
 
-_RESULT_TAG = "fedjax_mm.result"  # of every MLflow run: the digest of the result
-_MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one MLflow request
+_RESULT_TAG = "fedjax_mm.result"  # tag of every MLflow run: the digest of the result
+_MOST_METRICS, _MOST_PARAMS = 1000, 100  # values per MLflow request
 
 
 class Exported(NamedTuple):
-    """Counts and gaps of an export.
+    """Summary of an export.
 
     Attributes:
-      place: where the runs are.
+      place: the location of the runs.
       runs: the number of the result's runs.
-      new: how many of them the tracker did not have.
-      left_out: the metrics that are arrays, which trackers do not draw.
+      new: the number of newly exported runs.
+      left_out: array metrics, which trackers cannot plot.
     """
 
     place: str
@@ -44,25 +44,25 @@ def export_result(
     store: str | None = None,
     report: Callable[[str, int, int], None] = lambda label, done, total: None,
 ) -> Exported:
-    """Writes a result to a tracker: one run for each point and seed, grouped.
+    """Exports a result to a tracker, as one run per point and seed, in one group.
 
-    A run has the settings and coordinates of its point, and a curve by round for each metric and
-    model, up to the round that met a target. The figure and the manifest come once, for all runs.
-    The tracker keeps the digest of ``result.nc``, so that a second export of the same result adds
-    only what an interrupted one has not written.
+    A run has the settings and coordinates of its point, and a curve over rounds for each metric and
+    model, up to the round that met a target. The figure and the manifest are exported once for all
+    runs. The tracker stores the digest of ``result.nc``, so exporting the same result again only
+    completes an interrupted export.
 
     Args:
       path: the directory of a result, or its ``result.nc``.
-      to: the tracker. MLflow gets an experiment with the name of the result's directory, in which a
-        parent run has the others as children. TensorBoard gets a directory for each point, with one
-        for each seed in it.
-      store: MLflow's tracking URI, by default that of the environment; or the directory of
-        TensorBoard, by default ``runs``.
-      report: receives a label, the runs that are done, and all runs.
+      to: the tracker. In MLflow, the experiment is named after the result's directory, and a parent
+        run has the others as children. TensorBoard gets one directory per point, with one
+        subdirectory per seed.
+      store: MLflow's tracking URI, by default from the environment, or TensorBoard's directory, by
+        default ``runs``.
+      report: called with a label, the number of finished runs, and the number of all runs.
 
     Raises:
-      ValueError: if the result or the store is wrong, or the tracker's library is not installed.
-      OSError: if the result does not exist, or the store cannot be written.
+      ValueError: if the result or the store is invalid, or the tracker's library is not installed.
+      OSError: if the result does not exist, or the store is not writable.
 
     Example:
       >>> import tempfile
@@ -92,7 +92,7 @@ def export_result(
 
 
 class _Tracker(Protocol):
-    """A tracker with a result's figure and manifest, which takes its runs.
+    """A tracker that has a result's figure and manifest and receives its runs.
 
     Attributes:
       place: where the runs are.
@@ -101,15 +101,15 @@ class _Tracker(Protocol):
     place: str
 
     def has(self, run: Run) -> bool:
-        """Returns whether an earlier export has written the run to its end."""
+        """Returns whether an earlier export wrote the complete run."""
 
     def write(self, run: Run) -> None:
-        """Writes a run; an interrupted write leaves none that `has` takes for whole."""
+        """Writes a run such that `has` ignores interrupted writes."""
 
 
 @contextmanager
 def _in_mlflow(result: Tracked, store: str | None) -> Iterator[_Tracker]:
-    """Yields the experiment of a result, and then ends its parent run."""
+    """Yields the experiment of a result, and finishes its parent run on exit."""
     _check_installed("mlflow", "sqlalchemy", "alembic")
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -136,14 +136,14 @@ def _in_tensorboard(result: Tracked, store: str | None) -> Iterator[_Tracker]:
 
 
 def _check_installed(*libraries: str) -> None:
-    """Raises `ValueError` with the remedy unless all libraries are installed."""
+    """Raises `ValueError` with a remedy unless all libraries are installed."""
     for library in libraries:
         if find_spec(library) is None:
             raise ValueError(f"{library} is not installed; pip install 'fedjax-mm[tracking]'")
 
 
 class _MLflow:
-    """An experiment of MLflow, with a parent run for the result."""
+    """An MLflow experiment with a parent run for the result."""
 
     def __init__(self, result: Tracked, store: str | None) -> None:
         from mlflow import MlflowClient, get_tracking_uri
@@ -172,7 +172,7 @@ class _MLflow:
                 self.client.delete_run(each.info.run_id)
 
     def _known(self) -> Iterator[Any]:
-        """Yields the runs of this result that were exported before."""
+        """Yields previously exported runs of this result."""
         where, token = f"tags.`{_RESULT_TAG}` = '{self.result.digest}'", None
         while True:
             page = self.client.search_runs([self.experiment], where, page_token=token)
@@ -200,11 +200,11 @@ class _MLflow:
             self.client.log_artifact(self.parent, str(self.result.figure))
 
     def has(self, run: Run) -> bool:
-        """Returns whether a child of this point and seed has ended."""
+        """Returns whether a child run for this point and seed has finished."""
         return (run.point, str(run.seed)) in self.whole
 
     def write(self, run: Run) -> None:
-        """Writes a child of the parent run."""
+        """Writes a child run."""
         from mlflow.entities import Metric, Param
 
         tags = {"mlflow.parentRunId": self.parent, "point": run.point, "seed": str(run.seed)}
@@ -223,12 +223,12 @@ class _MLflow:
 
 
 def _allowed(name: str) -> str:
-    """Returns a name without the characters that MLflow excludes."""
+    """Replaces characters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
 class _TensorBoard:
-    """A directory of TensorBoard for the result."""
+    """A TensorBoard directory for the result."""
 
     def __init__(self, result: Tracked, store: str | None) -> None:
         self.result, self.root = result, Path(store or "runs") / result.name
@@ -248,7 +248,7 @@ class _TensorBoard:
             self.root.mkdir(parents=True, exist_ok=True)
             if not about.exists():
                 save_json({"result": result.digest}, about)
-            if self.aside.exists():  # of an interrupted export
+            if self.aside.exists():  # left by an interrupted export
                 shutil.rmtree(self.aside)
         except OSError as error:
             raise ValueError(
@@ -257,7 +257,7 @@ class _TensorBoard:
 
     @contextmanager
     def _events(self, folder: Path) -> Iterator[Any]:
-        """Yields a writer of events, and renames their folder once it is whole."""
+        """Yields an event writer, and renames its folder once it is complete."""
         from tensorboardX import SummaryWriter
 
         with SummaryWriter(str(self.aside)) as writer:
@@ -293,7 +293,7 @@ class _TensorBoard:
         from tensorboardX.summary import hparams
 
         with self._events(self._folder(run)) as writer:
-            # Write summaries instead of scalars, because `add_scalar` warns of each NaN.
+            # Write summaries directly, because `add_scalar` warns about every NaN.
             for summary in hparams(run.params, dict.fromkeys(run.curves)):
                 writer.file_writer.add_summary(summary, walltime=self.result.seconds)
             by_round = dict[int, list[Any]]()

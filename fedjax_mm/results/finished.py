@@ -1,4 +1,4 @@
-"""Finished results on disk: checks that a result is undamaged and of the requested run."""
+"""Finished results on disk, and checks that they are undamaged and from the requested run."""
 
 import hashlib
 import json
@@ -17,8 +17,8 @@ class Finished(NamedTuple):
     """A finished result.
 
     Attributes:
-      content: of its file, a summary or a manifest; empty if that cannot be read.
-      damage: description of the damage, or an empty text.
+      content: the summary or manifest; empty if it cannot be read.
+      damage: a description of the damage, or an empty string.
     """
 
     content: Mapping[str, Any]
@@ -26,33 +26,33 @@ class Finished(NamedTuple):
 
 
 def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Writes the summary or manifest of a finished result, with digests of its other files.
+    """Writes the summary or manifest of a finished result, with digests of the other files.
 
     This is the last file of a result.
 
     Args:
-      path: of the file, ``summary.json`` or ``manifest.json``.
+      path: the path of ``summary.json`` or ``manifest.json``.
       content: a summary or a manifest.
-      files: the names of the others, in the same directory.
+      files: the names of the other files in the same directory.
     """
     digests = {name: digest_of(path.with_name(name)) for name in files}
     save_json(sealed({**content, "files": digests}), path)
 
 
 def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) -> Finished | None:
-    """Returns a directory's finished result, or None if it has none.
+    """Returns the finished result in a directory, or None.
 
     Args:
-      path: of the file that `save_about` writes.
+      path: the path of the file written by `save_about`.
       now: the manifest of the requested run.
       free: settings that may differ.
 
     Raises:
-      ValueError: if the result is of another run, naming the first differences.
+      ValueError: if the result is from another run, naming the first differences.
     """
     content, damage = read_about(path)
     about = content.get("manifest", content) or _manifest_of(path.with_name(RESULT))
-    if not about:  # nothing that could be lost
+    if not about:  # nothing to lose
         return Finished({}, damage) if path.exists() else None
     found = differences(_identity(about, free), _identity(now, free))
     if text := "; ".join(list(found)[:3]):
@@ -64,7 +64,7 @@ def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) 
 
 
 def _identity(about: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
-    """Returns the entries of a manifest that identify its run, without settings that may differ."""
+    """Returns the manifest entries that identify a run, without settings that may differ."""
     config = {key: value for key, value in about.get("config", {}).items() if key not in free}
     return {"config": config, **{name: about.get(name) for name in ("versions", "git_revision")}}
 
@@ -85,7 +85,7 @@ def _short(value: Any) -> str:
 
 
 def read_about(path: Path) -> Finished:
-    """Returns the content of `save_about`'s file, and a description of any damage since."""
+    """Reads a file written by `save_about`, and describes any damage since."""
     if not path.exists():
         return Finished({}, f"{path.name} is missing")
     try:
@@ -107,7 +107,7 @@ def read_about(path: Path) -> Finished:
 
 
 def _manifest_of(path: Path) -> Mapping[str, Any]:
-    """Returns the manifest in a result's Dataset, empty if it cannot be read."""
+    """Returns the manifest in a result's Dataset, or {} if it cannot be read."""
     try:
         about = open_result(path).attrs["manifest"]
     except (OSError, ValueError, RuntimeError, KeyError):

@@ -24,7 +24,7 @@ def check_selectable(axis: str) -> None:
 
 
 def label(dim: str, value: Any) -> str:
-    """Returns a coordinate as text.
+    """Formats a coordinate.
 
     Example:
       >>> label("algorithm", "MFA-RR"), label("M", 12), label("mu", 0.05)
@@ -37,19 +37,19 @@ def label(dim: str, value: Any) -> str:
 def places(
     values: xr.DataArray | xr.Dataset, *dims: str
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yields every combination of coordinates, with their texts, the last changing fastest."""
+    """Yields every combination of coordinates and their text, with the last changing fastest."""
     for combination in product(*(values[dim].values for dim in dims)):
         at = dict(zip(dims, combination, strict=True))
         yield at, [label(dim, value) for dim, value in at.items()]
 
 
 def number(value: float, error: float = np.nan, form: str = ".2f", missing: str = "none") -> str:
-    """Returns a value as text, with its standard error if known.
+    """Formats a value, with its standard error if known.
 
     Args:
-      value: NaN if missing.
-      error: NaN if it is unknown, as for a single seed.
-      form: of both numbers, as in format strings.
+      value: the value; NaN if missing.
+      error: the standard error; NaN if unknown, as for a single seed.
+      form: the format specification of both numbers.
       missing: the text for NaN.
 
     Example:
@@ -67,7 +67,7 @@ def describe(
     form: str = ".2f",
     missing: str = "not reached",
 ) -> str:
-    """Returns all values as text, with the values along the last dimension separated by commas.
+    """Formats all values, with those along the last dimension separated by commas.
 
     Example:
       >>> gains = xr.DataArray([[1.0, 1.9]], {"algorithm": ["MFA-RR"], "M": [1, 2]})

@@ -1,4 +1,4 @@
-"""Final parameters in a file, with the labels of their result."""
+"""Files of final parameters, labelled like their result."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ _LABELS = "labels"
 
 
 class SavedParams(NamedTuple):
-    """Parameters in a file.
+    """Parameters read from a file.
 
     Attributes:
-      labels: the coordinates of the leading axes of all arrays, by their names.
-      arrays: by ``MODEL/PATH``, the number of the model, from 0, and the path in its pytree.
+      labels: the coordinates of the leading axes of all arrays, by axis name.
+      arrays: arrays by ``MODEL/PATH``, the number of the model, from 0, and the path in its pytree.
     """
 
     labels: dict[str, list[Any]]
@@ -35,18 +35,18 @@ class SavedParams(NamedTuple):
 
 
 def save_params(params: Sequence[Params], dataset: xr.Dataset, path: Path | str) -> None:
-    """Writes the final parameters of a result as a NumPy file, whole or not at all.
+    """Writes the final parameters of a result to a NumPy file atomically.
 
-    It holds ``labels``, JSON text, and an array for each leaf, such as ``0/Dense_0/kernel`` for
-    the first model. `numpy.load` reads it; nothing is pickled.
+    The file holds ``labels``, as JSON text, and an array per leaf, such as ``0/Dense_0/kernel`` for
+    the first model. `numpy.load` can read it, because nothing is pickled.
 
     Args:
       params: from `run` or `sweep`, a list with one pytree per model.
-      dataset: the result that came with them.
-      path: ends in ``.npz``; its directory must exist.
+      dataset: the result they belong to.
+      path: a path that ends in ``.npz``; its directory must exist.
 
     Raises:
-      OSError: if it cannot be written.
+      OSError: if the file cannot be written.
 
     Example:
       >>> import tempfile
@@ -59,7 +59,7 @@ def save_params(params: Sequence[Params], dataset: xr.Dataset, path: Path | str)
     """
     dims = [str(dim) for dim in dataset.coords if dim not in ("round", "model", "client")]
     labels = json.dumps(plain({dim: dataset[dim].values for dim in dims}))
-    # Store bfloat16 as float32, which loses nothing, because NumPy's format has no bfloat16.
+    # Store bfloat16 as float32, which is lossless, because NumPy's format has no bfloat16.
     content: dict[str, Any] = {_LABELS: np.array(labels)} | {
         name: x.astype(np.float32) if x.dtype.kind == "V" else x
         for name, x in leaves_of(params).items()
@@ -73,13 +73,13 @@ def save_params(params: Sequence[Params], dataset: xr.Dataset, path: Path | str)
 
 
 def load_params(path: Path | str) -> SavedParams:
-    """Returns the content of a file that `save_params` wrote.
+    """Reads a file written by `save_params`.
 
     Raises:
       OSError: if the file cannot be read.
       ValueError: if it is another kind of file.
     """
-    content = BytesIO(Path(path).read_bytes())  # an error here is the disk's, not the content's
+    content = BytesIO(Path(path).read_bytes())  # errors here come from the disk
     try:
         with np.load(content) as file:
             labels, *arrays = dict(file).items()
@@ -87,7 +87,7 @@ def load_params(path: Path | str) -> SavedParams:
         if not all(isinstance(values, list) for values in named.values()):
             raise ValueError("its labels are no lists")
         return SavedParams(named, dict(arrays))
-    except Exception as error:  # damaged content may make its readers raise anything
+    except Exception as error:  # damaged content can raise any exception
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(
             f"{path} holds no parameters: {reason}; `fedjax-mm run --save-params` writes such files"
@@ -105,11 +105,11 @@ def _name(path: Any) -> str:
 
 
 def params_like(arrays: Mapping[str, Any], model: int, like: Params) -> Params:
-    """Returns one model's parameters in the structure of a task's parameters.
+    """Returns one model's parameters with the structure of a task's parameters.
 
     Args:
-      arrays: by ``MODEL/PATH``.
-      model: its number.
+      arrays: arrays by ``MODEL/PATH``.
+      model: the number of the model.
       like: parameters, or their shapes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The runs of a result as experiment trackers have them: one for each point and seed."""
+"""A result as runs for experiment trackers, one per point and seed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import open_result
 from fedjax_mm.results.finished import RESULT, digest_of
 
-_ONCE = ("diverged", "ended")  # numbers about a whole run
+_ONCE = ("diverged", "ended")  # numbers that describe a whole run
 
 _CURVE = {"round", "model"}
 """The dimensions of a curve. Other metrics are arrays, which trackers do not draw."""
@@ -26,7 +26,7 @@ class Run(NamedTuple):
       point: the coordinates of the point, such as ``algorithm=MFA-RR,learning_rate=0.1``.
       seed: the number of the seed.
       params: settings and coordinates by name.
-      curves: rounds and values of each metric and model, such as ``loss/model_1``.
+      curves: rounds and values by metric and model, such as ``loss/model_1``.
     """
 
     point: str
@@ -46,10 +46,10 @@ class Tracked(NamedTuple):
     Attributes:
       dataset: the result, with a dimension ``seed``.
       axes: the dimensions of its points.
-      folder: its directory.
-      name: the name of the directory, or of a file that is not called ``result.nc``.
-      digest: of the file, which identifies the result.
-      seconds: the time at which the file was written, since 1970.
+      folder: the directory of the result.
+      name: the name of the directory, or of the file if it is not ``result.nc``.
+      digest: the digest of the file, which identifies the result.
+      seconds: the modification time of the file, in seconds since 1970.
     """
 
     dataset: xr.Dataset
@@ -61,11 +61,11 @@ class Tracked(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> "Tracked":
-        """Reads a result from its directory, or from its file.
+        """Reads a result from its directory or file.
 
         Raises:
           OSError: if it does not exist.
-          ValueError: if it is no result, or has no curves.
+          ValueError: if it is not a result, or has no curves.
         """
         file = (path / RESULT if path.is_dir() else path).resolve()
         remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
@@ -73,7 +73,7 @@ class Tracked(NamedTuple):
             raise FileNotFoundError(f"there is no {file}; {remedy}")
         try:
             dataset = open_result(file)
-        except Exception as error:  # damaged content may make its readers raise anything
+        except Exception as error:  # damaged content can raise any exception
             raise ValueError(f"{file}: this is no result; {remedy}") from error
         leading = [
             str(dim)
@@ -94,7 +94,7 @@ class Tracked(NamedTuple):
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the variables with a curve for each run, or for each model of it."""
+        """The names of variables with a curve per run, or per run and model."""
         dims = {*_CURVE, "seed", *self.axes}
         return [
             str(name)
@@ -104,19 +104,19 @@ class Tracked(NamedTuple):
 
     @property
     def left_out(self) -> list[str]:
-        """The names of the metrics that are arrays."""
+        """The names of array metrics."""
         by_round = [str(name) for name, x in self.dataset.data_vars.items() if "round" in x.dims]
         return [name for name in by_round if name not in self.metrics]
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The origin of the result, empty if it has none."""
+        """The provenance of the result, empty if unknown."""
         found: Mapping[str, Any] = self.dataset.attrs.get("manifest", {})
         return found
 
     @property
     def figure(self) -> Path | None:
-        """The figure of the result, if there is one."""
+        """The figure of the result, if any."""
         path = self.folder / "figure.png"
         return path if path.is_file() else None
 
@@ -126,7 +126,7 @@ class Tracked(NamedTuple):
         return int(np.prod([self.dataset.sizes[dim] for dim in (*self.axes, "seed")]))
 
     def runs(self) -> Iterator[Run]:
-        """Yields the runs, all seeds of a point one after the other."""
+        """Yields the runs, point by point."""
         dims, about = (*self.axes, "seed"), self.manifest
         sizes = (range(self.dataset.sizes[dim]) for dim in dims)
         for place in product(*sizes):
@@ -141,7 +141,7 @@ class Tracked(NamedTuple):
             yield Run(point, at["seed"], params, self._curves(here))
 
     def _curves(self, here: xr.Dataset) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns the curves of one run, up to the round that met its target if there is one."""
+        """Returns the curves of one run, up to the round that met its target, if any."""
         rounds = here["round"].values
         end = here.ended.item() if "ended" in here else -1
         is_kept = rounds <= end if end >= 0 else np.ones(len(rounds), bool)
@@ -160,10 +160,10 @@ class Tracked(NamedTuple):
 
 
 def settings_at(config: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of one point by dotted names, those of its algorithm as ``algorithm.``.
+    """Returns the settings of one point by dotted name, with its algorithm's under ``algorithm.``.
 
     Args:
-      config: of a manifest. Its table ``axes`` has the keys of the settings that vary.
+      config: the settings in a manifest. Its table ``axes`` lists the settings that vary.
       at: the coordinates of the point.
 
     Example:
@@ -198,13 +198,13 @@ def _name_at(key: str, algorithm: Any, config: Mapping[str, Any], own: Mapping[s
     if key.startswith(prefix):
         return f"algorithm.{key.removeprefix(prefix)}"
     head, _, _ = key.partition(".")
-    if head == "assignment":  # an algorithm's own assignment comes before the one for all
+    if head == "assignment":  # an algorithm's own assignment takes precedence
         return f"algorithm.{key}" if own.get(head) is not None else key
     return key if head in config or not own else f"algorithm.{key}"
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields settings by dotted names, lists as JSON, without those that are not given."""
+    """Yields settings by dotted name, with lists as JSON, skipping those not given."""
     for key, value in plain(settings).items():
         name = f"{path}{key}"
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Many runs in few compiled programs: how they are planned, carried out and saved."""
+"""Many runs in few compiled programs: planning, execution and saving."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The cache of compiled programs on disk, which later processes read instead of compiling."""
+"""On-disk cache of compiled programs, which later processes load instead of compiling."""
 
 import os
 import re
@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import jax
 
-_BYTES = 2**30  # of one version and platform
+_BYTES = 2**30  # for one version and platform
 _REJECTED = re.compile(r"Error reading persistent compilation cache entry for '[^']*': (.*)", re.S)
-_LEAST_SECONDS = 3.0  # of compilation that loading should have saved, to judge it
+_LEAST_SECONDS = 3.0  # compilation time saved before loading is judged
 
 
 def use_compilation_cache(directory: Path | None = None) -> Path:
-    """Keeps compiled programs on disk, and returns the place.
+    """Enables the on-disk cache of compiled programs, and returns its path.
 
-    A later process with the same program, devices and versions reads them instead of compiling.
-    Each version of jaxlib and each platform has a place of its own, of at most 1 GiB, or of JAX's
-    setting JAX_COMPILATION_CACHE_MAX_SIZE; the programs that were not used for longest go first.
+    A later process with the same program, devices and versions loads it instead of compiling. Each
+    version of jaxlib and each platform has its own folder, limited to 1 GiB or to
+    JAX_COMPILATION_CACHE_MAX_SIZE if set. The least recently used programs are evicted first.
 
     Args:
-      directory: where places are; by default `cache_directory`.
+      directory: the parent of these folders; by default `cache_directory`.
     """
     version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}"
     place = (directory or cache_directory()) / version
@@ -36,10 +36,10 @@ def use_compilation_cache(directory: Path | None = None) -> Path:
 
 
 def cache_directory() -> Path:
-    """Returns where compiled programs are kept.
+    """Returns the directory of the cache of compiled programs.
 
-    It is the environment's FEDJAX_MM_CACHE, which may be on a node's own disk, or in the user's
-    cache directory.
+    It is the environment variable FEDJAX_MM_CACHE, which may name a node's local disk, or else a
+    folder in the user's cache directory.
     """
     if given := os.environ.get("FEDJAX_MM_CACHE"):
         return Path(given)
@@ -48,12 +48,12 @@ def cache_directory() -> Path:
 
 
 class Kept(NamedTuple):
-    """The compiled programs of one version and platform.
+    """The cached programs of one version and platform.
 
     Attributes:
-      folder: their place.
-      programs: their number.
-      num_bytes: their size.
+      folder: the path of the folder.
+      programs: the number of programs.
+      num_bytes: the size of the programs.
     """
 
     folder: Path
@@ -62,12 +62,12 @@ class Kept(NamedTuple):
 
 
 def kept_programs(directory: Path) -> list[Kept]:
-    """Returns the compiled programs in a cache directory, by version and platform."""
+    """Lists the programs in a cache directory, by version and platform."""
     found = list[Kept]()
     for folder in sorted(directory.glob("jaxlib-*")):
         sizes = dict[str, int]()
         for path in folder.iterdir():
-            with suppress(FileNotFoundError):  # another process has removed it
+            with suppress(FileNotFoundError):  # removed by another process
                 sizes[path.name] = path.stat().st_size
         number = sum(name.endswith("-cache") for name in sizes)
         found.append(Kept(folder, number, sum(sizes.values())))
@@ -80,7 +80,7 @@ def clear(kept: Kept) -> None:
 
 
 def rejection(warning: str) -> str | None:
-    """Returns the reason, if a warning of JAX says that a kept program cannot be loaded.
+    """Returns the reason if a JAX warning reports that a cached program cannot be loaded.
 
     Example:
       >>> text = "Error reading persistent compilation cache entry for 'jit_f': ValueError: damaged"
@@ -92,10 +92,11 @@ def rejection(warning: str) -> str | None:
 
 
 class Loading:
-    """Seconds of loading kept programs, and of their compilation before.
+    """Time spent loading cached programs, compared with their compilation time.
 
-    XLA loads a program for another processor by compiling it again, and some processors count as
-    another one at every start. JAX does not report it, but loading is then as slow as compiling.
+    XLA recompiles a cached program if it was compiled for another processor, and some processors
+    look different at every start. JAX does not report this, but loading is then as slow as
+    compiling.
 
     Example: one program that took 4 seconds to compile, and takes 3 to load.
       >>> loading = Loading()
@@ -106,20 +107,20 @@ class Loading:
     """
 
     def __init__(self) -> None:
-        """Nothing was loaded yet."""
+        """Starts with nothing loaded."""
         self.compiled = self.loaded = self._saved = 0.0
 
     def listen(self, event: str, duration_secs: float, **_: Any) -> None:
-        """Hears of an event, as a listener of `jax.monitoring`."""
-        # JAX reports the saved seconds first, and then the seconds of loading.
+        """Listens to `jax.monitoring` events."""
+        # JAX reports the saved seconds before the seconds of loading.
         if event == "/jax/compilation_cache/compile_time_saved_sec":
             self._saved = duration_secs
         elif event == "/jax/compilation_cache/cache_retrieval_time_sec":
             compiled = self._saved + duration_secs
-            if compiled >= 1:  # because JAX keeps whole seconds, most of which are 0
+            if compiled >= 1:  # JAX rounds down to whole seconds, mostly to 0
                 self.compiled, self.loaded = self.compiled + compiled, self.loaded + duration_secs
 
     @property
     def is_vain(self) -> bool:
-        """Whether loading takes most of the time of compiling."""
+        """Whether loading takes most of the time that compiling would."""
         return self.compiled >= _LEAST_SECONDS and self.loaded > 0.5 * self.compiled

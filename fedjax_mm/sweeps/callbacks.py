@@ -1,4 +1,4 @@
-"""Callbacks: what else happens while a sweep is prepared and carried out."""
+"""Callbacks during the preparation and execution of a sweep."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,17 +12,17 @@ from fedjax_mm.sweeps.program import Program, Replica
 
 
 class Segment(NamedTuple):
-    """A batch of a sweep between two segments of its rounds.
+    """State of a batch after a segment of its rounds.
 
     Attributes:
       label: the label of the batch.
       plan: the plan of the sweep.
-      batch: the number of the batch in `Plan.batches`.
+      batch: the index of the batch in `Plan.batches`.
       rounds: the number of finished rounds of the batch.
-      records: the records up to this round, ``[records, replicas, models, ...]``, on the host.
-      replica: the state of the batch, ``[replicas, ...]``, on the devices, where the next segment
-        overwrites it; None before the first round.
-      seconds: the time that the segment took, in the slowest process.
+      records: the records so far, ``[records, replicas, models, ...]``, on the host.
+      replica: the state of the batch, ``[replicas, ...]``, on the devices; the next segment
+        overwrites it. None before the first round.
+      seconds: the duration of the segment in the slowest process.
     """
 
     label: str
@@ -35,18 +35,18 @@ class Segment(NamedTuple):
 
     @property
     def program(self) -> Program:
-        """The program whose replicas the batch has."""
+        """The program that the batch's replicas belong to."""
         return self.plan.batches[self.batch][0].program
 
     @property
     def replicas(self) -> np.ndarray:
-        """The numbers of the batch's replicas in the program, with padding at the end."""
+        """The indices of the batch's replicas in the program, with padding at the end."""
         compiled, number = self.plan.batches[self.batch]
         return compiled.replicas(number)
 
     @property
     def params(self) -> list[Params] | None:
-        """The parameters of each stack of models, fetched, if the grid keeps them."""
+        """The parameters of each stack of models, fetched to the host, if the grid keeps them."""
         if self.plan.grid.keep is None or self.replica is None:
             return None
         fetched: list[Params] = self.plan.where.fetch([each.params for each in self.replica.models])
@@ -70,17 +70,17 @@ def _ignore(*given: Any) -> None:
 
 
 class Callback(NamedTuple):
-    """Functions that a sweep calls. They cannot change it, but an exception ends it.
+    """Functions that a sweep calls, which cannot change it but can end it by an exception.
 
-    With checkpoints a callback is called before the state is saved, and an exception loses what is
-    not saved yet. Of several processes each calls its own callbacks.
+    With checkpoints, callbacks are called before the state is saved, and an exception discards
+    unsaved work. In multi-process runs each process calls its own callbacks.
 
     Attributes:
-      on_preparation: called with a label of the work that comes before the plan.
+      on_preparation: called with a label of the work that precedes the plan.
       on_start: called with the compiled plan before the first round.
       on_batch: called before a batch's first segment.
       on_segment: called after each segment, which takes about a second.
-      on_parts: called with the numbers of ended and of all parts, if an executor computes them.
+      on_parts: called with the numbers of finished and of all parts, if an executor computes them.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr, sweep

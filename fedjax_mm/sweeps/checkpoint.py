@@ -1,4 +1,4 @@
-"""Checkpoints of unfinished runs, never incomplete on disk, for the same program to continue."""
+"""Checkpoints of unfinished runs, written atomically, from which the same program can resume."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ _WORDS = 80
 
 
 class Saved(NamedTuple):
-    """A part of a run as it was saved.
+    """A saved part of a run.
 
     Attributes:
       rounds: the number of finished rounds.
@@ -40,17 +40,17 @@ class Saved(NamedTuple):
 class Checkpoints:
     """Context manager that locks the directory ``unfinished`` in a run's directory.
 
-    A run has numbered parts; the last two states of each are kept, and a damaged one is passed over
-    with a warning. In a run of several processes all of them make the same calls, on a file system
-    that they share.
+    A run has numbered parts. The last two states of each are kept, and a damaged one is skipped
+    with a warning. In a multi-process run all processes make the same calls, on a shared file
+    system.
 
     Args:
-      directory: the run's directory, which is made if it does not exist.
+      directory: the run's directory, which is created if it does not exist.
       resume: whether to continue an unfinished run, if one exists. Without it an unfinished run is
         an error, so that no work is lost by accident.
 
     Raises:
-      ValueError: on entering, if another process writes into the directory, or if there is an
+      ValueError: on entering, if another process is writing to the directory, or if it holds an
         unfinished run and `resume` is false.
 
     Example:
@@ -64,7 +64,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path | str, *, resume: bool = False) -> None:
-        """The checkpoints of a run's directory."""
+        """Creates the checkpoints of a run's directory."""
         self.directory, self.resume = Path(directory), resume
         self._place, self._trash = self.directory / _PLACE, self.directory / f".{_PLACE}.deleted"
         self._lock = filelock.FileLock(self.directory / f".{_PLACE}.lock")
@@ -75,14 +75,14 @@ class Checkpoints:
         return self if self._is_open else self.open()
 
     def open(self) -> Self:
-        """Locks the directory, as entering does, until a `with` block closes it."""
+        """Locks the directory, as on entering, until a `with` block closes it."""
         error = None
         try:
             if self._is_first:
                 self._take()
         except ValueError as problem:
             error = problem
-        if agree(error is not None)[0]:  # all of several processes stop alike
+        if agree(error is not None)[0]:  # stop in all processes
             raise error or ValueError(f"the first process could not open {self.directory}")
         self._is_open = True
         return self
@@ -104,7 +104,7 @@ class Checkpoints:
             raise
 
     def _prepare(self) -> None:
-        """Makes an empty directory for a new run, or keeps that of a run to continue."""
+        """Creates an empty directory for a new run, or keeps that of a run to resume."""
         if self.has_work and not self.resume:
             raise ValueError(
                 f"{self.directory} holds an unfinished run; continue it with --resume, or "
@@ -112,17 +112,17 @@ class Checkpoints:
             )
         shutil.rmtree(self._trash, ignore_errors=True)
         if not self.has_work:
-            self.discard()  # of a run that saved nothing
+            self.discard()  # left by a run that saved nothing
         self._place.mkdir(exist_ok=True)
 
     @property
     def has_work(self) -> bool:
-        """Whether this directory or a stage has a saved part or result."""
+        """Whether this directory or a stage has saved work."""
         names = ("part-*", RESULT)
         return any(path for name in names for path in self._place.rglob(name))
 
     def stage(self, name: str) -> "Checkpoints":
-        """The checkpoints of one of several runs that make one result, discarded with it.
+        """Returns the checkpoints of one of several runs behind one result, discarded with it.
 
         Raises:
           ValueError: if a run without stages was saved here.
@@ -155,20 +155,21 @@ class Checkpoints:
 
     def discard(self) -> None:
         """Deletes the saved parts of a finished run."""
-        # Rename before deleting, because only a rename is atomic; a kill in between leaves trash.
+        # Rename before deleting, because only a rename is atomic; if killed in between, only trash
+        # is left.
         if self._is_first and self._place.exists():
             self._place.replace(self._trash)
             shutil.rmtree(self._trash, ignore_errors=True)
 
     def claim(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Compares a run with the saved one, and returns the saved run's choices, or None.
+        """Checks that a run matches the saved one, and returns the saved run's choices, or None.
 
         Args:
-          identity: all values on which the results depend, possibly nested.
+          identity: all values that the results depend on, possibly nested.
 
         Raises:
-          ValueError: if the saved run has another identity, naming the first differences, or if
-            it is unknown.
+          ValueError: if the saved run's identity differs, naming the first differences, or is
+            unreadable.
         """
         identity = _plain(identity)
         self._identity |= identity
@@ -198,13 +199,13 @@ class Checkpoints:
         return choices
 
     def begin(self, choices: Mapping[str, Any]) -> None:
-        """Records the run's identity, and the choices that a continued run must repeat."""
+        """Records the run's identity, and the choices that a resumed run must repeat."""
         if self._is_first:
             content = {"identity": self._identity, "choices": choices}
             save_json(sealed(content), self._place / "run.json")
 
     def save(self, part: int, rounds: int, arrays: Sequence[Any]) -> None:
-        """Saves a part, and keeps its earlier states until this one is on disk.
+        """Saves a part, keeping its earlier states until the new one is on disk.
 
         Raises:
           OSError: if the state cannot be written, for example because the disk is full.
@@ -213,7 +214,7 @@ class Checkpoints:
         try:
             if self._is_first:
                 self._part(part).mkdir(exist_ok=True)
-                for stale in self._part(part).glob(".*.part"):  # of a save that was killed
+                for stale in self._part(part).glob(".*.part"):  # left by a save that was killed
                     stale.unlink(missing_ok=True)
                 path = self._part(part) / f"{rounds}.npz"
                 write_aside(path, partial(write_arrays, arrays, _label(path)))
@@ -221,7 +222,7 @@ class Checkpoints:
                     old.unlink()
         except Exception as error:
             problem = error
-        if agree(problem is not None)[0]:  # else the other processes would wait for the first
+        if agree(problem is not None)[0]:  # otherwise other processes would wait for the first
             is_full = isinstance(problem, OSError) and problem.errno == errno.ENOSPC
             reason = "no space left on the disk" if is_full else str(problem)
             remedy = "make room and continue" if is_full else "continue"
@@ -234,11 +235,11 @@ class Checkpoints:
         """Returns the newest undamaged state of a part, or None.
 
         Args:
-          part: its number.
-          check: raises `ValueError` for a state of another part, which counts as damaged.
+          part: the number of the part.
+          check: raises `ValueError` for a state that does not fit, which then counts as damaged.
 
         Raises:
-          OSError: if a file cannot be read now. The file may be undamaged, and is kept.
+          OSError: if a file cannot be read. It may be undamaged, so it is kept.
         """
         problem, path = None, self._part(part)
         found, damaged = None, list[Path]()
@@ -254,7 +255,7 @@ class Checkpoints:
                 f"cannot read {path}: {problem or 'another process cannot'}; the saved run is "
                 "kept: make the file readable and continue with --resume"
             ) from problem
-        # Delete damaged files only now, because other processes may have been reading them.
+        # Delete damaged files only now, because other processes may have been reading them before.
         for path in damaged if self._is_first else ():
             path.unlink(missing_ok=True)
         return found
@@ -263,13 +264,13 @@ class Checkpoints:
         return self._place / f"part-{part:04}"
 
     def _saved(self, part: int) -> list[Path]:
-        """The states of a part, the newest first."""
+        """The files of a part's states, newest first."""
         paths = [path for path in self._part(part).glob("*.npz") if path.stem.isdecimal()]
         return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
 
 def write_arrays(arrays: Sequence[Any], label: str, path: Path) -> None:
-    """Writes arrays after their types and a digest of them and of a label."""
+    """Writes arrays, preceded by their dtypes and a digest of the arrays and a label."""
     plain = [np.asarray(x) for x in arrays]
     types = [*(str(x.dtype) for x in plain), _digest(label, plain)]
     with path.open("wb") as file:
@@ -277,8 +278,8 @@ def write_arrays(arrays: Sequence[Any], label: str, path: Path) -> None:
 
 
 def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
-    """Returns a saved state, or None with a warning if the file's content is damaged."""
-    # Read first, so that errors of the disk are told apart from errors in the content below.
+    """Returns a saved state, or None with a warning if the content is damaged."""
+    # Read first, so that disk errors are not mistaken for the content errors below.
     content = path.read_bytes()
     try:
         state = Saved(int(path.stem), arrays_in(content, _label(path)))
@@ -293,14 +294,14 @@ def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
 
 
 def arrays_in(content: bytes, label: str) -> list[np.ndarray]:
-    """Returns the arrays in a file that `write_arrays` wrote.
+    """Reads the arrays in a file written by `write_arrays`.
 
     Raises:
-      Exception: of any type, if the content is damaged or has another label.
+      Exception: of any type, if the content is damaged or the label differs.
     """
     with np.load(BytesIO(content)) as saved:
         types, *arrays = saved.values()
-    # Restore the types, because NumPy's format has no bfloat16 and returns bytes instead.
+    # Restore dtypes, because NumPy's format has no bfloat16 and returns raw bytes instead.
     *names, digest = types.tolist()
     typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
     if digest != _digest(label, typed):
@@ -314,8 +315,8 @@ def _label(path: Path) -> str:
 
 def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
     """Returns a digest of arrays and of their file's label."""
-    # Digest types and order too, because a zip file's checksums cover the arrays but not their
-    # names, so that one flipped bit may swap two arrays.
+    # Digest dtypes and order too, because a zip file's checksums do not cover the arrays' names, so
+    # one flipped bit could swap two arrays.
     found = hashlib.sha256(label.encode())
     for x in arrays:
         found.update(f"{x.dtype} {x.shape}".encode())

@@ -1,4 +1,4 @@
-"""Many devices: the replicas of a program, or the clients of its groups, split over a mesh."""
+"""Multiple devices: splits a program's replicas, or the clients of its cohorts, over a mesh."""
 
 import os
 import re
@@ -15,19 +15,19 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_mm.results.dataset import cpu_cores
 
-_MOST_DEVICES = 512  # of a CPU, because each device has threads and memory of its own
+_MOST_DEVICES = 512  # CPU devices, because each has its own threads and memory
 _HEARTBEAT_SECONDS = 30  # of silence after which a process counts as lost; 100 in JAX
 
-# By the extra of this package, the file of a driver, and the package of JAX's plugin for it.
+# For each extra of this package, a driver's file and the package of the JAX plugin for it.
 _ACCELERATORS = {
     "cuda12": ("/proc/driver/nvidia/version", "jax_plugins"),
     "tpu": ("/dev/accel0", "libtpu"),
 }
 
-# Let XLA wait 30 years, because it aborts the process when a device has waited 40 seconds for
-# another, which is normal if clients take very different numbers of local steps. An unknown flag
-# would abort the process, too, but every jaxlib from 0.9 on has these, and a test starts a process
-# with them.
+# Let XLA wait 30 years, because by default it aborts the process after a device has waited 40
+# seconds for another, which is normal if clients take very different numbers of local steps. An
+# unknown flag would also abort the process, but jaxlib has had these since 0.9, and a test starts a
+# process with them.
 _PATIENT = " ".join(
     f"--xla_cpu_collective_{name}_seconds={10**9}"
     for name in ("call_warn_stuck_timeout", "call_terminate_timeout", "timeout")
@@ -35,21 +35,21 @@ _PATIENT = " ".join(
 
 
 def flags_of_user() -> str:
-    """Returns XLA's flags without the flags of `use_cpu_devices`, which do not affect results."""
+    """Returns XLA_FLAGS without the flags of `use_cpu_devices`, which do not affect results."""
     return os.environ.get("XLA_FLAGS", "").replace(_PATIENT, "").strip()
 
 
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, by default one per core.
 
-    Each device has threads of its own, whereas XLA does not use several threads for small matrices
-    on one device. The command line calls this; elsewhere call it once, before anything is computed.
-    Devices then wait for each other without a time limit; XLA's default is to abort after 40
-    seconds.
+    Each device has its own threads, while on one device XLA uses a single thread for small
+    matrices. The command line calls this function; elsewhere, call it once before anything is
+    computed. Devices then wait for each other without a time limit, where XLA's default is to abort
+    after 40 seconds.
 
     Raises:
       ValueError: if `count` is not positive, or above 512.
-      RuntimeError: if JAX has already started its devices.
+      RuntimeError: if JAX's backends are already initialized.
 
     Example:
       >>> use_cpu_devices(2)  # doctest: +SKIP
@@ -60,12 +60,12 @@ def use_cpu_devices(count: int | None = None) -> None:
     jax.config.update("jax_num_cpu_devices", count)
     given = os.environ.get("XLA_FLAGS", "")
     if _PATIENT not in given:
-        os.environ["XLA_FLAGS"] = f"{_PATIENT} {given}".strip()  # the last, the user's, win
+        os.environ["XLA_FLAGS"] = f"{_PATIENT} {given}".strip()  # the user's flags win
 
 
 def missing_plugin() -> str | None:
-    """Returns the extra whose plugin JAX lacks to see this machine's accelerator, if it does."""
-    # A plugin that fails to start, or a platform that was chosen, is no plugin that is missing.
+    """Returns the extra with the missing JAX plugin for this machine's accelerator, if any."""
+    # If a plugin fails to start or a platform is selected explicitly, no plugin is missing.
     if jax.default_backend() != "cpu" or jax.config.values["jax_platforms"]:
         return None
     for extra, (driver, plugin) in _ACCELERATORS.items():
@@ -75,23 +75,23 @@ def missing_plugin() -> str | None:
 
 
 def join_processes(address: str | None = None) -> None:
-    """Makes this process one of several that compute together, so that JAX sees all their devices.
+    """Joins a multi-process run, so that JAX sees the devices of all its processes.
 
     Call it once in every process, before anything is computed. JAX aborts a process that has waited
-    for the others for five minutes, or has not heard of one of them for half a minute.
+    five minutes for the others, or has not heard from one of them for half a minute.
 
     Args:
-      address: ``I/N@HOST:PORT``, with this process's number, the number of processes, and the
-        address at which all can reach process 0. None takes them from the cluster's scheduler
-        (Slurm, Open MPI, Kubernetes, TPU pods).
+      address: ``I/N@HOST:PORT``, with this process's index, the number of processes, and the
+        address of process 0. None takes them from the cluster's scheduler (Slurm, Open MPI,
+        Kubernetes, TPU pods).
 
     Raises:
-      ValueError: if the address has another form, its host is unknown, or no scheduler is found.
+      ValueError: if the address is malformed, its host is unknown, or no scheduler is found.
 
     Example:
       >>> join_processes("0/2@localhost:9911")  # doctest: +SKIP
     """
-    # Disable JAX's handler of SIGTERM, because a run itself saves its state and ends on SIGTERM.
+    # Disable JAX's SIGTERM handler, because on SIGTERM a run saves its state and ends itself.
     jax.config.update("jax_enable_preemption_service", False)
     if address is None:
         try:
@@ -118,11 +118,11 @@ def join_processes(address: str | None = None) -> None:
 
 
 class Layout(NamedTuple):
-    """Layout of a program of many replicas over devices, which `layout` makes.
+    """Layout of a program's replicas over devices, made by `layout`.
 
     Attributes:
-      mesh: the devices, of one or of many processes, along one axis.
-      axis: "replicas", which need no communication, or "clients", whose contributions are summed
+      mesh: the devices of one or more processes along one axis.
+      axis: "replicas", which needs no communication, or "clients", whose contributions are summed
         over devices.
     """
 
@@ -136,25 +136,26 @@ class Layout(NamedTuple):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the devices share the host's memory and cores."""
+        """Whether the devices share the host's memory and cores, as CPU devices do."""
         return bool(self.mesh.devices.flat[0].platform == "cpu")
 
     def padded(self, num_replicas: int) -> int:
-        """Returns the number of replicas, rounded up so that all devices have the same number."""
+        """Rounds a number of replicas up to a multiple of the number of devices."""
         devices = self.mesh.size if self.axis == "replicas" else 1
         return -(-num_replicas // devices) * devices
 
     def over(self, program: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Any:
-        """Returns a program of many replicas, each device computing its share of them.
+        """Returns a program in which each device computes its share of the replicas.
 
         Args:
-          program: a function of arrays that have a replicas axis, and of others that all replicas
-            share, most simply ``jax.vmap(one_replica, in_axes)``. With the client axis take
-            gradients outside, because inside a device does not see the gradients of others.
-          in_axes: for each argument the position of its replicas axis, or None, as in `jax.vmap`.
-          out_axes: likewise for the result.
+          program: a function of arrays with a replicas axis and of arrays that all replicas share,
+            most simply ``jax.vmap(one_replica, in_axes)``. With the client axis, take gradients
+            outside, because inside a device does not see the gradients of others.
+          in_axes: the position of each argument's replicas axis, or None, as in `jax.vmap`.
+          out_axes: the same for the result.
         """
-        # Disable the check, because carries that start as zeros would need casts to varying ones.
+        # Disable the check, because carries initialized with zeros would need casts to varying
+        # types.
         return jax.shard_map(
             program,
             mesh=self.mesh,
@@ -164,7 +165,7 @@ class Layout(NamedTuple):
         )
 
     def put(self, tree: Any, axis: int | None) -> Any:
-        """Puts arrays of the host, equal in all processes, on the devices as `over` needs them."""
+        """Puts host arrays, equal in all processes, on the devices as `over` needs them."""
         sharding = NamedSharding(self.mesh, self._specs(axis))
 
         def place(array: Any) -> jax.Array:
@@ -174,14 +175,14 @@ class Layout(NamedTuple):
         return jax.tree.map(place, tree)
 
     def fetch(self, tree: Any) -> Any:
-        """Returns arrays of the host, whole in every process."""
+        """Fetches whole arrays to the host in every process."""
         if jax.process_count() == 1:
             return jax.device_get(tree)
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def _specs(self, axes: Any) -> Any:
         """Returns the partition of each axis over the devices."""
-        # Split only replicas, because `chunks.in_chunks` shares out clients inside the program.
+        # Split only replicas, because `chunks.in_chunks` distributes clients inside the program.
 
         def spec(axis: int | None) -> PartitionSpec:
             if axis is None or self.axis == "clients":
@@ -196,13 +197,13 @@ def layout(
     devices: Sequence[Any] | None = None,
     axis: Literal["replicas", "clients"] | None = None,
 ) -> Layout:
-    """Chooses the replica axis, or the client axis if replicas are fewer than devices.
+    """Chooses the replica axis, or the client axis if there are fewer replicas than devices.
 
     Args:
       num_replicas: seeds times swept numbers.
-      devices: all devices if None, including the devices of other processes.
+      devices: the devices; None uses all, including those of other processes.
       axis: "replicas" or "clients" to force an axis. With fewer replicas than devices, "replicas"
-        leaves devices idle. It may yet be faster if a round is short, because "clients" adds up
+        leaves devices idle. It may still be faster for short rounds, because "clients" sums
         contributions over devices in every round.
 
     Raises:
@@ -223,9 +224,9 @@ def layout(
 
 
 def agree(*numbers: float) -> list[float]:
-    """Returns the largest of each number over all processes, in all of them.
+    """Returns the elementwise maximum of some numbers over all processes.
 
-    Example: of one process.
+    Example: a single process.
       >>> agree(2, 0.5)
       [2.0, 0.5]
     """

@@ -1,6 +1,6 @@
 """Errors that sweeps raise."""
 
-# This is a separate module so that the command line can catch these errors without importing JAX.
+# A separate module lets the command line catch these errors without importing JAX.
 
 import signal
 from collections.abc import Iterator
@@ -11,22 +11,22 @@ from typing import Any
 class DivergenceError(FloatingPointError):
     """A model's loss or parameters are not finite.
 
-    The attribute `partial` is the dataset of the result so far, or None for a part of a sweep.
+    The attribute `partial` is the Dataset of the result so far, or None for a part of a sweep.
     """
 
     def __init__(self, message: str, partial: Any) -> None:
-        """Keeps the result so far."""
+        """Stores the result so far."""
         super().__init__(message)
         self.partial = partial
 
 
 class RefusedError(ValueError):
-    """An input was refused before anything was computed or written."""
+    """Invalid input was rejected before anything was computed or written."""
 
 
 @contextmanager
 def refusing(kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
-    """Turns errors of these types into a `RefusedError` with the same message.
+    """Converts errors of these types to `RefusedError`, with the same message.
 
     Example:
       >>> with refusing():
@@ -41,10 +41,10 @@ def refusing(kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iter
 
 
 class InterruptedRunError(Exception):
-    """A signal ended a run after a segment, whose state is saved, or before the first one."""
+    """A signal ended a run before its first segment or after a segment, whose state is saved."""
 
     def __init__(self, number: int, done: float | None) -> None:
-        """Names the signal and the share of work done, or None if nothing new was computed."""
+        """Stores the signal and the fraction of work done, or None if nothing new was computed."""
         where = "before it computed anything" if done is None else f"at {done:.0%} and saved"
         name = signal.Signals(number).name
         super().__init__(f"{name}: stopped {where}; continue with --resume")

@@ -1,4 +1,4 @@
-"""Carries out a sweep in segments, with callbacks between them, and labels its result."""
+"""Executes a sweep in segments, with callbacks in between, and labels its result."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -26,20 +26,20 @@ from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import Saving, claim_program, identity
 
-_SEGMENT_SECONDS = 1.0  # aim of a segment's duration
+_SEGMENT_SECONDS = 1.0  # target duration of a segment
 
 
 @refusing((ValueError, OverflowError))
 def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = None) -> Plan:
-    """Returns the compiled plan, which is that of the unfinished run if one is continued.
+    """Returns the compiled plan, which repeats the unfinished run's plan when resuming.
 
     Args:
       grid: the runs.
-      how: the execution.
+      how: how to execute the sweep.
       programs: the runs of a part; by default all.
 
     Raises:
-      RefusedError: if the grid is wrong, does not fit the memory, or differs from the unfinished
+      RefusedError: if the grid is invalid, does not fit in memory, or differs from the unfinished
         run.
     """
     _check_callbacks(how.callbacks)
@@ -69,7 +69,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
 
 
 def _check_callbacks(callbacks: Any) -> None:
-    """Raises `ValueError` unless it is given a list of callbacks."""
+    """Raises `ValueError` unless `callbacks` is a list of callbacks."""
     words = "give a list, such as [Callback(on_segment=report)] or [progress(report)]"
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
         raise ValueError(f"execution.callbacks is {described(callbacks)}; {words}")
@@ -80,10 +80,10 @@ def _check_callbacks(callbacks: Any) -> None:
 def carry_out(
     plan: Plan, how: Execution, *, on_divergence: Literal["mark", "stop"] = "mark"
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Runs a plan to its end, and returns what `sweep` does, with None if no parameters are kept.
+    """Runs a plan and returns the Dataset, and the parameters, or None if they are not kept.
 
     Raises:
-      DivergenceError, InterruptedRunError, OSError: as `sweep`.
+      DivergenceError, InterruptedRunError, OSError: as in `sweep`.
     """
     result = Result(plan)
     try:
@@ -101,21 +101,21 @@ def batches(
     """Computes a plan batch by batch, and yields the last segment of each.
 
     Raises:
-      DivergenceError, InterruptedRunError, OSError: as `sweep`.
+      DivergenceError, InterruptedRunError, OSError: as in `sweep`.
     """
     callbacks = list(how.callbacks)
     with noted_signals(how.checkpoints is not None, "saving after this segment") as signals:
         saving = None
         if how.checkpoints:
             saving = Saving(plan, how.checkpoints, how.save_every, signals)
-            # Save after other callbacks, because a signal that they raise is to be obeyed at once.
+            # Save after other callbacks, so that a signal they raise takes effect at once.
             callbacks.append(Callback(on_segment=saving.save))
         for callback in callbacks:
             callback.on_start(plan)
         for batch in range(len(plan.batches)):
             records = no_records(plan.batches[batch][0])
             last = first = _first(plan, batch, records, how, saving)
-            if first.rounds < plan.grid.num_rounds:  # else it is as it was saved
+            if first.rounds < plan.grid.num_rounds:  # otherwise it was loaded as saved
                 for callback in callbacks:
                     callback.on_batch(first)
             for last in _segments(first, records):
@@ -130,7 +130,7 @@ def batches(
 def _first(
     plan: Plan, batch: int, records: Record, how: Execution, saving: Saving | None
 ) -> Segment:
-    """Returns a batch before its first segment, with its saved records and state."""
+    """Returns a batch before its next segment, with saved records and state if any."""
     compiled, number = plan.batches[batch]
     rounds, replica = saving.load(batch, records) if saving else (0, None)
     so_far = _up_to(rounds, records, plan)
@@ -138,11 +138,11 @@ def _first(
 
 
 def _segments(first: Segment, records: Record) -> Iterator[Segment]:
-    """Computes a batch segment by segment after the first ones, and fills in its records."""
+    """Computes the remaining segments of a batch, and fills in its records."""
     plan, done = first.plan, first.rounds
     (compiled, number), where, grid = plan.batches[first.batch], plan.where, plan.grid
     given, _, replica = compiled.program.inputs(where, compiled.replicas(number), first.replica)
-    every, count = grid.record_every, 1  # one round at first, to time it
+    every, count = grid.record_every, 1  # begin with one round, to time it
     while done < grid.num_rounds:
         clock = time.perf_counter()
         most = compiled.program.records_kept * every - done % every
@@ -154,26 +154,25 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
         _write(records, slice(start, 1 + (done + count) // every), rows)
         check_counts(rows.counts)
         done += count
-        # Stop once all replicas have met the target, because further segments would be empty.
+        # Stop once all replicas have reached the target, because further segments would be empty.
         if grid.until is not None and np.all(where.fetch(replica.has_ended)):
             done = grid.num_rounds
         (seconds,) = agree(time.perf_counter() - clock)
         so_far = _up_to(done, records, plan)
         yield first._replace(rounds=done, records=so_far, replica=replica, seconds=seconds)
-        # Make segments of about a second, so that signals are handled in time and the host's work
-        # is hidden.
+        # Make segments last about a second, to react to signals promptly and hide the host's work.
         count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
 
 
 def _up_to(rounds: int, records: Record, plan: Plan) -> Record:
-    """Returns the records of the first rounds, without a copy."""
+    """Returns a view of the first records."""
     count = 1 + rounds // plan.grid.record_every if rounds else 0
     so_far: Record = jax.tree.map(lambda x: x[:count], records)
     return so_far
 
 
 def _write(records: Record, where: slice, rows: Record) -> None:
-    """Writes the rows that fit into the place `where`."""
+    """Writes rows at `where`, dropping those that do not fit."""
     for array, new in zip(jax.tree.leaves(records), jax.tree.leaves(rows), strict=True):
         place = array[where]
         place[:] = new[: len(place)]

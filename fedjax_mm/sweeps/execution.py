@@ -8,20 +8,20 @@ from fedjax_mm.sweeps.checkpoint import Checkpoints
 
 
 class Execution(NamedTuple):
-    """Options for carrying out a sweep, on which its results do not depend.
+    """Options for executing a sweep, which do not affect its results.
 
     Attributes:
       callbacks: called before the sweep and after each segment, such as `progress`.
       checkpoints: the store of unfinished work, which the caller opens, and discards at the end.
       save_every: seconds between two saves.
-      split: "replicas" or "clients", the axis that is split over devices; see `layout`.
-      memory: bytes that may be used; by default 60 % of the free memory.
-      label: comes before the labels of work in progress, for one of several sweeps.
-      executor: has `submit(fn, *args)`, such as a `concurrent.futures.Executor`, and computes the
-        parts of the sweep in its workers; None computes all runs here. Callbacks then hear of
-        parts alone.
-      num_parts: N, of an executor.
-      at_once: the most parts that an executor gets at the same time; by default all.
+      split: "replicas" or "clients", the axis to split over devices; see `layout`.
+      memory: the memory limit in bytes; by default 60 % of the free memory.
+      label: a prefix of progress labels, to tell several sweeps apart.
+      executor: an object with `submit(fn, *args)`, such as a `concurrent.futures.Executor`, whose
+        workers compute the parts of the sweep; callbacks are then called only for parts. None
+        computes all runs in this process.
+      num_parts: N, the number of parts for an executor.
+      at_once: the maximum number of parts submitted at a time; by default all.
     """
 
     callbacks: Sequence[Callback] = ()
@@ -35,10 +35,10 @@ class Execution(NamedTuple):
     at_once: int | None = None
 
     def in_words(self, what: str) -> str:
-        """Returns the label of some work in progress."""
+        """Returns the progress label of some work."""
         return ", ".join(filter(None, (self.label, what)))
 
     def report(self, what: str) -> None:
-        """Reports work that comes before the plan to the callbacks."""
+        """Reports work that precedes the plan to the callbacks."""
         for callback in self.callbacks:
             callback.on_preparation(self.in_words(what))

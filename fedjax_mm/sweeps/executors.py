@@ -1,4 +1,4 @@
-"""Parts of a sweep on an executor: a pool of processes, jobs of Slurm by submitit, or Dask."""
+"""Parts of a sweep on an executor: a process pool, Slurm jobs by submitit, or Dask."""
 
 import os
 import time
@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.1
 
 
 class Job(Protocol):
-    """A call that an executor was given. A `concurrent.futures.Future` is one."""
+    """A call submitted to an executor, such as a `concurrent.futures.Future`."""
 
     def done(self) -> bool:
         """Returns whether the call has ended."""
@@ -49,15 +49,15 @@ class Job(Protocol):
 
 
 class Executor(Protocol):
-    """Carries out calls somewhere: a `concurrent.futures.Executor`, or submitit's."""
+    """Executes calls elsewhere: a `concurrent.futures.Executor`, or submitit's."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Job:
-        """Gives out a call."""
+        """Submits a call."""
         ...
 
 
 class _Failure(NamedTuple):
-    """An error that every worker would meet again, as a value that any executor can return."""
+    """An error that would recur on every worker, as a value that any executor can return."""
 
     words: str
     is_divergence: bool
@@ -70,20 +70,20 @@ def compute_parts(
     report: Callable[[int], None] = lambda done: None,
     at_once: int | None = None,
 ) -> Generator[Piece]:
-    """Yields what parts computed, as they end, wherever an executor carries them out.
+    """Computes parts on an executor, and yields their results as they finish.
 
-    A part whose worker died is given out again, at most three times in all.
+    If a worker dies, its part is submitted again, at most three times in total.
 
     Args:
-      compute: computes one part; it is sent to the workers, with all that it refers to.
+      compute: computes one part; it is pickled to the workers with everything it references.
       parts: the parts.
-      executor: gives parts to workers, which have this package.
-      report: called with the number of parts that have ended.
-      at_once: the most parts that are given out at the same time; by default all.
+      executor: distributes parts to workers, which need this package installed.
+      report: called with the number of finished parts.
+      at_once: the maximum number of parts submitted at a time; by default all.
 
     Raises:
-      RefusedError, DivergenceError: for an error of a part itself; the others are cancelled.
-      ChildProcessError: naming a part whose workers died three times, or which was not taken.
+      RefusedError, DivergenceError: if a part itself fails; the others are cancelled.
+      ChildProcessError: if the workers of a part died three times, or the executor rejected it.
     """
     sent, is_double = _pickled(compute), jnp.result_type(float) == np.float64
     left, running = list(parts), list[tuple[Part, Job]]()
@@ -98,10 +98,10 @@ def compute_parts(
             over = [each for each in running if each[1].done()]
             running = [each for each in running if each not in over]
             problem: Exception | None = None
-            for part, job in over:  # look at all, because good results are saved
+            for part, job in over:  # check all, because good results are saved
                 try:
                     piece = job.result()
-                except Exception as error:  # executors have errors of their own for dead workers
+                except Exception as error:  # executors have their own errors for dead workers
                     left.append(part)
                     if tries[part] == TRIES:
                         words = f"part {part} was given out {TRIES} times, and its workers died"
@@ -124,31 +124,31 @@ def compute_parts(
 
 
 def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
-    """Gives a part out.
+    """Submits a part.
 
     Raises:
-      ChildProcessError: if the executor does not take it.
+      ChildProcessError: if the executor rejects it.
     """
     try:
         return executor.submit(_work, sent, part, is_double, os.getpid())
-    except Exception as error:  # of a pool whose processes were killed, or of a scheduler
+    except Exception as error:  # from a pool with killed processes, or a scheduler
         raise ChildProcessError(f"the executor did not take part {part}: {error}") from error
 
 
 def _work(sent: bytes, part: Part, is_double: bool, parent: int) -> Piece | _Failure:
-    """Computes a part in a worker, whose `parent` process has given it out."""
+    """Computes a part in a worker, for the `parent` process that submitted it."""
     import cloudpickle
 
-    # Keep compiled programs on disk, because parts of one program would compile it again and again.
+    # Cache compiled programs on disk, because otherwise every part of a program would compile it.
     if os.getpid() != parent and jax.config.values["jax_compilation_cache_dir"] is None:
         use_compilation_cache()
     with jax.enable_x64(is_double):
         try:
             piece: Piece = cloudpickle.loads(sent)(part)
-        except OSError:  # of a disk or a connection, which may be well elsewhere
+        except OSError:  # a disk or connection error, which another worker may not have
             raise
-        except Exception as error:  # every worker would meet it again
-            # Send the message alone, because an error may refer to what cannot be sent.
+        except Exception as error:  # would recur on every worker
+            # Send only the message, because an error may reference objects that cannot be pickled.
             name = "" if isinstance(error, ValueError | DivergenceError) else type(error).__name__
             words = ": ".join(filter(None, (f"part {part}", name, str(error))))
             return _Failure(words, isinstance(error, DivergenceError))
@@ -156,11 +156,11 @@ def _work(sent: bytes, part: Part, is_double: bool, parent: int) -> Piece | _Fai
 
 
 def _pickled(compute: Callable[[Part], Piece]) -> bytes:
-    """Returns a function as bytes, which any executor can send.
+    """Pickles a function to bytes, which any executor can send.
 
     Raises:
       ImportError: if cloudpickle is not installed.
-      TypeError: if the function refers to what cannot be sent.
+      TypeError: if the function references something that cannot be pickled.
     """
     try:
         import cloudpickle
@@ -176,19 +176,19 @@ def _pickled(compute: Callable[[Part], Piece]) -> bytes:
 def by_executor(
     grid: Grid, how: Execution, compute: Callable[[Part], Piece]
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Returns the result of a sweep whose parts an executor computes, and parameters if kept.
+    """Computes a sweep in parts on an executor, and returns its result, and parameters if kept.
 
-    With checkpoints, parts that have ended are saved, and are not computed again.
+    With checkpoints, finished parts are saved and not computed again.
 
     Args:
       grid: the runs.
-      how: the execution, with the executor and the number of parts.
+      how: how to execute the sweep, with the executor and the number of parts.
       compute: computes a part in a worker.
 
     Raises:
-      DivergenceError, ChildProcessError: as `compute_parts`.
+      DivergenceError, ChildProcessError: as in `compute_parts`.
       InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints.
-      RefusedError: if a part was refused, or the unfinished run is another one.
+      RefusedError: if a part was rejected, or the unfinished run is a different one.
     """
     of, saved = check_count("num_parts", how.num_parts), how.checkpoints
     at_once = None if how.at_once is None else check_count("at_once", how.at_once)
@@ -231,5 +231,5 @@ def by_executor(
 
 
 def _check(saved: Saved) -> None:
-    """Raises an error unless the arrays of a saved part are those of a piece."""
+    """Raises an error unless the arrays of a saved part form a piece."""
     piece_of(saved.arrays)

@@ -1,7 +1,7 @@
-"""Grids: axes of settings, the points that they span, and the setup of each point.
+"""Grids: axes of settings, the points they span, and the setup of each point.
 
-Numbers are arguments, structure is closure. The seeds, axes of floats, and values that `together`
-groups become one replica axis of a compiled program. Every other value has a separate program.
+Numbers are arguments, structure is closed over. Seeds, axes of floats, and values grouped by
+`together` become one replica axis of a compiled program. Every other value has a separate program.
 """
 
 import dataclasses
@@ -28,17 +28,16 @@ from fedjax_mm.sweeps.until import Until
 
 
 class Setup(NamedTuple):
-    """Arguments of `simulate`, and the models in use, as `build` returns them.
+    """Arguments of `simulate`, and the number of models in use, as returned by `build`.
 
     Attributes:
       tasks: one for all models, or one per model.
       algorithm: client training and aggregation; one for all models, or one per model.
-      assignment: the choice of clients and models; for asynchronous runs a `Dispatch`, such as
-        `fedast` returns.
-      params: initial parameters; drawn by the tasks if None.
-      num_models: the number of models in use, which may be traced, if the assignment's is the
-        largest of several; else None. Models beyond it are absent from the result, and a target
-        asks nothing of them.
+      assignment: chooses clients and models; for asynchronous runs a `Dispatch`, such as that of
+        `fedast`.
+      params: initial parameters; None lets the tasks draw them.
+      num_models: the number of models in use, which may be traced, if the assignment's number is an
+        upper bound; else None. Further models are absent from the result and ignored by a target.
     """
 
     tasks: Task | Sequence[Task]
@@ -51,43 +50,43 @@ class Setup(NamedTuple):
 @refusing_unknown
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """The runs of a sweep: all points that some axes span, each with all seeds.
+    """The runs of a sweep: all points spanned by some axes, each with all seeds.
 
     The values on axes of floats are arguments of a compiled program. Every value on another axis
     has a separate program, unless `together` groups it.
 
     Attributes:
-      build: called with one value of every axis and with the shared arguments, by name; returns the
-        `Setup` to simulate. It is traced, so that values of numeric axes are tracers.
+      build: called with one value per axis and with the shared arguments, by name; returns the
+        `Setup` to simulate. It is traced, and values of numeric axes are tracers.
       axes: names and values, in the order of the result's dimensions. A value may be any object
-        that `build` understands.
+        that `build` accepts.
       num_rounds: T. With a `Dispatch`, a round is `arrivals_per_round` arrivals (see `fedast`).
-      num_seeds: replicas of each point. All points have the same seeds.
+      num_seeds: the number of replicas of each point. All points have the same seeds.
       seed: the root of all draws.
       shared: further arguments of `build`, by name, as pytrees of arrays, such as a task with its
         data. They are arguments of the compiled program instead of constants in it.
-      per_seed: further arguments of `build`, by name, with one number for each seed, such as the
-        index of its draw of the data.
+      per_seed: further arguments of `build`, by name, with one number per seed, such as the index
+        of its data draw.
       record_every: rounds between records; it divides `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
-      prepare: computes a pytree of arrays once for every replica, before its first round, such as
-        the models that clients train on their own. It is called with the replica's key and all
-        arguments of `build`, and `build` gets its result as `prepared`. It should use the keys of
+      prepare: computes a pytree of arrays once per replica, before its first round, such as models
+        that clients train on their own. It is called with the replica's key and all arguments of
+        `build`, and `build` gets the result as `prepared`. It should derive its keys by
         `keys.preparation_key`.
-      until: a target at which a run ends before its last round. Up to the target the records are,
-        bit for bit, those of a run without it. After the target metrics are NaN and counts stay.
-        Runs that are computed side by side go on until all have ended.
-      together: a function for each axis whose values may share a program. Values for which it
-        returns equal results share one, and `build` gets a `OneOf`, whose number is traced.
-      cost: the relative work of a local training at a point, for the forecast of the time.
-      first_seed: the number of the first seed, with which a run can add seeds to an earlier one.
+      until: an early stopping target. Up to it the records are bit for bit those of a run without
+        it; afterwards metrics are NaN and counts constant. Runs that are computed together continue
+        until all have reached it.
+      together: a function for each axis whose values may share a program. Values with equal results
+        share one, and `build` gets a `OneOf`, whose number is traced.
+      cost: the relative cost of a local training at a point, for estimating the time left.
+      first_seed: the number of the first seed, to add seeds to an earlier run.
       data: "real", "synthetic" or "surrogate", for the manifest.
-      config: the settings that describe the runs, for the manifest and to compare an unfinished run
-        with; by default the axes.
-      keep: "params" keeps the final parameters, as the argument of `sweep` does.
+      config: the settings that describe the runs, for the manifest and for checking an unfinished
+        run; by default the axes.
+      keep: "params" keeps the final parameters, as in `sweep`.
 
     Raises:
-      ValueError, TypeError: if an argument is wrong.
+      ValueError, TypeError: if an argument is invalid.
     """
 
     build: Callable[..., Setup]
@@ -138,7 +137,7 @@ class Grid:
                     f"per_seed[{name!r}] has shape {np.shape(values)}; give one number for each of "
                     f"{self.num_seeds} seeds"
                 )
-        # Fetch jax.Arrays, because their elements are arrays on devices instead of numbers.
+        # Fetch jax.Arrays, because their elements are device arrays instead of numbers.
         plain = {
             name: np.asarray(values) if isinstance(values, jax.Array) else values
             for name, values in self.axes.items()
@@ -165,7 +164,7 @@ class Grid:
             raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
 
     def is_numeric(self, name: str) -> bool:
-        """Whether an axis has floats, and possibly integers, so that one program takes all values.
+        """Whether an axis has floats, and possibly integers, so that one program covers all values.
 
         Booleans do not count as numbers.
         """
@@ -176,7 +175,7 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the axes, and the number of seeds."""
+        """The sizes of the axes and the number of seeds."""
         return *(len(values) for values in self.axes.values()), self.num_seeds
 
     @property
@@ -190,7 +189,7 @@ class Grid:
         return {name: [label_of(value) for value in values] for name, values in self.axes.items()}
 
     def costs(self, index: Sequence[np.ndarray]) -> list[float]:
-        """The relative work of a local training at the given positions on the axes."""
+        """The relative cost of a local training at the given positions on the axes."""
         if self.cost is None:
             return [1.0] * len(index[-1])
         axes = [
@@ -219,13 +218,13 @@ def label_of(value: Any) -> Any:
 
 
 def check_records(num_rounds: int, record_every: int) -> None:
-    """Raises `ValueError` unless there is a whole number of records."""
+    """Raises `ValueError` unless `record_every` divides the number of rounds."""
     if num_rounds % record_every:
         raise ValueError(f"record_every is {record_every}; it must divide {num_rounds} rounds")
 
 
 def check_values(name: str, values: Any) -> None:
-    """Raises `ValueError` unless the values of an axis have labels that differ."""
+    """Raises `ValueError` unless the values of an axis have distinct labels."""
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")
     if len(values) == 0:

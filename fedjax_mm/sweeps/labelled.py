@@ -1,4 +1,4 @@
-"""Records of all batches as one labelled result, cut at targets, with diverged runs marked."""
+"""Combines the records of all batches into one labelled result."""
 
 import time
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Result:
     """Records of all points, ``[*axes, seeds, records, models, ...]``, filled batch by batch."""
 
     def __init__(self, plan: Plan) -> None:
-        """Allocates the result, and starts the clock."""
+        """Allocates the result and starts the clock."""
         self.plan, self.clock, grid = plan, time.perf_counter(), plan.grid
         programs = plan.programs
         shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
@@ -52,13 +52,13 @@ class Result:
         records: Record,
         params: Sequence[Params] | None = None,
     ) -> None:
-        """Writes the records of some runs of a program, and their final parameters if kept.
+        """Stores the records of some runs of a program, and their final parameters if kept.
 
         Args:
           program: the program.
-          replicas: the numbers of the runs in it.
+          replicas: the indices of the runs in the program.
           records: ``[records, replicas, models, ...]``.
-          params: of each stack of models, ``[replicas, ...]``.
+          params: the parameters of each stack of models, ``[replicas, ...]``.
         """
         grid, index = self.plan.grid, tuple(each[replicas] for each in program.index)
         records, ends = cut(records, grid)
@@ -68,7 +68,7 @@ class Result:
         # Write only the metrics that the program's tasks have.
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
-            # Padding repeats the last replica, so it writes the same values again.
+            # Padding repeats the last replica, so it only writes the same values again.
             cells = (*index, slice(len(values)), *map(slice, values.shape[2:]))
             array[cells] = np.swapaxes(values, 0, 1)
         if params is not None:
@@ -81,7 +81,7 @@ class Result:
         params: Sequence[Params],
         is_used: np.ndarray,
     ) -> None:
-        """Writes the final parameters of a batch's models."""
+        """Stores the final parameters of a batch's models."""
         each = each_params(with_params(program.traced.replica.models, params), 1)
         # `zip` stops after the program's models, so that further models stay empty.
         for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
@@ -101,7 +101,7 @@ class Result:
         return sizes
 
     def dataset(self, **about: Any) -> xr.Dataset:
-        """Returns the labelled result, with more entries of its manifest."""
+        """Returns the labelled result, with further manifest entries."""
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
@@ -152,12 +152,12 @@ def _of_those(is_used: np.ndarray, records: Record) -> Record:
 
 
 def cut(records: Record, grid: Grid) -> tuple[Record, np.ndarray]:
-    """Empties the records after each replica's end, and returns them with the ends, or -1."""
+    """Blanks the records after each replica's end, and returns them with the ends, or -1."""
     if grid.until is None:
         return records, np.full(records.is_finite.shape[1], -1)
     totals = {name: x.cumsum(0) for name, x in records.counts._asdict().items()}
     ends = grid.until.first_record(records.metrics | totals)
-    # A replica that has ended is computed further until all replicas of its batch have ended.
+    # An ended replica is still computed until all replicas of its batch have ended.
     is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
     metrics = {
         name: np.where(np.expand_dims(is_over, tuple(range(2, x.ndim))), np.nan, x)
@@ -176,7 +176,7 @@ def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
 
 
 def divergence(segment: Segment) -> str | None:
-    """Returns a message on the first model of a batch that stopped being finite, or None."""
+    """Returns a message about the first model of a batch that diverged, or None."""
     program, grid = segment.program, segment.plan.grid
     up_to_ends, _ = cut(segment.records, grid)
     record = first_not_finite(up_to_ends.is_finite)

@@ -1,4 +1,4 @@
-"""Parts of a sweep: shares of its runs that are computed apart, saved, and joined to its result."""
+"""Parts of a sweep, which are computed separately, saved, and joined into its result."""
 
 import json
 import math
@@ -31,9 +31,10 @@ from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import identity
 from fedjax_mm.sweeps.structures import Part, Share, programs_of, shares_of
 
-_ENDLESS, _LISTED_BYTES = 2.0**60, 64  # of memory; and of one run in a list
+_ENDLESS, _LISTED_BYTES = 2.0**60, 64  # bytes of memory, and bytes of one run in a list
 
-# Entries of an identity in which parts agree. Devices may differ, because only last bits do.
+# Identity entries in which parts must agree. Devices may differ, because they affect only the last
+# bits.
 _ALIKE = (
     *("config", "axes", "per_seed", "num_rounds", "num_seeds", "seed", "record_every", "until"),
     *("first_seed", "precision", "versions", "prng", "shared data", "keep", "client_map"),
@@ -45,9 +46,9 @@ class Runs(NamedTuple):
 
     Attributes:
       program: the number of the program in `programs_of`.
-      replicas: the numbers of its replicas.
-      arrays: the leaves of their records ``[records, replicas, ...]``, and then, if the grid keeps
-        them, those of their parameters ``[replicas, ...]``.
+      replicas: the indices of its replicas.
+      arrays: the leaves of their records ``[records, replicas, ...]``, followed, if the grid keeps
+        them, by those of their parameters ``[replicas, ...]``.
     """
 
     program: int
@@ -59,8 +60,8 @@ class Piece(NamedTuple):
     """The result of a part.
 
     Attributes:
-      about: the part, the runs' identity, the devices and the seconds, as plain values.
-      runs: batch by batch.
+      about: the part, the runs' identity, the devices and the run time, as plain values.
+      runs: the runs, batch by batch.
     """
 
     about: Mapping[str, Any]
@@ -73,10 +74,10 @@ class Piece(NamedTuple):
 
 
 def part_of(text: str, environ: Mapping[str, str] = os.environ) -> Part:
-    """Returns the part that a text names: "K/N", or "slurm" for a task of an array of Slurm.
+    """Parses a part: "K/N", or "slurm" for a task of a Slurm job array.
 
     Raises:
-      ValueError: for other texts, or if the environment is not that of a whole array.
+      ValueError: for other text, or if the environment is not that of a complete array.
 
     Example:
       >>> part_of("3/7")
@@ -103,7 +104,7 @@ def _part_of_array(environ: Mapping[str, str]) -> Part:
         )
     here, first, last, count = (int(environ[name]) for name in names)
     step = int(environ.get("SLURM_ARRAY_TASK_STEP", "1"))
-    # The number of parts of an array that repeats some tasks of another one is unknown.
+    # An array that repeats some tasks of another one does not reveal the number of parts.
     if first not in (0, 1) or 1 + (last - first) // step != count:
         raise ValueError(
             f"part is 'slurm', but the array has {count} tasks from {first} to {last}, and not all "
@@ -120,13 +121,13 @@ def compute_part(
     *,
     on_divergence: Literal["mark", "stop"] = "mark",
 ) -> Piece:
-    """Computes a share of a sweep's runs, the same for every machine.
+    """Computes the runs of one part of a sweep, which are the same on every machine.
 
-    The share may be empty, if there are more parts than runs.
+    If there are more parts than runs, some parts are empty.
 
     Raises:
-      ValueError, InterruptedRunError, OSError: as `sweep`.
-      DivergenceError: as `sweep`, but without a result.
+      ValueError, InterruptedRunError, OSError: as in `sweep`.
+      DivergenceError: as in `sweep`, but without a partial result.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr
@@ -155,7 +156,7 @@ def compute_part(
     with closing(batches(plan, how, on_divergence)) as computed:
         for last in computed:
             share = share_of[id(last.program)]
-            number = len(np.unique(last.replicas))  # without the padding at the end
+            number = len(np.unique(last.replicas))  # drop the padding at the end
             records = [x[:, :number].copy() for x in jax.tree.leaves(last.records)]
             params = [x[:number] for x in jax.tree.leaves(last.params)]
             replicas = share.replicas[last.replicas[:number]]
@@ -166,12 +167,12 @@ def compute_part(
 
 
 def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Program]]:
-    """Returns the shares of a part, each with a program of its runs alone.
+    """Returns the shares of a part, each with a program for only its runs.
 
     Raises:
       ValueError: if the grid has more runs than can be listed.
     """
-    # Check before, because programs list their runs.
+    # Check first, because programs list their runs.
     number = math.prod(grid.shape)
     what = f"{number:,} runs (num_seeds = {grid.num_seeds:,})"
     check_fits(what, _LISTED_BYTES * number, limit, "take fewer seeds or points")
@@ -181,13 +182,13 @@ def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Pr
 
 
 def _about(grid: Grid) -> dict[str, Any]:
-    """Returns the identity of a grid's runs, and the code and the device, of a piece."""
+    """Returns a piece's identity of runs, code and device."""
     made = manifest({}, seed=grid.seed, data="")
     return identity(grid, None) | {"revision": made["git_revision"], "made on": made["device"]}
 
 
 def save_piece(piece: Piece, path: Path) -> None:
-    """Writes the result of a part, whole or not at all, with a digest.
+    """Writes the result of a part atomically, with a digest.
 
     Raises:
       OSError: if it cannot be written.
@@ -203,7 +204,7 @@ def save_piece(piece: Piece, path: Path) -> None:
 
 
 def load_piece(path: Path) -> Piece:
-    """Returns what `save_piece` wrote.
+    """Reads a piece written by `save_piece`.
 
     Raises:
       ValueError: if the file is damaged, or was renamed.
@@ -219,12 +220,12 @@ def load_piece(path: Path) -> Piece:
     content = path.read_bytes()
     try:
         return piece_of(arrays_in(content, path.name))
-    except Exception as error:  # damaged content may make its readers raise anything
+    except Exception as error:  # damaged content can raise any exception
         raise ValueError(f"{path} is damaged; compute this part again") from error
 
 
 def flat(piece: Piece) -> list[np.ndarray]:
-    """Returns a piece as arrays, of which the first has all that is no array, as JSON."""
+    """Flattens a piece to arrays, the first of which holds all other content as JSON."""
     runs = [(each.program, len(each.arrays)) for each in piece.runs]
     about = json.dumps(sealed({**piece.about, "runs": runs}))
     header = np.frombuffer(about.encode(), np.uint8)
@@ -232,10 +233,10 @@ def flat(piece: Piece) -> list[np.ndarray]:
 
 
 def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
-    """Returns the piece that `flat` made into arrays.
+    """Rebuilds a piece from the arrays of `flat`.
 
     Raises:
-      Exception: of any type, if they are damaged.
+      Exception: of any type, if the arrays are damaged.
     """
     header, *arrays = arrays
     about = json.loads(header.tobytes())
@@ -248,17 +249,17 @@ def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
 
 
 def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Params] | None]:
-    """Returns the result of a sweep from those of all its parts, and the parameters if kept.
+    """Joins the pieces of all parts into the sweep's result, and parameters if kept.
 
-    One piece is in memory at a time, if they come from a generator.
+    If pieces come from a generator, only one is in memory at a time.
 
     Args:
       grid: the runs of the sweep.
-      pieces: of all parts, in any order.
+      pieces: the pieces of all parts, in any order.
 
     Raises:
-      ValueError: if a piece is not of this grid, version or number of parts, or if one is missing
-        or comes twice.
+      ValueError: if a piece belongs to another grid, version or number of parts, or if one is
+        missing or occurs twice.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr
@@ -273,7 +274,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
       >>> dict(result.sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    # Plan without a limit of memory, because nothing is run here.
+    # Plan without a memory limit, because nothing is run here.
     plan = make_outline(grid, limit=_ENDLESS)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
@@ -305,7 +306,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
 
 
 def _check_alike(piece: Piece, wanted: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if a piece is of another run."""
+    """Raises `ValueError` if a piece belongs to another run."""
     names = [name for name in (*_ALIKE, "revision") if name in wanted]
     mine = {name: piece.about.get(name) for name in names}
     changes = list(differences(mine, plain({name: wanted[name] for name in names})))
@@ -325,6 +326,6 @@ def _placed(program: Program, arrays: Sequence[np.ndarray]) -> Iterator[Any]:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Returns numbers as text, at most eight of them."""
+    """Returns at most eight of the numbers as text."""
     shown = ", ".join(map(str, numbers[:8]))
     return shown + (f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else "")

@@ -1,4 +1,4 @@
-"""Plans: the compiled programs of a grid, their batches and their memory."""
+"""Plans: a grid's compiled programs, their batches and their memory."""
 
 import dataclasses
 import math
@@ -30,9 +30,9 @@ class Compiled(NamedTuple):
 
     Attributes:
       program: the program before compilation.
-      batch_size: the replicas that it computes at once, on all devices together.
+      batch_size: the number of replicas computed at once, on all devices together.
       call: `Program.segment` on all devices.
-      num_bytes: memory of its arguments, results and temporaries, and of a batch's records.
+      num_bytes: the memory of its arguments, results and temporaries, and of a batch's records.
     """
 
     program: Program
@@ -46,16 +46,16 @@ class Compiled(NamedTuple):
         return -(-len(self.program) // self.batch_size)
 
     def replicas(self, batch: int) -> np.ndarray:
-        """The replicas of a batch, the last batch padded with copies of the last replica."""
+        """The replicas of a batch, padded in the last batch with copies of the last replica."""
         first = batch * self.batch_size
         return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
 
     def updates_per_round(self, batch: int) -> int:
-        """The most local trainings of a batch in a round, without its padding."""
+        """The maximum local trainings of a batch per round, without padding."""
         return len(np.unique(self.replicas(batch))) * self.program.traced.facts.updates_per_round
 
     def cost(self, batch: int) -> float:
-        """The mean work of a batch's local trainings."""
+        """The mean cost of a batch's local trainings."""
         index = [places[self.replicas(batch)] for places in self.program.index]
         return float(np.mean(self.program.grid.costs(index)))
 
@@ -68,15 +68,15 @@ class Compiled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Work of a sweep, ready to be carried out.
+    """Plan of a sweep, ready to be executed.
 
     Attributes:
       grid: the runs.
       where: the devices.
       compiled: the programs.
-      compile_seconds: of all programs together; NaN for an outline.
-      process_bytes: memory of this process, including the programs, before the first run.
-      limit: the memory that may be used, in bytes; on accelerators, of one device.
+      compile_seconds: the compile time of all programs together; NaN for an outline.
+      process_bytes: the memory of this process, including programs, before the first run.
+      limit: the memory limit in bytes; on accelerators, per device.
     """
 
     grid: Grid
@@ -103,7 +103,7 @@ class Plan:
 
     @cached_property
     def work(self) -> list[float]:
-        """The cost of each batch: its largest number of local trainings, times their mean cost."""
+        """The cost of each batch: its maximum local trainings times their mean cost."""
         return [
             self.grid.num_rounds * each.updates_per_round(batch) * each.cost(batch)
             for each, batch in self.batches
@@ -111,23 +111,23 @@ class Plan:
 
     @property
     def client_updates(self) -> int:
-        """The most local trainings in all."""
+        """The maximum local trainings in total."""
         return self.grid.num_rounds * sum(each.updates_per_round(b) for each, b in self.batches)
 
     @property
     def is_split(self) -> bool:
-        """Whether a program's runs were too large for the memory to be computed all at once."""
+        """Whether a program's runs do not fit in memory at once."""
         room = self.limit - (self.num_bytes - self.batch_bytes if self.where.is_cpu else 0)
         return any(each.num_bytes * each.num_batches > room for each in self.compiled)
 
     @property
     def result_bytes(self) -> int:
-        """Memory of the labelled result."""
+        """The memory of the labelled result."""
         return _result_bytes(self.grid, self.programs)
 
     @property
     def batch_bytes(self) -> float:
-        """Memory of the largest batch."""
+        """The memory of the largest batch."""
         return max(each.num_bytes for each in self.compiled)
 
     @property
@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def lines(self) -> list[str]:
-        """The work and the memory, as lines of text."""
+        """The work and the memory as lines of text."""
         kind = self.where.mesh.devices.flat[0].device_kind
         shared = (
             f"on {self.where.mesh.size} devices ({kind}), which share out the {self.where.axis}"
@@ -173,25 +173,25 @@ def make_plan(
     approve: Callable[[str, str], None] | None = None,
     programs: Sequence[Program] | None = None,
 ) -> Plan:
-    """Compiles the programs of a grid, with batches of a size that is fast and fits the memory.
+    """Compiles the programs of a grid, with batch sizes that are fast and fit in memory.
 
     Args:
       grid: the runs to compute.
-      split: the devices' axis, see `layout`. None takes the replica axis if runs are asynchronous
-        or clients have closed forms, because adding up sparse updates over devices would take
-        longer than computing them.
-      limit: bytes of memory; by default 60 % of the free memory.
-      batch_sizes: one for each program, to repeat an earlier plan.
-      report: receives messages on progress.
+      split: the axis to split over devices; see `layout`. None takes the replica axis if runs are
+        asynchronous or clients have closed forms, because summing sparse updates over devices would
+        take longer than computing them.
+      limit: the memory limit in bytes; by default 60 % of the free memory.
+      batch_sizes: the batch size of each program, to repeat an earlier plan.
+      report: called with progress messages.
       approve: called with every program's label and text, before it is compiled.
       programs: the runs to compute; by default all of the grid.
 
     Raises:
-      ValueError: if one replica on each device, or the result, does not fit.
-      InterruptedRunError: if one of several processes received a signal to stop.
+      ValueError: if one replica per device, or the result, does not fit in memory.
+      InterruptedRunError: if a process of a multi-process run received a signal to stop.
     """
-    # If one process stopped here the others would hang in a collective. Agree to stop after all
-    # have compiled.
+    # If one process stopped here, the others would hang in a collective. Agree on stopping after
+    # all have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
         plan = _make_plan(grid, split, limit, batch_sizes, report, approve, programs)
@@ -210,7 +210,7 @@ def _make_plan(
     approve: Callable[[str, str], None] | None,
     programs: Sequence[Program] | None,
 ) -> Plan:
-    """Returns the plan of `make_plan`."""
+    """Implements `make_plan`."""
     mine, where, room, limit = _place(grid, split, limit, programs)
     clock = time.perf_counter()
     if batch_sizes is None:
@@ -235,8 +235,8 @@ def _compile(
       KeyboardInterrupt: with the number of programs that were compiled.
     """
     calls = list[Future[Any]]()
-    # Compile in threads, because XLA releases the interpreter's lock while it compiles, so that the
-    # next program is traced meanwhile.
+    # Compile in threads, because XLA releases the GIL while compiling, so the next program can be
+    # traced meanwhile.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
             for program, size in zip(programs, batch_sizes, strict=True):
@@ -261,10 +261,10 @@ def make_outline(
     limit: float | None = None,
     programs: Sequence[Program] | None = None,
 ) -> Plan:
-    """Returns a plan like `make_plan`'s from tracing alone, without compilation.
+    """Makes a plan by tracing alone, without compilation.
 
-    Its programs cannot be called. Their memory is the memory of states and records, and batches are
-    of the size that would then fit.
+    Its programs cannot be called. Their memory counts only states and records, and batch sizes
+    follow from it.
 
     Args:
       grid: as in `make_plan`.
@@ -273,7 +273,7 @@ def make_outline(
       programs: as in `make_plan`.
 
     Raises:
-      ValueError: if the result does not fit.
+      ValueError: if the result does not fit in memory.
     """
     mine, where, room, limit = _place(grid, split, limit, programs)
 
@@ -295,9 +295,9 @@ def _place(
     limit: float | None,
     programs: Sequence[Program] | None = None,
 ) -> tuple[list[Program], Layout, float, float]:
-    """Returns the programs, the devices, the bytes for a batch, and those for all of it."""
+    """Returns the programs, the devices, the bytes for a batch, and the total limit."""
     # Check the number of runs first, because programs list their runs, and too many would fill the
-    # memory before a shape is known.
+    # memory before any shape is known.
     records = grid.num_records + 1
     runs = math.prod(grid.shape) if programs is None else sum(map(len, programs))
     what = f"{runs:,} runs (num_seeds = {grid.num_seeds:,}) with {records:,} records each"
@@ -316,8 +316,8 @@ def _place(
                 f"{facts.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
                 f"{2**31 - 1:,} are counted"
             )
-    # Split replicas, because closed forms are cheap and their updates sparse, so that `lax.psum`
-    # over devices would cost more. In asynchronous runs it would come once for every few arrivals.
+    # Split replicas, because closed forms are cheap and their updates sparse, so `lax.psum` over
+    # devices would cost more. In asynchronous runs it would be needed every few arrivals.
     if split is None and any(
         each.traced.facts.has_closed_form or not each.traced.facts.is_synchronous
         for each in programs
@@ -328,12 +328,12 @@ def _place(
 
 
 def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) -> None:
-    """Raises `ValueError` if something will not fit the memory, before it is allocated.
+    """Raises `ValueError` if something does not fit in memory, before it is allocated.
 
     Args:
       what: begins the message.
-      num_bytes: a lower bound on the memory that it takes.
-      limit: bytes that may be used; by default those of this process and 60 % of the free memory.
+      num_bytes: a lower bound on its memory.
+      limit: the memory limit in bytes; by default this process plus 60 % of the free memory.
       remedy: ends the message.
     """
     used = psutil.Process().memory_info().rss
@@ -346,7 +346,7 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
 
 
 def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float]:
-    """Returns the bytes for a batch in addition to the result, and the limit that sets them."""
+    """Returns the bytes left for a batch after the result, and the limit they come from."""
     used = psutil.Process().memory_info().rss
     if where.is_cpu:
         limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
@@ -354,7 +354,7 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
     else:
         memory = where.mesh.local_devices[0].memory_stats()
         limit = room = 0.75 * memory["bytes_limit"] if limit is None else limit
-    room = -agree(-room)[0]  # processes must choose alike
+    room = -agree(-room)[0]  # all processes must agree
     if room <= 0:
         raise ValueError(
             f"the result takes {_in_gib(result)} and this process already {_in_gib(used)}, but "
@@ -364,9 +364,9 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
 
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
-    """Returns the number of replicas at once: as fits the memory and, on CPUs, the caches."""
+    """Returns the number of replicas per batch, as fits the memory and, on CPUs, the caches."""
     state, most = num_bytes(program.traced.replica), room / _replica_bytes(program)
-    if state > room:  # refuse now, because compiling would take time and more memory
+    if state > room:  # fail before compiling, which would take time and more memory
         raise ValueError(
             f"{program.label}: the state of one run takes {_in_gib(state)} and {_in_gib(room)} are "
             "left for it; take fewer clients or models, or smaller ones, or allow more memory"
@@ -374,14 +374,13 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.facts.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
-    # Make batches nearly equal, because the last one is padded to the size of the others, which is
-    # wasted work.
+    # Make batches nearly equal, because padding the last one to the size of the others wastes work.
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
 
 
 def _replica_bytes(program: Program) -> float:
-    """Returns a guess before compiling: old and new state, temporaries, and rows to be fetched."""
+    """Estimates a replica's memory before compiling: two states, temporaries and fetched rows."""
     state, record = num_bytes(program.traced.replica), num_bytes(program.traced.record)
     return 3 * state + (2 * program.records_kept + program.grid.num_records) * record
 
@@ -393,7 +392,7 @@ def jitted(program: Program, where: Layout) -> Any:
         in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), None, 0),
         out_axes=(0, 1),
     )
-    # Donate the old state, so that the new one reuses its memory.
+    # Donate the old state, so that the new state reuses its memory.
     return jax.jit(segment, donate_argnums=2)
 
 
@@ -402,7 +401,7 @@ def _lower(program: Program, size: int, where: Layout) -> Any:
 
 
 def memory_of(call: Any) -> float:
-    """Returns the bytes that a compiled function takes on a device, or NaN if unknown."""
+    """Returns the bytes that a compiled function needs on a device, or NaN if unknown."""
     analysis = call.memory_analysis()
     if analysis is None:
         return math.nan
@@ -411,9 +410,9 @@ def memory_of(call: Any) -> float:
 
 
 def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> Compiled:
-    """Returns the compiled program, compiled again with fewer replicas if it does not fit."""
+    """Returns the compiled program, recompiled with fewer replicas if it does not fit in memory."""
     needed = memory_of(call)
-    if where.is_cpu:  # all devices and the records of a batch share the host's memory
+    if where.is_cpu:  # devices and a batch's records share the host's memory
         records = (program.grid.num_records + 1) * num_bytes(program.traced.record)
         needed = needed * len(where.mesh.local_devices) + size * records
     if not needed > room:
@@ -424,13 +423,13 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
             f"{_in_gib(room)} are left for them; record less often (record_every), or allow more "
             "memory"
         )
-    # Take a little less than in proportion, because not all temporaries shrink with the batch.
+    # Reduce slightly more than in proportion, because not all temporaries shrink with the batch.
     smaller = where.padded(max(1, int(0.9 * size * room / needed) - where.padded(1)))
     return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
 
 
 def _result_bytes(grid: Grid, programs: Sequence[Program]) -> int:
-    """Returns the bytes of the labelled result, while it is made."""
+    """Returns the peak memory of building the labelled result."""
     runs = sum(map(len, programs))
     cells = runs * (grid.num_records + 1)
     shapes = metric_shapes(programs).values()

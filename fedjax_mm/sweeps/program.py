@@ -1,4 +1,4 @@
-"""Programs: runs that differ in numbers and seeds only, compiled once and computed in segments."""
+"""Programs: runs that differ only in numbers and seeds, compiled once and computed in segments."""
 
 import dataclasses
 import math
@@ -33,14 +33,14 @@ from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.until import Watch
 
-_BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
+_BUFFER_BYTES = 64 * 2**10  # records per replica that a segment keeps on the device
 
 
 class OneOf(NamedTuple):
-    """A traced choice among values of an axis that share a program, as `build` gets it.
+    """A traced choice among axis values that share a program, passed to `build`.
 
     Attributes:
-      values: the values that share the program, which are static.
+      values: the static values that share the program.
       place: the traced index of the replica's value.
     """
 
@@ -54,13 +54,13 @@ class OneOf(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Arguments that are equal in every segment, with random keys as plain arrays.
+    """Arguments that are the same in every segment, with random keys as plain arrays.
 
     Attributes:
       seeds: ``int[replicas]``.
-      numbers: values on the numeric axes and of the seeds, ``[replicas]`` each.
+      numbers: values on numeric axes and per seed, ``[replicas]`` each.
       shared: the grid's shared arguments of `build`.
-      root: the seed of the key from which all draws come.
+      root: the seed of the root key.
     """
 
     seeds: Any
@@ -75,11 +75,11 @@ class Replica(NamedTuple):
     Attributes:
       models: the state of each stack.
       assignment: the assignment's state, or the clock's.
-      since: work since the last record.
+      since: the work since the last record.
       prepared: the result of the grid's `prepare`.
-      total: counts up to the last record, if there is a target.
+      total: the counts up to the last record, if there is a target.
       watch: the state of the target, if there is one.
-      has_ended: whether a record met the target, if there is one.
+      has_ended: whether a record has met the target, if there is one.
     """
 
     models: tuple[StackState, ...]
@@ -94,15 +94,15 @@ class Replica(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Facts from tracing a program, which are static so that `jax.eval_shape` can return them.
+    """Static facts from tracing a program, which `jax.eval_shape` can return.
 
     Attributes:
-      updates_per_round: the most local trainings of one replica in a round.
+      updates_per_round: the maximum local trainings of one replica per round.
       message_sizes: the sizes of each model's messages.
       has_closed_form: whether every task has a closed form of local updates.
       is_synchronous: whether devices can share the clients of a round.
-      per_client: names of the metrics with a number for each client.
-      vectorizes: whether a CPU device computes replicas faster side by side. If local trainings
+      per_client: the names of metrics with one number per client.
+      vectorizes: whether a CPU device computes replicas faster under `vmap`. If local trainings
         differ in length, replicas would wait for the longest. If clients are computed in chunks,
         replicas would share the cache, and slices of data would become gathers.
     """
@@ -116,7 +116,7 @@ class Facts:
 
     @classmethod
     def of(cls, engine: Engine, state: State) -> "Facts":
-        """Returns the facts about an engine and its first state."""
+        """Returns the facts about an engine and its initial state."""
         updates, stacks = engine.most_updates(state), engine.stacks
         return cls(
             updates_per_round=updates,
@@ -148,16 +148,16 @@ class Traced(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Program:
-    """Runs of a grid that differ in numbers and seeds only, so that they share one compilation.
+    """Runs of a grid that differ only in numbers and seeds, so that they share one compilation.
 
-    Each of these runs is a replica.
+    Each run is a replica.
 
     Attributes:
       grid: the grid that the program is a part of.
-      label: the description of the structure.
+      label: a description of the structure.
       fixed: the value on each structural axis.
       index: the position of each replica on every axis and in the seeds, ``int[replicas]`` each.
-      numbers: the values on the numeric axes and of the seeds, ``[replicas]`` each.
+      numbers: the values on numeric axes and per seed, ``[replicas]`` each.
     """
 
     grid: Grid
@@ -171,7 +171,7 @@ class Program:
         return len(self.index[-1])
 
     def some(self, replicas: np.ndarray) -> "Program":
-        """Returns the program with some of its replicas, which need not be traced again."""
+        """Returns the program with some of its replicas, without tracing it again."""
         index = tuple(places[replicas] for places in self.index)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         fewer = dataclasses.replace(self, index=index, numbers=numbers)
@@ -179,13 +179,13 @@ class Program:
         return fewer
 
     def arguments(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of `build` for the axes and for the numbers per seed."""
+        """Returns the arguments of `build` for the axes and the per-seed numbers."""
         shared = {name: OneOf(self.fixed[name], numbers[name]) for name in self.grid.together}
         return {**self.fixed, **numbers, **shared}
 
     @tracing("a sweep's prepare")
     def prepare(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Any:
-        """Computes `prepared` for `build`, once for a replica, before its first round."""
+        """Computes `prepared` for `build`, once per replica, before its first round."""
         if self.grid.prepare is None:
             return ()
         return self.grid.prepare(rng_key, **self.arguments(numbers), **shared)
@@ -198,14 +198,14 @@ class Program:
     def _engine(
         self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
     ) -> tuple[Engine, Setup]:
-        """Returns the engine of one replica, and the setup that it is made from."""
+        """Returns the engine of one replica and its setup."""
         # Rebuild in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self.setup(numbers, shared, prepared)
         return engine_of(*setup[:3], self.grid.client_map, client_axis), setup
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
-        """Returns one replica before round 1."""
+        """Returns one replica's state before round 1."""
         prepared = self.prepare(rng_key, numbers, shared)
         return self._watched(self._start(rng_key, numbers, shared, prepared), self.traced.record)
 
@@ -235,11 +235,12 @@ class Program:
     ) -> Replica:
         """Computes one more round of one replica."""
         engine, _ = self._engine(numbers, shared, replica.prepared, client_axis)
-        # Leave the key and the round out of the state, because a segment has them as arguments.
+        # Leave the key and the round out of the state, because they are arguments of a segment.
         state, done = engine.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
         models, since = state.models, add_counts(replica.since, done)
         if self.grid.keep is not None and self.grid.until is not None:
-            # Keep the models of a replica that has met the target, because other replicas go on.
+            # Freeze the models of a replica that has met the target, because other replicas
+            # continue.
             stay = partial(jnp.where, replica.has_ended)
             models = jax.tree.map(stay, replica.models, models)
         return replica._replace(models=models, assignment=state.assignment, since=since)
@@ -261,8 +262,7 @@ class Program:
             return record
         is_used = jnp.arange(len(record.is_finite)) < setup.num_models
 
-        # Copy the first model's numbers to models that are not in use, because all models have to
-        # meet a target.
+        # Copy the first model's numbers to unused models, because all models must meet the target.
         def repeat(x: Array) -> Array:
             return jnp.where(is_used.reshape(-1, *[1] * (x.ndim - 1)), x, x[:1])
 
@@ -283,7 +283,7 @@ class Program:
 
     @cached_property
     def traced(self) -> Traced:
-        """Shapes and facts of one replica's start and first record, traced but not compiled.
+        """Shapes and facts of one replica's initial state and first record, without compilation.
 
         Raises:
           ValueError: if the grid's target is not a recorded metric, or arrays are too large.
@@ -298,7 +298,7 @@ class Program:
             record = self.measure(rng_key, numbers, shared, replica, round)
             return Traced(self._watched(replica, record), record, facts)
 
-        # Use shapes alone, so that nothing is computed or compiled, even for large data.
+        # Use shapes only, so that nothing is computed or compiled, even for large data.
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shared = self.grid.shared
@@ -316,8 +316,8 @@ class Program:
         return traced
 
     def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:
-        """Builds the points with all least and all largest values, so that factories check them."""
-        # Use known numbers here, because factories let traced numbers pass.
+        """Builds the points with all smallest and all largest values, for factories to check."""
+        # Use concrete numbers, because factories cannot check traced ones.
         axes = [name for name in self.grid.axes if self.grid.is_numeric(name)]
 
         def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
@@ -334,21 +334,21 @@ class Program:
 
     @property
     def records_kept(self) -> int:
-        """The most records that a segment can make."""
+        """The maximum number of records per segment."""
         return max(1, min(self.grid.num_records, _BUFFER_BYTES // num_bytes(self.traced.record)))
 
     def inputs(
         self, where: Layout, replicas: np.ndarray, state: Replica | None = None
     ) -> tuple[Given, Any, Replica]:
-        """Returns the arguments of `segment` for some replicas on their devices, with 0 rounds.
+        """Returns the arguments of `segment` for some replicas, on their devices, with 0 rounds.
 
         Args:
           where: the devices.
-          replicas: the numbers of the replicas.
+          replicas: the indices of the replicas.
           state: their state; by default zeros, for the first segment.
         """
         state = self.no_replica(len(replicas)) if state is None else state
-        # Use int32 with and without x64, because a seed's draws depend on its type.
+        # Use int32 even with x64, because a seed's draws depend on its dtype.
         seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, state = where.put((seeds, numbers, state), 0)
@@ -365,23 +365,23 @@ class Program:
     def segment(
         self, client_axis: str | None, given: Given, rounds: tuple[Array, Array], replica: Replica
     ) -> tuple[Replica, Record]:
-        """Computes further rounds of a share of the replicas, as one compiled program.
+        """Computes the next rounds of some replicas, as one compiled program.
 
         Args:
           client_axis: see `simulate`.
-          given: of the replicas.
-          rounds: the number of rounds before the segment, and the number of its own rounds.
-          replica: the state of the replicas, with keys as plain arrays. It is ignored before the
-            first round.
+          given: the arguments of the replicas.
+          rounds: the number of rounds before the segment, and the number of rounds in it.
+          replica: the state of the replicas, with keys as plain arrays; ignored before the first
+            round.
 
         Returns:
           The new state, and the new records ``[1 + kept, replicas, models]``. In the first segment
-          they begin with the record of the start. Once all replicas have met the target no more
-          rounds are computed, and their records are zeros.
+          they begin with the record of the initial state. Once all replicas have met the target, no
+          more rounds are computed, and their records are zeros.
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
-        # Make keys from a seed's number only, so that a replica has equal draws in any batch and on
-        # any device.
+        # Derive keys only from the seed's number, so that a replica's draws do not depend on its
+        # batch or device.
         rng_keys = keys.seed_keys(given.root, given.seeds)
         shared = with_keys(given.shared, self.grid.shared)
         last, first = done + count, jnp.where(done == 0, 0, done // every + 1)
@@ -403,8 +403,8 @@ class Program:
         def one_record(now: tuple[Any, Replica, Record]) -> tuple[Any, Replica, Record]:
             number, replica, records = now
             stop = jnp.minimum(number * every, last)
-            # Record the start here, after 0 rounds, because a separate record would be compiled
-            # again.
+            # Record the initial state here, after 0 rounds, because a separate record would be
+            # compiled twice.
             start = jnp.maximum((number - 1) * every, done), replica
             _, replica = lax.while_loop(lambda now: now[0] < stop, one_round, start)
             is_record = stop == number * every

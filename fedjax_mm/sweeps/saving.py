@@ -1,4 +1,4 @@
-"""Saving a sweep's unfinished work, and continuing with it."""
+"""Saves a sweep's unfinished work and resumes from it."""
 
 import dataclasses
 import hashlib
@@ -23,20 +23,20 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
 from fedjax_mm.sweeps.program import Program, Replica, without_keys
 
-_UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
+_UNSAVED_BYTES = 128 * 2**20  # bytes of finished batches waiting to be saved
 
 
 def identity(
     grid: Grid, split: str | None, programs: Sequence[Program] | None = None
 ) -> dict[str, Any]:
-    """Returns everything but the code on which the bits of a sweep's result depend.
+    """Returns everything except code that determines the exact bits of a sweep's result.
 
     Args:
       grid: the runs.
-      split: the devices' axis that is asked for.
+      split: the requested axis of devices.
       programs: the runs of a part; by default all.
     """
-    # Include versions, devices, threads and flags of XLA, because each may change the last bit of a
+    # Include versions, devices, threads and XLA flags, because each may change the last bit of a
     # sum.
     about = manifest({}, seed=grid.seed, data="")
     device = about["device"]
@@ -60,7 +60,7 @@ def identity(
         **{name: about[name] for name in ("versions", "prng")},
         "device": {name: device[name] for name in ("platform", "kind")},
         "--devices": device["count"],
-        # XLA's CPU client has a thread for each core, and for each device if they are more.
+        # XLA's CPU client has one thread per core, or per device if there are more devices.
         "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
         "XLA_FLAGS": flags_of_user(),
         "shared data": shared.hexdigest(),
@@ -70,13 +70,13 @@ def identity(
 
 
 def claim_program(checkpoints: Checkpoints, label: str, text: str) -> None:
-    """Checks that a program is that of the unfinished run."""
-    # Hash the text, because it has the code and, as constants, the data that it closes over.
+    """Checks that a program is the same as in the unfinished run."""
+    # Hash the program text, because it contains the code and, as constants, the data closed over.
     checkpoints.claim({f"program {label}": hashlib.sha256(text.encode()).hexdigest()})
 
 
 class Saving:
-    """The saved work of a plan, and the signals that end it after a segment.
+    """Saves the work of a plan, and ends it after a segment on a signal.
 
     Batches are numbered as in `Plan.batches`. Finished batches are saved together with the current
     one, every `save_every` seconds.
@@ -85,14 +85,14 @@ class Saving:
     def __init__(
         self, plan: Plan, checkpoints: Checkpoints, save_every: float, signals: list[int]
     ) -> None:
-        """Begins with nothing saved."""
+        """Starts with nothing saved."""
         self.plan, self.checkpoints = plan, checkpoints
         self.save_every, self.signals = save_every, signals
         self.finished: dict[int, list[np.ndarray]] = {}
         self.last_save = time.perf_counter()
 
     def load(self, batch: int, records: Record) -> tuple[int, Replica | None]:
-        """Returns a batch's finished rounds and its state, and fills in its records."""
+        """Loads a batch's finished rounds and state, and fills in its records."""
         rows, (compiled, _) = jax.tree.leaves(records), self.plan.batches[batch]
         saved = self.checkpoints.load(batch, partial(self._check_records, rows))
         if not saved:
@@ -105,30 +105,30 @@ class Saving:
         return saved.rounds, _finished(compiled, rest) if self.plan.grid.keep else None
 
     def _check_records(self, rows: list[np.ndarray], saved: Saved) -> None:
-        """Raises `ValueError` unless a saved batch begins with its records up to its round."""
+        """Raises `ValueError` unless a saved batch begins with the records up to its round."""
         grid = self.plan.grid
         wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
-        # An unfinished batch has its state after its records, and a finished one has its parameters
-        # there if they are kept.
+        # After its records, an unfinished batch has its state, and a finished one has its
+        # parameters if they are kept.
         is_all = saved.rounds == grid.num_rounds and grid.keep is None
         given = saved.arrays if is_all else saved.arrays[: len(rows)]
         if wanted != [x.shape for x in given]:
             raise ValueError("its records are not those of the batch")
 
     def save(self, segment: Segment) -> None:
-        """Saves what is due, or everything before a signal ends the sweep.
+        """Saves finished work if it is due, or everything if a signal ends the sweep.
 
         Raises:
           InterruptedRunError: if a signal came.
         """
         is_due = time.perf_counter() - self.last_save >= self.save_every
         number = self.signals[-1] if self.signals else 0
-        # Agree first, because saving is collective but a signal may reach one process only.
+        # Agree first, because saving is collective but a signal may reach only one process.
         due, stop = agree(is_due, number)
         grid, fetch = self.plan.grid, self.plan.where.fetch
         rows = jax.tree.leaves(segment.records)
         is_last = segment.rounds == grid.num_rounds
-        # Keep finished batches for the next save, because short batches end many times a second.
+        # Keep finished batches for the next save, because short batches finish many times a second.
         if is_last:
             self.finished[segment.batch] = [*rows, *jax.tree.leaves(segment.params)]
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
@@ -145,7 +145,7 @@ class Saving:
 
 
 def _unfinished(compiled: Compiled, arrays: list[np.ndarray]) -> Replica:
-    """Returns the state of a batch from its saved arrays."""
+    """Restores the state of a batch from its saved arrays."""
     wanted = jax.eval_shape(lambda: compiled.program.no_replica(compiled.batch_size))
     try:
         replica: Replica = jax.tree.unflatten(jax.tree.structure(wanted), arrays)
@@ -156,7 +156,7 @@ def _unfinished(compiled: Compiled, arrays: list[np.ndarray]) -> Replica:
 
 
 def _finished(compiled: Compiled, params: list[np.ndarray]) -> Replica:
-    """Returns the state of a finished batch from its parameters, which alone were saved."""
+    """Restores a finished batch from its parameters, because its state is not saved."""
     replica = compiled.program.no_replica(compiled.batch_size)
     structure = jax.tree.structure([state.params for state in replica.models])
     kept = with_params(replica.models, jax.tree.unflatten(structure, params))

@@ -1,4 +1,4 @@
-"""Shapes of results and of states, from tracing alone."""
+"""Shapes of results and states, obtained by tracing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from fedjax_mm.sweeps.program import Program, num_bytes
 
 
 def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns the largest shape of each metric of one model over all programs, and its type.
+    """Returns each metric's largest shape over all programs, for one model, and its dtype.
 
     Raises:
       ValueError: if a metric's number of axes differs between programs.
@@ -62,12 +62,12 @@ def state_bytes(
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment | Dispatch,
 ) -> int:
-    """Returns the bytes of one seed's state, without computing it. Arguments as in `simulate`.
+    """Returns the size in bytes of one seed's state, for arguments of `simulate`.
 
-    Most of an asynchronous run's state are versions of models: R + M of each structure of models,
-    the most that jobs may need. Reallocation keeps 8 updates of each model. A batch of arrivals
-    needs more: several times the parameters of the jobs that are trained together, and a sum for
-    each step of a model that the batch makes, at most R_m / b_m.
+    The state of an asynchronous run consists mostly of model versions, R + M per structure of
+    models. Reallocation keeps 8 updates per model. Training a batch of arrivals takes additional
+    memory: several times the parameters of the jobs trained together, and one sum per model step in
+    the batch, at most R_m / b_m.
 
     Example:
       >>> from fedjax_mm import fedavg

@@ -1,6 +1,6 @@
-"""Structures of a grid: runs that differ in numbers and seeds only share one program.
+"""Structures of a grid: runs that differ only in numbers and seeds share one program.
 
-A part of a sweep has a share of the runs of some programs.
+A part of a sweep contains shares of the runs of some programs.
 """
 
 import itertools
@@ -22,7 +22,7 @@ def programs_of(grid: Grid) -> list[Program]:
 
 
 class Part(NamedTuple):
-    """One of several parts of a sweep, which are computed apart.
+    """One of several parts of a sweep that are computed separately.
 
     Attributes:
       number: K, from 1.
@@ -41,7 +41,7 @@ class Share(NamedTuple):
 
     Attributes:
       program: the number of the program in `programs_of`.
-      replicas: the numbers of its replicas.
+      replicas: the indices of its replicas.
     """
 
     program: int
@@ -49,11 +49,11 @@ class Share(NamedTuple):
 
 
 def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
-    """Returns the runs of a part: neighbouring ones, of about the cost of any other part's.
+    """Returns the consecutive runs of a part, balanced by cost.
 
-    All parts together have every run once. A part has runs of few programs, because each part
-    compiles its own; it may have none. Only the grid and the number of parts decide, so that all
-    machines cut alike.
+    Every run belongs to exactly one part. A part has runs of few programs, because each part
+    compiles its own; it may be empty. The split depends only on the grid and the number of parts,
+    so all machines agree on it.
     """
     costs = [
         np.asarray(each.grid.costs(each.index)) * each.traced.facts.updates_per_round
@@ -77,20 +77,20 @@ def _classes(grid: Grid, name: str) -> list[list[int]]:
 
 
 def _program(grid: Grid, choice: Mapping[str, list[int]]) -> Program:
-    """Returns the program for some positions on each structural axis."""
+    """Returns the program for given positions on each structural axis."""
     positions = [
         choice.get(name, range(size)) for name, size in zip(grid.axes, grid.shape, strict=False)
     ]
     mesh = np.meshgrid(*positions, range(grid.num_seeds), indexing="ij")
     index = tuple(each.ravel() for each in mesh)
     if grid.together:
-        # Sort similar replicas next to each other, because replicas that run side by side wait for
-        # the longest.
+        # Sort similar replicas next to each other, because replicas that run together wait for the
+        # longest.
         at = dict(zip(grid.axes, index, strict=False))
         order = np.lexsort([at[name] for name in grid.together])
         index = tuple(each[order] for each in index)
     at = dict(zip(grid.axes, index, strict=False))
-    # Use the type that JAX gives to Python floats, with and without x64.
+    # Use the dtype that JAX gives Python floats, which depends on x64.
     numbers = {
         name: np.asarray(values, jnp.result_type(float))[at[name]]
         for name, values in grid.axes.items()
@@ -110,7 +110,7 @@ def _program(grid: Grid, choice: Mapping[str, list[int]]) -> Program:
 
 
 def _label(grid: Grid, choice: Mapping[str, list[int]]) -> str:
-    """Returns a program's label, without the axes of which the program takes all values."""
+    """Returns a program's label, omitting axes whose values it all covers."""
     words = {
         name: " | ".join(str(grid.labels[name][i]) for i in places)
         for name, places in choice.items()

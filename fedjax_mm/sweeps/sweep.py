@@ -1,4 +1,4 @@
-"""`sweep`, which computes a grid here or by an executor, and labels its result."""
+"""`sweep`, which computes a grid locally or on an executor, and labels its result."""
 
 import dataclasses
 from functools import partial
@@ -45,34 +45,36 @@ def sweep(
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Simulates every point of a grid with every seed, in one compiled program per structure.
 
-    The replicas of a program run on all devices, in batches that fit the memory. The last batch is
+    Replicas of a program run on all devices, in batches that fit in memory. The last batch is
     padded, so that nothing is compiled twice.
 
     Args:
       grid: the runs.
       execution: devices, memory, callbacks and checkpoints of the sweep, or an executor that
-        computes parts of it elsewhere.
-      on_divergence: "mark" a run whose loss or parameters stop being finite and go on with the
+        computes its parts elsewhere.
+      on_divergence: "mark" a run whose loss or parameters become non-finite and continue with the
         others, or "stop" the sweep.
-      keep: "params" returns the final parameters, too, as a list with one pytree of arrays
+      keep: "params" also returns the final parameters, as a list with one pytree of arrays
         ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target they are the
-        parameters of the record that met it. Unused models have NaN, or 0 if they have no floats.
+        parameters at the record that met it. Parameters of unused models are NaN, or 0 if not
+        floats.
 
     Returns:
       A Dataset over ``(*axes, "seed", "round", "model")`` with the variables of `to_dataset`, and
       ``diverged``, the first recorded round in which a model was not finite, or -1. With a target
       it also has ``ended``, the first recorded round that met the target, or -1. If the number of
-      models varies, the metrics of unused models are NaN and their counts 0, so that sums over
-      models are right. The attribute ``manifest`` holds versions, devices, seed, axes, and wall
-      seconds of compiling and running.
+      models varies, metrics of unused models are NaN and their counts 0, so that sums over models
+      are correct. The attribute ``manifest`` holds versions, devices, seed, axes, and the wall time
+      of compiling and running.
 
     Raises:
-      ValueError: if the grid is wrong, does not fit the memory, or differs from the unfinished run.
+      ValueError: if the grid is invalid, does not fit in memory, or differs from the unfinished
+        run.
       DivergenceError: if a model diverged and `on_divergence` is "stop".
-      InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints, or one of several
-        processes was compiling.
+      InterruptedRunError: on SIGINT or SIGTERM, with checkpoints or while a multi-process run
+        compiles.
       OSError: if a checkpoint cannot be written.
-      ChildProcessError: if the workers of an executor died, as `compute_parts`.
+      ChildProcessError: if workers of an executor died; see `compute_parts`.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep

@@ -1,4 +1,4 @@
-"""Targets that end a run before its last round."""
+"""Early stopping: targets that end a run before its last round."""
 
 import dataclasses
 import math
@@ -16,11 +16,11 @@ _LARGEST = 2**31 - 1  # counts are int32
 
 
 class Watch(NamedTuple):
-    """State of a target with patience between two records.
+    """State of a target with patience.
 
     Attributes:
-      best: the last value that counted as an improvement, of each model; at first an infinity.
-      waited: the records since then, of each model; negative in the warm-up.
+      best: each model's last value that counted as an improvement; initially infinite.
+      waited: the number of records since then, per model; negative during the warm-up.
     """
 
     best: Float[Array | np.ndarray, "*models"]
@@ -30,22 +30,22 @@ class Watch(NamedTuple):
 @refusing_unknown
 @dataclasses.dataclass(frozen=True)
 class Until:
-    """Target for a metric: a bound, or a plateau.
+    """Early stopping target: a bound on a metric, or a plateau.
 
-    A run ends with the first record in which all its models meet the target. A model meets a
-    bound if its value lies on the right side of it. It is on a plateau if its best value has not
-    improved by more than `min_delta` for `patience` records; it leaves the plateau if the value
-    improves later. NaN is no improvement.
+    A run ends with the first record in which all its models meet the target. A model meets a bound
+    if its value is on the right side of it. It is on a plateau if its best value has not improved
+    by more than `min_delta` for `patience` records, and leaves the plateau if the value improves
+    later. NaN does not count as an improvement.
 
     Attributes:
-      metric: a recorded metric, or a count since the start: client_updates, gradients, idle_rounds.
-        A count takes `at_least` only, because it only grows.
+      metric: a recorded metric, or a cumulative count: client_updates, gradients or idle_rounds.
+        Counts support only `at_least`, because they never decrease.
       at_least: the smallest value that meets the target; give this, `at_most` or `patience`.
       at_most: the largest value that meets the target.
-      patience: the number of records without an improvement.
-      mode: "min" if smaller values are better, as of a loss, or "max"; for `patience` only.
-      min_delta: an improvement is larger than this; for `patience` only.
-      warmup: the number of first records that are ignored, the start included; for `patience` only.
+      patience: the number of records without improvement.
+      mode: "min" if smaller values are better, as for a loss, or "max"; only with `patience`.
+      min_delta: smaller changes do not count as improvements; only with `patience`.
+      warmup: the number of initial records to ignore, including the start; only with `patience`.
 
     Raises:
       TypeError: if a bound is not a number.
@@ -69,7 +69,7 @@ class Until:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        """Raises an error unless there is one target, with settings of its own."""
+        """Raises an error unless there is exactly one target with only its own settings."""
         bounds = {"at_least": self.at_least, "at_most": self.at_most, "patience": self.patience}
         if sum(each is not None for each in bounds.values()) != 1:
             *first, last = (f"{name} = {each}" for name, each in bounds.items())
@@ -93,7 +93,7 @@ class Until:
                 )
 
     def check_metric(self, metrics: Mapping[str, Any], counts: Iterable[str]) -> None:
-        """Raises `ValueError` unless the metric is recorded, or a count with `at_least`."""
+        """Raises `ValueError` unless the metric is recorded or is a count with `at_least`."""
         shape = metrics[self.metric].shape[1:] if self.metric in metrics else ()
         if shape:
             raise ValueError(
@@ -114,7 +114,7 @@ class Until:
             )
 
     def start(self, metrics: Any) -> Watch | tuple[()]:
-        """Returns the state before the first record, from a record's metrics or their shapes."""
+        """Returns the state before the first record, given a record's metrics or their shapes."""
         if self.patience is None:
             return ()
         values = metrics[self.metric]
@@ -127,7 +127,7 @@ class Until:
     ) -> tuple[Watch | tuple[()], Bool[Array, "*batch"]]:
         """Returns the state after a record ``[..., models]``, and whether all models meet it.
 
-        NumPy's arrays stay NumPy's, because on the host nothing should be compiled.
+        NumPy arrays stay NumPy arrays, because nothing should be compiled on the host.
         """
         values = metrics[self.metric]
         xp = values.__array_namespace__()
@@ -148,7 +148,7 @@ class Until:
         if least is None:
             return values <= self.at_most
         if jnp.issubdtype(values.dtype, jnp.integer):
-            # Compare integers, because as floats large counts would be rounded, differently on
+            # Compare as integers, because large counts would be rounded as floats, differently on
             # device and host.
             least = math.ceil(least)
         return values >= least
@@ -166,11 +166,10 @@ class Until:
 def _check_plateau(
     patience: Count, mode: Literal["min", "max"], min_delta: NonNegative, warmup: CountOrZero
 ) -> None:
-    """Raises an error unless the settings of a plateau lie in their ranges."""
+    """Raises an error unless the settings of a plateau are in range."""
 
 
 def _at_least_float32(dtype: Any) -> Any:
-    """Returns the type in which a metric's values are compared."""
-    # Widen types of 16 bits, because XLA may compute with more bits than they have, and the host
-    # would not.
+    """Returns the dtype in which a metric's values are compared."""
+    # Widen 16-bit dtypes, because XLA may compute with extra precision that the host does not use.
     return jnp.promote_types(dtype, np.float32)

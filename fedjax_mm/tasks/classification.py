@@ -1,4 +1,4 @@
-"""Classification of clients' examples by a flax module."""
+"""Classification of clients' examples with a flax module."""
 
 import dataclasses
 import inspect
@@ -19,24 +19,24 @@ from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.tasks.modules import check_module, check_outputs, initial, logits_of
 
-_BLOCK_BYTES = 2**20  # of features that are evaluated at once
+_BLOCK_BYTES = 2**20  # bytes of features evaluated at once
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """Task of minimizing the cross-entropy of a module's logits, built by `classification`.
+    """Task that minimizes the cross-entropy of a module's logits, built by `classification`.
 
     Attributes:
       train: every client's training examples, ``(features, labels)``.
-      test: test examples, of every client or of one pool that all clients share.
-      column: the column of the labels to learn, if they have columns.
+      test: test examples, either per client or one pool that all clients share.
+      column: the label column to learn, if labels have columns.
       scale: a factor of the features.
       module: the network, from features ``[batch, ...]`` to logits ``[batch, classes]``.
-      rngs: names of the random streams that the module needs in training, such as "dropout".
-      takes_weights: whether the module is called with the examples' weights too.
-      reduction: of the loss over a batch.
-      block_size: the number of examples that are evaluated at once.
+      rngs: names of the random streams that the module needs for training, such as "dropout".
+      takes_weights: whether the module also gets the examples' weights.
+      reduction: the reduction of the loss over a batch.
+      block_size: the number of examples evaluated at once.
     """
 
     train: ClientData
@@ -64,13 +64,13 @@ class Classification:
         return self.train.counts[client].astype(float)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps of an epoch."""
+        """Returns the number of steps per epoch."""
         return self.train.num_batches(client, size)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
         """Returns rows of the client's training examples, weights, and a key or None.
 
-        See `ClientData.batch`; the key is for a module with random streams.
+        See `ClientData.batch`. The key is for modules with random streams.
         """
         key = jax.random.fold_in(rng_key, step) if self.rngs else None
         return *self.train.batch(rng_key, client, step, how), key
@@ -85,7 +85,7 @@ class Classification:
         return total if self.reduction == "sum" else total / jnp.sum(weights)
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """Returns F_k, the mean cross-entropy of the client's training examples."""
+        """Returns F_k(w), the mean cross-entropy over the client's training examples."""
         return self.client_metrics(params, client, self.train)["loss"]
 
     def client_metrics(self, params: Params, client: Index, data: ClientData) -> Metrics:
@@ -119,13 +119,13 @@ class Classification:
         per_client: bool = False,
         num_clients: int | None = None,
     ) -> dict[str, Float[Array, "*clients"]]:
-        """Returns mean cross-entropy and accuracy, in one pass over the data and bounded memory.
+        """Returns mean cross-entropy and accuracy in one pass over the data, with bounded memory.
 
         Args:
-          params: of one model.
-          data: such as `train` or `test`.
+          params: one model's parameters.
+          data: the examples, such as `train` or `test`.
           per_client: whether to return means over each client's examples, ``[clients]``.
-          num_clients: the number of clients to evaluate, the first ones; None is all.
+          num_clients: evaluate only the first clients, this many; None is all.
         """
         if num_clients is not None:
             offsets, counts = data.offsets[:num_clients], data.counts[:num_clients]
@@ -138,8 +138,8 @@ class Classification:
 
         def add_block(block: Int[Array, ""], sums: Float[Array, "sums 2"]) -> Any:
             begin = first + block * size
-            # Begin the last block earlier, because `dynamic_slice` moves a block that passes the
-            # end. Leave out the rows that an earlier block counted.
+            # Start the last block earlier, because `dynamic_slice` clamps blocks that pass the end,
+            # and skip rows that an earlier block has counted.
             start = jnp.minimum(begin, data.num_places - size)
             rows = start + jnp.arange(size)
             is_new = (rows >= begin) & (rows < last)
@@ -152,7 +152,7 @@ class Classification:
             owner = jnp.searchsorted(data.offsets, rows, side="right") - 1
             return sums.at[owner].add(values)
 
-        # Use a static bound, because reverse-mode derivatives need a static number of blocks.
+        # Use a static bound, because reverse-mode differentiation needs a static number of blocks.
         most = last - first if num_clients is not None else data.num_examples
         num_blocks = (most + size - 1) // size
         sums = lax.fori_loop(0, num_blocks, add_block, jnp.zeros((num_sums, 2)))
@@ -164,8 +164,8 @@ class Classification:
     def _evaluate_one_by_one(
         self, params: Params, data: ClientData, per_client: bool
     ) -> dict[str, Float[Array, "*clients"]]:
-        # Evaluate a client's examples as one batch, as in LEAF, because a module that takes weights
-        # uses the batch as a whole, as batch norm does.
+        # Evaluate each client's examples as one batch, as in LEAF, because a module that takes
+        # weights depends on the whole batch, as batch norm does.
         clients = jnp.arange(data.num_clients)
         values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
         if per_client:
@@ -181,11 +181,11 @@ class Classification:
         weights: Float[Array, " batch"],
         rngs: dict[str, PRNGKeyArray],
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-        """Returns each example's cross-entropy, and 1 where the largest logit is right."""
+        """Returns each example's cross-entropy, and 1 if its prediction is right, else 0."""
         labels = labels if self.column is None else labels[:, self.column]
         more = [weights] if self.takes_weights else []
         logits = logits_of(self.module, params, self._scaled(features), *more, rngs=rngs)
-        # Put the examples last, because XLA's CPU code uses vector instructions along that axis.
+        # Put examples on the last axis, because XLA vectorizes along it on CPUs.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels
         picked = jnp.sum(jnp.where(chosen, logits, 0), axis=0)
@@ -214,20 +214,20 @@ def classification(
 
     Args:
       data: examples ``(features [examples, ...], labels [examples])``.
-      module: returns logits for features. If it has an argument `weights`, it also gets the
-        examples' weights, so that it can ignore the rows of weight 0 that fill a batch.
-      reduction: of the loss over a local step's batch: "mean", or "sum" as in LEAF, whose steps are
-        larger by a factor of B.
+      module: a network from features to logits. If it has an argument `weights`, it also gets the
+        examples' weights, so that it can ignore padding rows of weight 0.
+      reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF,
+        which makes steps larger by a factor of B.
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.
       rngs: names of random streams that the module draws from in training, such as ("dropout",).
-      scale: multiplies the features; 1 / 255 maps bytes to numbers between 0 and 1.
-      block_size: the number of examples that are evaluated at once; by default a mebibyte of them.
-      check: False skips the checks of the labels and of the module's outputs.
+      scale: multiplies the features; 1 / 255 maps bytes to [0, 1].
+      block_size: the number of examples evaluated at once; by default as many as fit one mebibyte.
+      check: False skips the checks of labels and of the module's outputs.
 
     Raises:
-      TypeError: if `data` or `module` is something else, such as a module's class.
-      ValueError: if the arguments do not fit together, labels are not 0 ... C - 1, the module does
-        not have one output per class, or `rngs` are not the streams that it draws from.
+      TypeError: if `data` or `module` has the wrong type, such as a class instead of an instance.
+      ValueError: if arguments do not fit together, labels are not 0 ... C - 1, the module does not
+        have one output per class, or `rngs` are not the streams that it draws from.
 
     Example:
       >>> import flax.linen as nn, jax, numpy as np

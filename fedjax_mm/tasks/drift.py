@@ -1,4 +1,4 @@
-"""Drift: clients' labels, or the examples that they have, change over rounds."""
+"""Drift: clients' labels, or the examples they have, change over rounds."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from fedjax_mm.tasks.view import View
 
 
 class Times(NamedTuple):
-    """The course of a drift, in rounds, as in `drifting`."""
+    """The timing of a drift in rounds, as in `drifting`."""
 
     start: Any
     length: Any
@@ -38,13 +38,13 @@ class Times(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """A split of the data before any drift.
+    """The data before any drift, for training or for testing.
 
     Attributes:
-      labels: of all examples.
-      draws: ``float32[examples]``, uniform; the labels of an example change where ``draw < s(t)``.
-        None without another concept.
-      store: of all clients, sorted by client and label; None without windows.
+      labels: the labels of all examples.
+      draws: ``float32[examples]``, uniform; an example's label changes once ``draw < s(t)``. None
+        without concept drift.
+      store: the store of all clients, sorted by client and label; None without label shift.
     """
 
     labels: Array
@@ -63,38 +63,38 @@ def drifting(
     period: Positive | None = None,
     seed: Any = 0,
 ) -> "Drifting":
-    """Returns the task with data that change over rounds, for training and for testing.
+    """Makes a task's training and test data drift over rounds.
 
-    A drift is at s(t) in round t, between 0 and 1. It is 0 before round `start`, then rises by
-    ``1 / length`` a round up to 1: at once with a length of 1. With a `period` it returns: half a
-    period after `start` it falls as it rose, and so on. Metrics after round t are those of the data
-    of round t. Training, losses and metrics see the same data.
+    The drift progresses from s(t) = 0 to 1. It is 0 before round `start` and then rises by
+    ``1 / length`` per round; with a length of 1 it is abrupt. With a `period` it is recurring: half
+    a period after `start` it falls at the same rate, and so on. Training, losses and metrics of
+    round t all use the data of round t.
 
-    *Concept drift*, P(y | x): the share s(t) of all examples, chosen once at random, has other
-    labels, ``concept[y]`` instead of y. With a rotation, ``np.roll(np.arange(C), 1)``, clients'
-    label distributions rotate, too.
+    *Concept drift* changes P(y | x): a fraction s(t) of all examples, in a fixed random order, has
+    labels ``concept[y]`` instead of y. A rotation, ``np.roll(np.arange(C), 1)``, also rotates
+    clients' label distributions.
 
-    *Label shift*, P(y) with the same P(x | y): each client has a window of its own examples, which
-    moves from its smallest labels to its largest. Of the client's n_k examples, sorted by label,
-    these are the `window` n_k examples behind the first ``s(t) (1 - window) n_k``, rounded. n_k
-    in weighted means is the size of the window. A client of one label does not shift. Test examples
-    shift in the same way if every client has its own.
+    *Label shift* changes P(y) but not P(x | y): each client has a window over its examples, which
+    moves from its smallest labels to its largest. With a client's n_k examples sorted by label, the
+    window holds the `window` n_k examples that follow the first ``s(t) (1 - window) n_k``, rounded.
+    Weighted means use the size of the window as n_k. A client with a single label does not shift.
+    Test examples shift in the same way if every client has its own.
 
     Args:
-      task: from `classification`; other wrappers, such as `requiring`, come outside.
+      task: a task of `classification`; apply other wrappers, such as `requiring`, afterwards.
       concept: the new label of each class, ``int[C]``, which may be traced; None is no concept
         drift.
-      window: the share of a client's examples that it has at a time; it sets shapes. None is no
-        label shift.
-      start: the first round of the drift. All these numbers may be traced.
-      length: the rounds until the drift is complete; with a period at most half of it.
-      period: rounds from one `start` to the next; None does not return.
-      seed: of the order in which examples change; a whole number or a key.
+      window: the fraction of a client's examples that it has at a time, which must be static. None
+        is no label shift.
+      start: the first round of the drift. This and the numbers below may be traced.
+      length: the number of rounds until the drift is complete; at most half of `period`.
+      period: the number of rounds after which a recurring drift repeats; None is a single drift.
+      seed: the seed of the order in which examples change; an integer or a key.
 
     Raises:
-      TypeError: if the task is none of `classification`.
-      ValueError: if there is no drift, `concept` has labels out of range or too few, a number is
-        out of its range, or `length` is longer than half a period.
+      TypeError: if the task is not from `classification`.
+      ValueError: if neither `concept` nor `window` is given, `concept` has too few labels or labels
+        out of range, a number is out of range, or `length` is longer than half a period.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr, simulate
@@ -134,16 +134,16 @@ def drifting(
         origins.append(Origin(jnp.asarray(labels), draws, store))
     now = dataclasses.replace(task, train=stores[0], test=stores[1])
     made = Drifting(now, task.num_clients, times, concept, tuple(origins))
-    return made.at(0)  # so that models with drifts of their own do not share its labels
+    return made.at(0)  # so that models with different drifts do not share labels
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Drifting(View):
-    """A classification of a round's data, built by `drifting`.
+    """Classification of one round's data, built by `drifting`.
 
     Attributes:
-      times: when it drifts.
+      times: the timing of the drift.
       concept: the new label of each class, or None.
       origins: the training data and the test data before any drift.
     """
@@ -154,13 +154,13 @@ class Drifting(View):
 
     @property
     def train(self) -> ClientData:
-        """Training examples of the round."""
+        """The training examples of the round."""
         data: ClientData = self.task.train
         return data
 
     @property
     def test(self) -> ClientData:
-        """Test examples of the round."""
+        """The test examples of the round."""
         data: ClientData = self.task.test
         return data
 
@@ -174,12 +174,12 @@ class Drifting(View):
         )
 
     def client_metrics(self, params: Params, client: Index, data: ClientData) -> Metrics:
-        """Returns the loss and the accuracy of one client."""
+        """Returns the loss and accuracy of one client."""
         metrics: Metrics = self.task.client_metrics(params, client, data)
         return metrics
 
     def evaluate(self, params: Params, data: ClientData, **options: Any) -> Metrics:
-        """Returns the loss and the accuracy over all examples."""
+        """Returns the loss and accuracy over all examples."""
         metrics: Metrics = self.task.evaluate(params, data, **options)
         return metrics
 
@@ -196,7 +196,7 @@ class Drifting(View):
         behind = jnp.round(share * (whole.counts - data.counts)).astype(jnp.int32)
         owner = jnp.searchsorted(data.offsets, places, side="right") - 1
         source = (whole.offsets + behind - data.offsets)[owner] + places
-        # Places behind the last window are not used.
+        # Places after the last window are unused.
         return dataclasses.replace(data, order=whole.order[jnp.minimum(source, len(places) - 1)])
 
 
@@ -218,20 +218,20 @@ def _checked_concept(concept: Any, task: Classification) -> Int[Array, " classes
 
 
 def _by_label(data: ClientData, labels: Array) -> ClientData:
-    """Returns the store with each client's places sorted by label."""
+    """Sorts each client's places by label."""
     places = jnp.arange(data.num_places, dtype=jnp.int32)
     rows = places if data.order is None else data.order
     owner = jnp.searchsorted(data.offsets, places, side="right")
-    # Places behind the last client's stay behind.
+    # Keep places after the last client's at the end.
     owner = jnp.where(places < data.offsets[-1] + data.counts[-1], owner, len(data.counts) + 1)
     order = jnp.lexsort((jnp.asarray(labels)[rows], owner)).astype(jnp.int32)
     return dataclasses.replace(data, order=rows[order])
 
 
 def _windows(store: ClientData, window: float) -> ClientData:
-    """Returns the store with the first part of each client's places."""
+    """Restricts the store to a window of each client's places."""
     least, most = (max(1, round(window * n)) for n in (store.min_count, store.max_count))
-    # Clip to the static bounds, because a product in float32 may round otherwise.
+    # Clip to the static bounds, because the float32 product may round differently.
     counts = jnp.clip(jnp.round(window * store.counts), least, most).astype(jnp.int32)
     return dataclasses.replace(
         store,

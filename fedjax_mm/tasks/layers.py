@@ -1,10 +1,10 @@
-"""Layers with fast gradients on CPUs, and with the plain operations on other platforms."""
+"""Layers with fast gradients on CPUs, which are plain JAX operations on other platforms."""
 
 # XLA's CPU compiler uses its matrix kernels for a convolution only if channels are the innermost
 # dimension. The gradients are written here as channel-last convolutions, because JAX's are not, and
-# XLA does not transpose them inside a loop. `sequential_vmap` computes one kernel after the other,
-# because `jax.vmap` over clients, each with its own kernel, makes grouped convolutions, which are
-# slower still. The gradients of `max_pool` and `matmul` read memory less often.
+# XLA does not transpose them inside a loop. `sequential_vmap` computes one kernel at a time,
+# because `jax.vmap` over clients with different kernels produces grouped convolutions, which are
+# even slower. The gradients of `max_pool` and `matmul` access memory less often.
 
 from functools import partial, reduce
 from typing import Literal, TypeAlias
@@ -21,24 +21,24 @@ Padding: TypeAlias = Literal["SAME"] | list[tuple[int, int]]
 
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
-_MOST_OUTER_PRODUCTS = 16  # up to about this number they are faster than a matrix product
+_MOST_OUTER_PRODUCTS = 16  # up to about this number, faster than a matrix product
 
 
 def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width features"]:
-    """Returns the convolution of images with a kernel, stride 1, zeros around the image.
+    """Convolves images with a kernel, with stride 1 and zero padding.
 
-    Equal to ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last. On a CPU it
-    has reverse-mode derivatives of first order only.
+    Equal to ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last. On CPUs
+    only first-order reverse-mode derivatives are supported.
 
     Args:
-      x: images.
-      kernel: weights by row, column, channel of `x` and feature of the result.
+      x: the images.
+      kernel: the weights by row, column, input channel and output feature.
 
     Returns:
-      Features, with the rows and columns of `x`.
+      Features with the same rows and columns as `x`.
 
     Raises:
-      ValueError: if the kernel is for another number of channels.
+      ValueError: if the kernel's number of input channels differs from that of `x`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -57,8 +57,8 @@ def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width fea
 def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
     """Returns the maxima of 2 x 2 windows with stride 2.
 
-    A last odd row or column has smaller windows. Equal maxima of a window share its gradient
-    equally. On a CPU it has reverse-mode derivatives only.
+    An odd last row or column has smaller windows. Tied maxima of a window share its gradient
+    equally. On CPUs only reverse-mode derivatives are supported.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,7 +73,7 @@ def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]
 def matmul(
     x: Float[Array, "batch inputs"], kernel: Float[Array, "inputs outputs"]
 ) -> Float[Array, "batch outputs"]:
-    """Returns ``x @ kernel``. On a CPU it has reverse-mode derivatives only.
+    """Returns ``x @ kernel``, with only reverse-mode derivatives on CPUs.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,21 +88,21 @@ def _conv(x: Array, kernel: Array, padding: Padding = "SAME") -> Array:
 
 
 def _forward(x: Array, kernel: Array) -> Array:
-    # Fill three channels with zeros, because XLA convolves four channels faster.
+    # Pad three channels with zeros, because XLA convolves four channels faster.
     fill = -x.shape[3] % 4 if x.shape[3] > 1 else 0
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, fill)))
     return _conv(x, jnp.pad(kernel, ((0, 0), (0, 0), (0, fill), (0, 0))))
 
 
 def _gradient_of_images(gradient: Array, kernel: Array) -> Array:
-    # The convolution of the result's gradient with the kernel rotated by half a turn.
+    # Convolve the result's gradient with the kernel rotated by 180 degrees.
     turned = kernel[::-1, ::-1].swapaxes(2, 3)
     padding = [(size // 2, (size - 1) // 2) for size in kernel.shape[:2]]
     return _conv(gradient, turned, padding)
 
 
 def _gradient_of_kernel(size: tuple[int, ...], x: Array, gradient: Array) -> Array:
-    # A convolution of every channel, as an image whose channels are the examples.
+    # Convolve every channel as an image whose channels are the examples.
     images, filters = x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)
     padding = [((n - 1) // 2, n // 2) for n in size]
     return _conv(images, filters, padding).transpose(1, 2, 0, 3)
@@ -118,7 +118,7 @@ def _save(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _pull_back(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    # Use two maps, so that XLA drops the gradient of the first layer's images, which is not used.
+    # Use two maps, so that XLA drops the unused gradient of the first layer's images.
     x, kernel = saved
     of_kernel = sequential_vmap(partial(_gradient_of_kernel, kernel.shape[:2]))
     return sequential_vmap(_gradient_of_images)(gradient, kernel), of_kernel(x, gradient)
@@ -147,8 +147,8 @@ def _save_maxima(x: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _share_out(saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    # JAX's gradient of a reduce-window is a select-and-scatter, which is slow on CPUs. The maxima's
-    # places are computed again, because an array of them would be as large as x.
+    # JAX's gradient of a reduce-window is a select-and-scatter, which is slow on CPUs. Recompute
+    # the locations of the maxima, because storing them would take an array as large as x.
     x, maxima = saved
     windows = _windows(x)
     corners = [windows[:, :, row, :, column] for row in range(2) for column in range(2)]
@@ -176,8 +176,8 @@ def _sum_outer_products(
     x, kernel = saved
     if len(x) > _MOST_OUTER_PRODUCTS:
         return gradient @ kernel.T, x.T @ gradient
-    # XLA fuses outer products into the kernel's update, but writes a matrix product to memory
-    # first.
+    # Use outer products, because XLA fuses them into the kernel's update, but first writes a matrix
+    # product to memory.
     outer = [left[:, None] * right for left, right in zip(x, gradient, strict=True)]
     return gradient @ kernel.T, reduce(jnp.add, outer)
 

@@ -1,4 +1,4 @@
-"""Ridge regression on clients' examples, with minibatch noise and a known minimizer."""
+"""Ridge regression with minibatch noise and a known minimizer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Vector: TypeAlias = Float[Array, " dim"]
 class LeastSquares:
     """Task with ``F_k(w) = 1/(2 n_k) sum_i (x_i'w - y_i)^2 + ridge/2 |w|^2``.
 
-    Built by `least_squares`. F is the mean of the F_k weighted by n_k.
+    Built by `least_squares`. F is the mean of F_k weighted by n_k.
 
     Attributes:
       data: examples ``(features [examples, dim], targets [examples])`` of all clients.
@@ -55,11 +55,11 @@ class LeastSquares:
         return self.data.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps of an epoch."""
+        """Returns the number of steps per epoch."""
         return self.data.num_batches(client, size)
 
     def loss(self, params: Vector, batch: Any) -> Float[Array, ""]:
-        """Returns half of the batch's weighted mean squared error and of the ridge term."""
+        """Returns half the batch's weighted mean squared error plus the ridge term."""
         rows, weights = batch
         features, targets = self.data.take(rows)
         errors = features @ params - targets
@@ -75,7 +75,8 @@ class LeastSquares:
         """Returns F(w), F(w) - F*, and |w - w*|."""
         del rng_key
         error = params - self.minimizer
-        # Use the quadratic form, because a difference of losses would lose digits near the optimum.
+        # Use the quadratic form, because a difference of losses would lose precision near the
+        # optimum.
         excess = error @ self.hessian @ error / 2
         loss, distance = self.optimum + excess, jnp.sqrt(jnp.sum(error**2))
         return {"loss": loss, "excess_loss": excess, "distance": distance}
@@ -90,7 +91,7 @@ def least_squares(
     Args:
       features: ``[n_k, dim]`` for each client.
       targets: ``[n_k]`` for each client.
-      ridge: positive; it may be traced.
+      ridge: the regularization, positive; it may be traced.
 
     Raises:
       ValueError: if the clients' arrays do not match or `ridge` is not positive.

@@ -15,7 +15,7 @@ from fedjax_mm.checked import Positive, checked
 from fedjax_mm.checks import check_numbers
 from fedjax_mm.parts import key_of
 
-_JITTER = 1e-3  # descents must not start in the middle of two clients, which may be a maximum
+_JITTER = 1e-3  # so that descents do not start midway between two clients, which may be a maximum
 
 
 @jax.tree_util.register_dataclass
@@ -56,12 +56,12 @@ class MeanEstimation:
         return self.minimizer + _JITTER * jitter.astype(self.empirical_means.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1, because all clients have equally many samples."""
+        """Returns 1, because all clients have the same number of samples."""
         del client
         return jnp.ones((), self.empirical_means.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's number, because its samples count only through their mean."""
+        """Returns the client's number, because its samples matter only through their mean."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; mean estimation has no examples, use None")
@@ -73,23 +73,23 @@ class MeanEstimation:
 
     def gaps(self, params: Scalar) -> Float[Array, " clients"]:
         """Returns ``F_k(w) - rho_k = (w - hat theta_k)^2`` of all clients."""
-        # The difference of `losses` and `requirements` would lose digits.
+        # The difference of `losses` and `requirements` would lose precision.
         return (params - self.empirical_means) ** 2
 
     def satisfied(self, params: Scalar) -> Bool[Array, " clients"]:
         """Returns whether ``f_k(w) < rho_k``, for all clients (definition 1).
 
-        A w that rounds to a client's own model does not satisfy the client; see `relative_to`.
+        A client is not satisfied if w rounds to its own model; see `relative_to`.
         """
         # ``f_k(w) - rho_k = (w - hat theta_k) (w - hat theta_k + 2 (hat theta_k - theta_k))``: the
-        # signs of the factors are right however close w is to the client's own model.
+        # signs of the factors are correct however close w is to the client's own model.
         error = params - self.empirical_means
         return jnp.sign(error) * jnp.sign(error + 2 * (self.empirical_means - self.true_means)) < 0
 
     def relative_to(self, origin: Any) -> "MeanEstimation":
-        """Returns the problem in terms of ``w - origin``, for models very close to the origin.
+        """Returns the problem in terms of ``w - origin``, for models very close to `origin`.
 
-        MaxFL's minima may be closer to a client's own model than the next floating-point number.
+        MaxFL's minima may be closer to a client's own model than floating-point spacing.
 
         Example:
           >>> task = mean_estimation([0.5, 9.0], [1.0, 9.0])
@@ -117,7 +117,7 @@ class MeanEstimation:
     def local_sgd(
         self, params: Float[Array, ""], client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Float[Array, ""]:
-        """Returns the change of E gradient steps, ``((1 - 2 eta)^E - 1) (w - hat theta_k)``."""
+        """Returns the update after E gradient steps, ``((1 - 2 eta)^E - 1) (w - hat theta_k)``."""
         decay = (1 - 2 * learning_rate) ** num_steps - 1
         return decay * (params - self.empirical_means[client])
 
@@ -134,14 +134,14 @@ class MeanEstimation:
 
 
 def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
-    """Returns the task of clients that estimate one mean although their true means differ.
+    """Returns the task of estimating one mean for clients whose true means differ.
 
     Args:
       true_means: ``float[clients]``, theta_k; it may be traced.
       empirical_means: ``float[clients]``, hat theta_k; it may be traced. `draw_means` draws them.
 
     Raises:
-      ValueError: if no client is given, the shapes differ or a number is not finite.
+      ValueError: if there are no clients, shapes differ or a number is not finite.
 
     Example:
       >>> task = mean_estimation([0.0, 0.0, 6.0], [0.8, -0.7, 6.3])
@@ -170,9 +170,9 @@ def draw_means(rng_key: PRNGKeyArray | int, true_means: Any, gamma: Positive = 1
     """Draws empirical means, ``hat theta_k ~ N(theta_k, gamma^2)`` (9).
 
     Args:
-      rng_key: of this draw.
+      rng_key: the random key.
       true_means: ``float[clients]``, theta_k.
-      gamma: a sample's standard deviation divided by the root of the number of samples.
+      gamma: the standard deviation of a sample divided by the square root of the number of samples.
 
     Raises:
       ValueError: if `gamma` is not positive.
@@ -206,14 +206,14 @@ def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
       0.5
     """
     # Use 1 - sigma(-gap), because JAX computes sigma' as sigma (1 - sigma), which is 0 for gaps
-    # above 37, where sigma rounds to 1. The small numbers sigma(-gap) are not rounded to 0.
+    # above 37, where sigma rounds to 1. The small values sigma(-gap) do not round to 0.
     return jnp.mean(1 - jax.nn.sigmoid(-task.gaps(params)))
 
 
 def relu_objective(task: MeanEstimation, params: Any) -> Any:
     """Returns the mean of ``max(F_k(w) - rho_k, 0)``: MaxFL with a ReLU instead of the sigmoid.
 
-    Gaps are never negative here, so that its minimizer is FedAvg's.
+    Gaps are never negative here, so its minimizer is FedAvg's.
 
     Example:
       >>> float(relu_objective(mean_estimation([0.0, 2.0], [0.0, 2.0]), 1.0))
@@ -226,7 +226,7 @@ def log_objective(task: MeanEstimation, params: Any) -> Any:
     """Returns the mean of ``log(1 + exp(F_k(w) - rho_k))``: MaxFL with the log loss.
 
     Its gradient weights clients by ``sigma(F_k(w) - rho_k)``, the weight in Algorithm 1, line 8. It
-    is convex, as Lemma A.2 assumes of surrogates whose minimizer is FedAvg's.
+    is convex, which Lemma A.2 assumes of surrogates whose minimizer is FedAvg's.
 
     Example:
       >>> round(float(log_objective(mean_estimation([0.0], [1.0]), 1.0)), 4)

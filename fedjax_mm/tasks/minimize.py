@@ -1,4 +1,4 @@
-"""Local minima of functions of one number, for many functions at once."""
+"""Local minima of scalar functions, for many functions at once."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ from fedjax_mm.checked import Count, NonNegative, Positive, checked
 
 
 class Minimum(NamedTuple):
-    """End of a descent.
+    """Result of a descent.
 
     Attributes:
       point: the last point.
-      gradient: the first derivative there.
-      curvature: the second derivative there.
-      converged: whether the point is within the tolerance of a local minimum: the curvature is
-        positive and the Newton step small, or the gradient changes its sign within the tolerance.
+      gradient: the first derivative at `point`.
+      curvature: the second derivative at `point`.
+      converged: whether the point is within the tolerance of a local minimum: either the curvature
+        is positive and the Newton step small, or the gradient changes sign within the tolerance.
       num_steps: the number of steps.
     """
 
@@ -31,9 +31,9 @@ class Minimum(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    found: Minimum  # its point is one of the two ends, between which there is a minimum
-    low: Float[Array, ""]  # the last point with a negative gradient, at first minus infinity
-    high: Float[Array, ""]  # the last point with a positive gradient, at first infinity
+    found: Minimum  # at one of the two ends, which enclose a minimum
+    low: Float[Array, ""]  # the last point with a negative gradient, initially minus infinity
+    high: Float[Array, ""]  # the last point with a positive gradient, initially infinity
 
 
 @checked
@@ -46,20 +46,20 @@ def local_minimum(
     max_step: Positive = 0.1,
     max_steps: Count = 200,
 ) -> Minimum:
-    """Returns the first local minimum downhill from the start, of a function of one number.
+    """Finds the first local minimum downhill from a point, for a scalar function.
 
     The result lies in the valley of the start if valleys are wider than `max_step`. Convergence is
-    quadratic, as Newton's, from any start.
+    quadratic, as in Newton's method, from any start.
 
     Args:
-      fn: a function from a number to a number, twice differentiable; vmap `local_minimum` over the
-        function's parameters to minimize many functions in one program.
-      start: the first point. A descent that starts exactly at a maximum stays there.
-      tolerance: of the point, relative to the larger of `scale` and its size; by default the 2/3
-        power of the precision (4e-11 in double, 2e-5 in single precision).
-      scale: 0 makes the tolerance relative even for minima close to 0.
-      max_step: the length of the longest step.
-      max_steps: the largest number of steps; after it the descent ends without convergence.
+      fn: a twice differentiable scalar function. Use `vmap` over its parameters to minimize many
+        functions in one program.
+      start: the initial point. A descent that starts exactly at a maximum stays there.
+      tolerance: the tolerance of the point, relative to the larger of `scale` and its magnitude; by
+        default machine epsilon to the power 2/3 (4e-11 in double, 2e-5 in single precision).
+      scale: the smallest magnitude for `tolerance`; 0 makes it relative even for minima near 0.
+      max_step: the maximum length of a step.
+      max_steps: the number of steps after which the descent ends without convergence.
 
     Raises:
       ValueError: if `tolerance`, `max_step` or `max_steps` is not positive, or `scale` is negative.
@@ -81,7 +81,7 @@ def local_minimum(
         return least * jnp.maximum(scale, jnp.abs(point))
 
     def at(point: Any, low: Any, high: Any, num_steps: Any) -> _Descent:
-        # The new point replaces the end whose gradient has the same sign.
+        # Replace the end whose gradient has the same sign by the new point.
         slope, curvature = jax.jvp(gradient, (point,), (jnp.ones_like(point),))
         low, high = jnp.where(slope < 0, point, low), jnp.where(slope > 0, point, high)
         allowed = resolution(point)
@@ -95,9 +95,9 @@ def local_minimum(
 
     def step(descent: _Descent) -> _Descent:
         (point, slope, curvature, _, num_steps), low, high = descent
-        # Newton's step along the curvature's absolute value descends in concave parts too, and in
-        # flat ones, because it is a ratio of derivatives. A step that would leave the enclosure of
-        # the minimum halves the enclosure instead.
+        # Newton's step with the absolute curvature also descends in concave regions, and in flat
+        # ones because it is a ratio of derivatives. A step that would leave the bracket of the
+        # minimum bisects the bracket instead.
         newton = jnp.abs(slope) / jnp.abs(curvature)  # infinite if the curvature is 0
         trial = point - jnp.sign(slope) * jnp.clip(newton, resolution(point), max_step)
         trial = jnp.where((low < trial) & (trial < high), trial, (low + high) / 2)

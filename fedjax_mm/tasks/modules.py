@@ -1,4 +1,4 @@
-"""Flax modules as the networks of a task: their checks, initial parameters and outputs."""
+"""Flax modules as networks of a task: checks, initial parameters and outputs."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ _BATCH = 1009
 
 
 def check_module(module: Any) -> nn.Module:
-    """Returns a flax module, or raises `TypeError` if it cannot be part of a compiled program."""
+    """Returns a flax module, after checking that it can be part of a compiled program."""
     if isinstance(module, type):
         raise TypeError(
             f"module is {described(module)}; give an instance, such as {module.__name__}(...)"
@@ -44,12 +44,12 @@ def check_module(module: Any) -> nn.Module:
 
 
 class _Traced(NamedTuple):
-    """Properties of a module that its traces show.
+    """Properties of a module found by tracing it.
 
     Attributes:
-      shape: of its logits.
-      drawn: names of the streams that it draws from in training.
-      allowed: names of streams that its layers might draw from, with other rates of dropout.
+      shape: the shape of its logits.
+      drawn: names of the random streams that it uses in training.
+      allowed: names of streams that its layers could use at other dropout rates.
     """
 
     shape: tuple[int, ...]
@@ -64,18 +64,18 @@ def check_outputs(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> None:
-    """Raises `ValueError` unless a module has one output per class, and the streams that it needs.
+    """Raises `ValueError` unless a module has one output per class and all the streams it needs.
 
     Nothing is computed.
 
     Args:
       module: the network.
-      features: of all examples; only the shape and the type are used.
+      features: the features of all examples; only shape and dtype are used.
       num_classes: C.
-      rngs: names of its random streams.
-      takes_weights: whether it is called with weights, too.
+      rngs: the names of its random streams.
+      takes_weights: whether it is also called with weights.
     """
-    size = _BATCH + num_classes  # of a batch, because no other size is likely to equal it
+    size = _BATCH + num_classes  # a batch size that is unlikely to equal another dimension
     example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
     shape, drawn, allowed = _traced(module, example, size, rngs, takes_weights)
     if shape != (size, num_classes):
@@ -94,10 +94,10 @@ def check_outputs(
 
 
 class _StatisticsError(ValueError):
-    """A module keeps statistics of batches."""
+    """A module keeps batch statistics."""
 
 
-@functools.lru_cache(maxsize=64)  # a sweep builds its tasks again wherever it is traced
+@functools.lru_cache(maxsize=64)  # a sweep rebuilds its tasks whenever it is traced
 def _traced(
     module: nn.Module,
     example: jax.ShapeDtypeStruct,
@@ -106,7 +106,7 @@ def _traced(
     takes_weights: bool,
 ) -> _Traced:
     name = getattr(module, "nnx_class", type(module)).__name__
-    # Allow both names, because flax does not show nnx's layers, which take one stream for another.
+    # Allow both names, because flax hides nnx layers, which substitute one stream for another.
     is_nnx = hasattr(module, "nnx_class")
     allowed = {"dropout", "default"} if is_nnx else set()
 
@@ -146,7 +146,7 @@ def _traced(
         raise ValueError(str(error)) from None
     except Exception as error:  # flax, and the module itself, may raise anything
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
-        line = line.split(" (https://")[0]  # without the link that flax adds
+        line = line.split(" (https://")[0]  # drop the link that flax adds
         if isinstance(error, NO_VALUE):
             raise ValueError(
                 f"module {name} needs the value of an array, which is traced and has none: "
@@ -168,8 +168,8 @@ def _traced(
 
 
 def _used(program: Any) -> list[bool]:
-    """Returns, for each input of a traced function, whether an output may depend on it."""
-    # Count only used keys, because nnx makes a key of every stream, drawn from or not.
+    """Returns whether an output may depend on each input of a traced function."""
+    # Count only used keys, because nnx makes a key for every stream, even unused ones.
     live = {id(x) for x in program.outvars}
     for line in reversed(program.eqns):
         if live.intersection(map(id, line.outvars)):
@@ -180,17 +180,17 @@ def _used(program: Any) -> list[bool]:
 def initial(
     module: nn.Module, rng_key: PRNGKeyArray, features: Array, rngs: Sequence[str] = ()
 ) -> Any:
-    """Returns the module's initial variables, "params" among them."""
-    # Give all streams, because nnx modules need them here. One key serves all, because flax folds
-    # the place of each draw into it, and only the parameters are kept.
+    """Returns the module's initial variables, including "params"."""
+    # Provide all streams, because nnx modules need them here. They can share a key, because flax
+    # folds the location of each draw into it, and only the parameters are kept.
     return module.init(dict.fromkeys(("params", *rngs), rng_key), features)
 
 
 def logits_of(module: nn.Module, params: Any, *inputs: Array, rngs: dict[str, PRNGKeyArray]) -> Any:
-    """Returns the logits, those of evaluation if no random streams are given."""
+    """Returns the logits, in evaluation mode if no random streams are given."""
     call: Any = module.apply  # flax's type allows for further results
     if not rngs and hasattr(module, "nnx_class"):
-        # Without streams an nnx module would draw by keys that are always the same.
+        # Without streams an nnx module would always draw with the same keys.
         return call({"params": params}, *inputs, nnx_method=_evaluated)
     return call({"params": params}, *inputs, rngs=rngs)
 

@@ -23,10 +23,10 @@ Logits: TypeAlias = Float[Array, "batch classes"]
 
 
 def glorot_uniform(rng_key: PRNGKeyArray, shape: Sequence[int], dtype: Any = float) -> Array:
-    """Returns weights as flax's initializer does, with inputs and outputs last, in either order."""
+    """Glorot-uniform initializer with inputs and outputs on the last two axes, in either order."""
     spread = math.prod(shape[:-2]) * (shape[-2] + shape[-1])
-    # Draw a flat array, because XLA unrolls the rows of others, which takes a fifth of a linear
-    # model's compilation time.
+    # Draw a flat array, because XLA unrolls the rows of a matrix, which takes a fifth of a linear
+    # model's compile time.
     flat = jax.random.uniform(rng_key, (math.prod(shape),), dtype, -1)
     return (flat * jnp.sqrt(3 * jnp.array(2 / spread, dtype))).reshape(shape)
 
@@ -36,7 +36,7 @@ class LogisticRegression(nn.Module):
 
     Attributes:
       num_classes: C.
-      sigmoid_head: whether a sigmoid is applied to the logits before the softmax, as in LEAF. They
+      sigmoid_head: whether to apply a sigmoid to the logits before the softmax, as in LEAF. Logits
         are then between 0 and 1, and the cross-entropy has a positive lower bound.
 
     Example:
@@ -65,10 +65,10 @@ class MLP(nn.Module):
 
     Attributes:
       num_classes: C.
-      hidden: the widths of the hidden layers.
+      hidden: the width of each hidden layer.
       dropout_rate: the probability that a unit of the first hidden layer is set to 0; other units
-        are scaled up. Only a call with a key drops units,
-        ``module.apply({"params": params}, x, rngs={"dropout": rng_key})``.
+        are scaled up. Units are dropped only if a key is given, ``module.apply({"params": params},
+        x, rngs={"dropout": rng_key})``.
 
     Example:
       >>> import jax
@@ -89,7 +89,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
-        """Returns the logits, with dropout if a key named ``"dropout"`` is given."""
+        """Returns the logits, with dropout if a ``"dropout"`` key is given."""
         x = _flat(x)
         for layer, width in enumerate(self.hidden):
             x = nn.relu(_Dense(width, name=f"dense{layer + 1}")(x))
@@ -100,14 +100,14 @@ class MLP(nn.Module):
 
 
 class McMahanCNN(nn.Module):
-    """Two 5 x 5 convolutions of 32 and 64 features, each with ReLU and pooling, and 512 units.
+    """Two 5 x 5 convolutions with 32 and 64 features, ReLU and pooling, and a layer of 512 units.
 
-    Images may have any size. 28 x 28 x 1 gives the published 1,663,370 parameters.
+    Images may have any size; 28 x 28 x 1 gives the published 1,663,370 parameters.
 
     Attributes:
       num_classes: C.
-      features: of the convolutions; McMahan et al. have two.
-      width: units of the dense layer.
+      features: the features of each convolution; McMahan et al. use two.
+      width: the units of the dense layer.
 
     Example:
       >>> import jax
@@ -129,8 +129,8 @@ class McMahanCNN(nn.Module):
         """Returns the logits."""
         x = _channels_last(x)
         for layer, features in enumerate(self.features, start=1):
-            # Pool before bias and ReLU, which commute with maxima, to leave them a quarter of the
-            # numbers.
+            # Pool before bias and ReLU, which commute with maxima, so that they see a quarter of
+            # the data.
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
         x = nn.relu(_LargeDense(self.width, name="dense")(_flat(x)))
@@ -140,8 +140,8 @@ class McMahanCNN(nn.Module):
 class CelebACNN(nn.Module):
     """Four of [3 x 3 convolution of 32 features, batch norm, max-pooling, ReLU], and a dense layer.
 
-    Batch norm uses the batch's mean and variance, in training and in testing, as in LEAF; there are
-    no running averages. Convolutions have no bias, because batch norm would subtract it.
+    Batch norm uses the batch's mean and variance in training and testing, as in LEAF, without
+    running averages. Convolutions have no bias, because batch norm would subtract it.
 
     Attributes:
       num_classes: C.
@@ -161,7 +161,7 @@ class CelebACNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
-        """Returns the logits, where the batch's mean and variance ignore rows of weight 0."""
+        """Returns the logits, with batch statistics that ignore rows of weight 0."""
         x = _channels_last(x)
         for layer in range(1, 5):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
@@ -171,15 +171,15 @@ class CelebACNN(nn.Module):
 
 
 class CharacterGRU(nn.Module):
-    """Embedding of characters, a GRU over the text, and a dense layer of its last state.
+    """Character embedding, a GRU over the text, and a dense layer on the last state.
 
-    It predicts the character that follows a text. LEAF has two LSTM layers of 256 units in place of
-    the GRU, which is small enough for many clients at once.
+    It predicts the character that follows a text. LEAF uses two LSTM layers of 256 units; the GRU
+    is small enough to train many clients at once.
 
     Attributes:
-      num_classes: C, the characters, in the text and to predict; they are numbered 0 ... C - 1.
-      embedding: the length of a character's vector; LEAF has 8.
-      hidden: units of the GRU.
+      num_classes: C, the size of the vocabulary; characters are numbered 0 ... C - 1.
+      embedding: the dimension of a character's embedding; LEAF uses 8.
+      hidden: the units of the GRU.
 
     Example:
       >>> import jax
@@ -203,7 +203,7 @@ class CharacterGRU(nn.Module):
         kind: Any = {"param_dtype": jnp.result_type(float)}
         shape = self.num_classes, self.embedding
         vectors = nn.Embed(*shape, embedding_init=glorot_uniform, name="characters", **kind)
-        # A task gives whole numbers as floats, which are exact.
+        # Tasks pass integers as floats, which represent them exactly.
         text = vectors(x.astype(jnp.int32))
         kind |= {"kernel_init": glorot_uniform, "recurrent_kernel_init": glorot_uniform}
         cell = nn.GRUCell(self.hidden, name="gru", **kind)
@@ -230,9 +230,8 @@ def _dense(width: int, name: str) -> nn.Dense:
 class _Dense(nn.Module):
     """Dense layer with few outputs."""
 
-    # Make the outputs the outermost dimension, because as the innermost one few outputs would not
-    # fill a CPU's vector registers. The loss transposes too, and XLA cancels the two
-    # transpositions.
+    # Make outputs the outermost dimension, because as the innermost one few outputs would not fill
+    # a CPU's vector registers. The loss transposes too, and XLA cancels both transpositions.
 
     width: int
 
@@ -245,7 +244,7 @@ class _Dense(nn.Module):
 
 
 class _LargeDense(nn.Module):
-    """Dense layer by `matmul`."""
+    """Dense layer that uses `matmul`."""
 
     width: int
 
@@ -257,7 +256,7 @@ class _LargeDense(nn.Module):
 
 
 class _Bias(nn.Module):
-    """One number for each entry of the last axis."""
+    """A bias along the last axis."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows features"]) -> Float[Array, "*rows features"]:
@@ -290,7 +289,7 @@ class _BatchNorm(nn.Module):
 
 
 def _mean(x: Images, used: Array | None) -> Float[Array, " channels"]:
-    # The mean over the examples in use, or 0 without any.
+    # Mean over the examples in use, or 0 if there are none.
     if used is None:
         return x.mean((0, 1, 2))
     pixels = x.shape[1] * x.shape[2]

@@ -1,4 +1,4 @@
-"""Strongly convex federated quadratic of Bhuyan et al., section 6, stored by blocks."""
+"""The strongly convex federated quadratic of Bhuyan et al., section 6, stored in blocks."""
 
 import dataclasses
 import math
@@ -22,8 +22,8 @@ Block: TypeAlias = Float[Array, " block"]
 class Quadratic:
     """Task with ``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2``, eqs. (5)-(9).
 
-    Built by `quadratic`. A_k and b_k involve only the p + 1 coordinates from (k-1) p on, so that
-    memory is O(N p) and a client's E local steps cost O(p E).
+    Built by `quadratic`. A_k and b_k involve only the p + 1 coordinates from (k-1) p on, so memory
+    is O(N p) and a client's E local steps cost O(p E).
 
     Attributes:
       mu: the regularization.
@@ -77,7 +77,8 @@ class Quadratic:
         del rng_key
         error = params - self.minimizer
         squares = jnp.sum(error**2)
-        # Use the quadratic form, because a difference of losses would lose digits near the optimum.
+        # Use the quadratic form, because a difference of losses would lose precision near the
+        # optimum.
         curvature = error[0] ** 2 + error[-1] ** 2 + jnp.sum(jnp.diff(error) ** 2)
         excess = (curvature / self.num_clients + self.mu * squares) / 2
         loss, distance = self.optimum + excess, jnp.sqrt(squares)
@@ -86,13 +87,13 @@ class Quadratic:
     def local_sgd(
         self, params: Vector, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> SparseUpdate:
-        """Returns the change of E gradient steps: the client's block, and a factor for the rest."""
+        """Returns the update of E gradient steps: the client's block, and a factor for the rest."""
         first, last = self._ends(client)
         block = self._block(params, client)
         decay_per_step = learning_rate * self.mu
 
-        # Carry the change since the start and ``decay = (1 - eta mu)^E - 1``, because parameters
-        # minus their start, and their factor minus 1, would lose digits in float32.
+        # Carry the change since the start and ``decay = (1 - eta mu)^E - 1``, because differences
+        # of parameters, and of the factor from 1, would lose precision in float32.
         def step(_: Index, carry: tuple[Block, Array]) -> tuple[Block, Array]:
             change, decay = carry
             x = block + change
@@ -130,7 +131,7 @@ class Quadratic:
         return lax.dynamic_slice(params, (client * self.block_size,), (self.block_size + 1,))
 
     def _ends(self, client: Index) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        # The terms E_11 and E_dd of eq. (7), which only the first and the last client have.
+        # The terms E_11 and E_dd of eq. (7), which belong to the first and the last client only.
         dtype = self.minimizer.dtype
         return (client == 0).astype(dtype), (client == self.num_clients - 1).astype(dtype)
 
@@ -149,8 +150,8 @@ def largest_curvature(num_clients: int, block_size: int) -> float:
       >>> round(largest_curvature(24, 4), 6)
       3.682507
     """
-    # A_k is a second difference. It has two fixed ends if N = 1, and else one for the first and the
-    # last client. Other clients' blocks have free ends and smaller eigenvalues.
+    # A_k is a second difference. It has two fixed ends if N = 1; otherwise the first and the last
+    # client's have one. Other clients' blocks have free ends and smaller eigenvalues.
     angle = math.pi / (block_size + 2)
     if num_clients > 1:
         angle = 2 * math.pi / (2 * block_size + 3)
@@ -163,12 +164,12 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
 
     The minimizer solves ``(tridiag(-1, 2, -1) + N mu I) w = e_1``, in closed form
     ``w_i = sinh((d + 1 - i) theta) / sinh((d + 1) theta)`` with ``2 cosh(theta) = 2 + N mu``, which
-    is accurate to round-off at any condition number and costs O(d).
+    costs O(d) and is accurate to rounding error at any condition number.
 
     Args:
       num_clients: N.
       block_size: p.
-      mu: the regularization, and strong convexity, of every client; it may be traced.
+      mu: the regularization, and strong convexity constant, of every client; it may be traced.
 
     Raises:
       ValueError: if an argument is not positive.

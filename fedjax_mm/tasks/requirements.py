@@ -1,4 +1,4 @@
-"""Clients' requirements of a model: thresholds, appeal, tuning, unseen clients."""
+"""Clients' requirements on a model: thresholds, appeal, fine-tuning and unseen clients."""
 
 import dataclasses
 from functools import partial
@@ -24,11 +24,11 @@ _TUNED_AT_ONCE = 16  # clients
 
 
 class OwnModels(NamedTuple):
-    """Measured quality of the clients' own models, w_hat_k.
+    """Quality of the clients' own models, w_hat_k.
 
     Attributes:
       threshold: rho_k = F_k(w_hat_k), on training examples.
-      accuracy: on test examples, if there are any.
+      accuracy: the accuracy on test examples, if there are any.
     """
 
     threshold: Float[Array, "*clients"]
@@ -38,13 +38,13 @@ class OwnModels(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """Settings of SGD on one client's examples, for its own model or to fine-tune a given one.
+    """Settings of SGD on one client's examples, to train its own model or fine-tune a given one.
 
     Attributes:
       learning_rate: a number; it may be traced.
       num_steps: the number of SGD steps; it may be traced.
-      batch_size: examples per step, drawn independently; None takes all.
-      limit: the number of those examples that count, if not all; it may be traced.
+      batch_size: examples per step, drawn independently; None uses all.
+      limit: the number of those examples to use, if not all; it may be traced.
     """
 
     learning_rate: Positive
@@ -54,7 +54,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
-        # Check numbers only, because JAX rebuilds the dataclass with other leaves, such as None.
+        # Check only numbers, because JAX rebuilds the dataclass with other leaves, such as None.
         if type(self.learning_rate) in (int, float):
             check_argument("learning_rate", self.learning_rate, Positive)
         if type(self.num_steps) in (int, float):
@@ -62,7 +62,7 @@ class Tuning:
         check_argument("batch_size", self.batch_size, Count | None)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
-        """Returns the client's parameters after tuning, for an `rng_key` that all clients share."""
+        """Returns the client's fine-tuned parameters, for an `rng_key` shared by all clients."""
         local = ClientContext(keys.client_key(rng_key, client), 0, task, client, params)
         optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size, limit=self.limit)
         return train_locally(local, optimizer, self.num_steps, how)[0]
@@ -78,14 +78,14 @@ def own_models(
     batch_size: int | None = None,
     model: int | Index = 0,
 ) -> OwnModels:
-    """Trains every client's own model by local SGD from the global model's initial parameters.
+    """Trains each client's own model by local SGD from the global model's initial parameters.
 
     Args:
-      rng_key: the seed, a key or a whole number; give `simulate` the same one.
-      task: the learning problem of all clients, unseen ones included.
-      params: initial parameters of one model, if `simulate` gets some.
+      rng_key: a key or an integer seed; use the same one in `simulate`.
+      task: the learning problem of all clients, including unseen ones.
+      params: initial parameters of one model, if `simulate` is given some.
       learning_rate: a number; it may be traced.
-      num_steps: the number of steps of local SGD; it may be traced.
+      num_steps: the number of local SGD steps; it may be traced.
       batch_size: examples per step, drawn independently; None takes all.
       model: the global model's number, from 0; it may be traced.
 
@@ -118,7 +118,7 @@ def own_models(
 
 
 def _measured(task: MeasuredTask, params: Params, client: Index) -> dict[str, Array]:
-    # The loss on training examples, and the metrics of test examples if the task has them.
+    # The loss on training examples, and the metrics on test examples if the task has them.
     test = task.client_metrics(params, client, task.test) if isinstance(task, TestedTask) else {}
     return {"train_loss": task.client_loss(params, client)} | test
 
@@ -132,30 +132,31 @@ def requiring(
     tuning: Tuning | None = None,
     participation: Literal["training", "test"] = "training",
 ) -> "Requiring":
-    """Returns the task whose clients require a model that is better than their own.
+    """Makes a task's clients require a model that is better than their own.
 
-    A model appeals to a client if ``F_k(w) < rho_k``. If `participation` is "test", the condition
-    is ``f_k(w) < rho_k``, so that `appealing` uses the clients' test examples. Metrics are means
-    over the clients that may train, and means over the others, named ``unseen_...``:
+    A model appeals to a client if ``F_k(w) < rho_k``, or, if `participation` is "test", if
+    ``f_k(w) < rho_k`` on test examples. Metrics are means over the clients that may train, and
+    means over unseen clients, named ``unseen_...``:
 
     - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on training examples;
     - ``appeal`` (GM-Appeal), the share of clients with ``f_k(w) < rho_k`` on test examples, and
       ``train_appeal``, on training examples;
-    - ``preferred_accuracy``, of the model, or of the client's own if the model does not appeal.
+    - ``preferred_accuracy``, the accuracy of the model if it appeals, else of the client's own.
 
     A task without test examples has ``train_loss``, ``train_appeal`` and its own metrics.
 
     Args:
       task: any task with its clients' losses.
-      own: the quality of all clients' own models, by `own_models`, unseen clients included; or only
-        the thresholds rho_k, which give no ``preferred_accuracy``.
-      num_unseen: how many of the task's last clients never train; the assignment has the others.
-      tuning: local steps that each client takes from the model before the model is measured.
-      participation: the examples whose loss determines whether a client takes part.
+      own: the result of `own_models` for all clients, including unseen ones; or only the thresholds
+        rho_k, without ``preferred_accuracy``.
+      num_unseen: the number of clients, the task's last, that never train; the assignment covers
+        the others.
+      tuning: the local steps by which each client fine-tunes the model before evaluation.
+      participation: the examples whose loss decides whether a client takes part.
 
     Raises:
-      ValueError: if sizes do not fit, or the task does not have its clients' losses, or has no test
-        examples for the `participation` "test".
+      ValueError: if sizes do not fit, the task does not have its clients' losses, or it has no test
+        examples for `participation="test"`.
 
     Example:
       >>> import jax
@@ -168,7 +169,7 @@ def requiring(
       >>> trace.metrics["train_appeal"].shape  # records, models
       (11, 1)
 
-    Reference: Cho et al., sections 2 and 4, and Table 3 for tuning.
+    Reference: Cho et al., sections 2 and 4, and Table 3 for fine-tuning.
     """
     needs(check_task(task), MeasuredTask)
     models = own if isinstance(own, OwnModels) else OwnModels(own)
@@ -187,12 +188,12 @@ def requiring(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Requiring(View):
-    """A task whose clients have requirements, built by `requiring`.
+    """A task with clients' requirements, built by `requiring`.
 
     Attributes:
-      own: the quality of all clients' own models, unseen clients included.
-      tuning: each client's steps before the model is measured.
-      participation: the examples whose loss determines whether a client takes part.
+      own: the quality of all clients' own models, including unseen clients.
+      tuning: each client's fine-tuning before evaluation.
+      participation: the examples whose loss decides whether a client takes part.
     """
 
     own: OwnModels
@@ -204,7 +205,7 @@ class Requiring(View):
         return self.own.threshold[client]
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns whether the loss is below rho_k, for the clients that may train."""
+        """Returns whether the loss is below rho_k, for each client that may train."""
         if self.participation == "test":
             first = None if self.num_clients == self.task.num_clients else self.num_clients
             how = {"per_client": True, "num_clients": first}
@@ -231,7 +232,8 @@ class Requiring(View):
         return means if "loss" in values else self.task.metrics(rng_key, params) | means
 
     def _evaluated(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Array]:
-        # Tuned clients have their own parameters; without tuning one pass over the data is enough.
+        # Without fine-tuning all clients have the same parameters, so one pass over the data is
+        # enough.
         task, clients = self.task, jnp.arange(self.task.num_clients)
         if self.tuning is not None:
             tune = partial(self.tuning.of_client, rng_key, task, params=params)

@@ -1,4 +1,4 @@
-"""Views, which change a part of a task, and functions of all clients of a task."""
+"""Views, which change part of a task, and functions of all clients of a task."""
 
 import dataclasses
 from functools import partial
@@ -25,11 +25,11 @@ from fedjax_mm.checks import needs
 
 @runtime_checkable
 class TestedTask(MeasuredTask, Protocol):
-    """A task whose clients have examples for training and for testing, with losses and accuracy.
+    """A task whose clients have training and test examples, with losses and accuracy.
 
     Attributes:
-      train: every client's training examples.
-      test: every client's examples for testing.
+      train: the clients' training examples.
+      test: the clients' test examples.
     """
 
     train: Any
@@ -39,21 +39,21 @@ class TestedTask(MeasuredTask, Protocol):
         """Returns the mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
 
     def evaluate(self, params: Params, data: Any, **options: Any) -> dict[str, Array]:
-        """Returns the mean ``loss`` and ``accuracy`` over all examples, in one pass over the data.
+        """Returns mean ``loss`` and ``accuracy`` over all examples, in one pass over the data.
 
-        With ``per_client=True`` the means are each client's; `num_clients` takes the first clients.
+        With ``per_client=True`` means are per client; `num_clients` selects the first clients.
         """
 
 
 def client_losses(
     task: Task, params: Params, num_clients: int | None = None
 ) -> Float[Array, " clients"]:
-    """Returns F_k(w) of the first clients, or of all, in one pass over their data if possible.
+    """Returns F_k(w) of the first clients, or of all, in one pass over the data if possible.
 
     Args:
-      task: with losses of its clients.
-      params: of one model.
-      num_clients: how many of the first; None is all.
+      task: a task with clients' losses.
+      params: one model's parameters.
+      num_clients: the number of first clients; None is all.
 
     Raises:
       ValueError: if the task does not give its clients' losses.
@@ -64,7 +64,7 @@ def client_losses(
       (6,)
     """
     num_clients = task.num_clients if num_clients is None else num_clients
-    # Call a view's own method, because a view may change losses, as attackers do.
+    # Call a view's method, because views may change losses, as for attackers.
     if isinstance(task, View):
         return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):
@@ -85,12 +85,12 @@ def thresholds(task: Task) -> Float[Array, " clients"]:
 
 
 def per_client(task: Task) -> tuple[str, ...]:
-    """Returns the names of the metrics that have a number for each client."""
+    """Returns the names of metrics with one number per client."""
     return tuple(getattr(task, "per_client", ()))
 
 
 def changes(task: Task) -> bool:
-    """Returns whether the task, or the one that it views, changes over rounds."""
+    """Returns whether the task, or the task it views, changes over rounds."""
     return isinstance(task, RoundTask) or (isinstance(task, View) and changes(task.task))
 
 
@@ -111,11 +111,11 @@ def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A task that passes calls on to another task, and whose subclasses change some of them.
+    """A task that forwards calls to another task, some of which subclasses override.
 
     Attributes:
       task: the other task.
-      num_clients: N, the clients that may train: the other task's first clients.
+      num_clients: N, the number of clients that may train, the first of the other task.
     """
 
     task: Any
@@ -123,7 +123,7 @@ class View:
 
     @property
     def per_client(self) -> tuple[str, ...]:
-        """Names of the metrics with a number for each client, if these are the task's clients."""
+        """Names of metrics with one number per client, if the task's clients are the same."""
         return per_client(self.task) if self.num_clients == self.task.num_clients else ()
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
@@ -139,7 +139,7 @@ class View:
         return self.task.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps of an epoch, or raises `ValueError` if the task has no epochs."""
+        """Returns the steps per epoch, or raises `ValueError` if the task has no epochs."""
         return needs(self.task, EpochTask).num_batches(client, size)
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:

@@ -1,4 +1,4 @@
-"""Users' metrics, recorded in addition to those of a task."""
+"""User-defined metrics, recorded in addition to those of a task."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ Own: TypeAlias = Mapping[str, Callable[[Params], Any]] | Callable[[Any, Params],
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WithMetrics(View):
-    """A task with further metrics, built by `with_metrics`.
+    """A task with additional metrics, built by `with_metrics`.
 
     Attributes:
-      own: one function of the task and the parameters, or names with functions of the parameters.
-      of_clients: names of one's own metrics that have a number for each client.
+      own: one function of the task and the parameters, or functions of the parameters by name.
+      of_clients: names of the additional metrics with one number per client.
     """
 
     own: Any = dataclasses.field(metadata={"static": True})
@@ -30,11 +30,11 @@ class WithMetrics(View):
 
     @property
     def per_client(self) -> tuple[str, ...]:
-        """Names of all metrics with a number for each client."""
+        """Names of all metrics with one number per client."""
         return (*super().per_client, *self.of_clients)
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns the task's metrics, and then those of one's own."""
+        """Returns the task's metrics, followed by the additional ones."""
         metrics = self.task.metrics(rng_key, params)
         if callable(self.own):
             own = dict(self.own(self.task, params))
@@ -54,7 +54,7 @@ class WithMetrics(View):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AnalyticWithMetrics(WithMetrics):
-    """A task with further metrics and a closed form of local SGD."""
+    """A task with additional metrics and a closed form of local SGD."""
 
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
@@ -64,21 +64,21 @@ class AnalyticWithMetrics(WithMetrics):
 
 
 def with_metrics(task: Task, metrics: Own, *, per_client: Sequence[str] = ()) -> WithMetrics:
-    """Returns the task with metrics of one's own, which `simulate` and `sweep` record by name.
+    """Adds metrics to a task, which `simulate` and `sweep` record by name.
 
     Training does not change. A metric is a number or an array.
 
     Args:
       task: any task; apply other wrappers, such as `requiring`, first.
-      metrics: functions of one model's parameters, by name. Or one function of the task and the
-        parameters that returns all by name, so that data are arguments of the compiled program
-        instead of constants.
-      per_client: names of those metrics that have one number for each of the N clients; they get a
-        dimension ``client`` in `to_dataset` and in the result of `sweep`.
+      metrics: functions of one model's parameters, by name; or one function of the task and the
+        parameters that returns all metrics by name, with which data are arguments of the compiled
+        program instead of constants.
+      per_client: names of the metrics with one number per client; they get a dimension ``client``
+        in `to_dataset` and in the result of `sweep`.
 
     Raises:
-      ValueError: if they are not such functions; or, before anything is compiled, if the task or
-        every result already has the name.
+      ValueError: if `metrics` has the wrong form, or if a name is already in use, which is checked
+        before compilation.
 
     Example:
       >>> import jax

@@ -1,4 +1,4 @@
-"""Statements of the papers, one function each, with their hypotheses checked.
+"""Theorems of the papers, one function each, which check their hypotheses.
 
 problem          Problem and Rate, the symbols that the statements share
 mfa, mfa_lemmas  Bhuyan, Moharir and Joshi: Theorems 1 to 3, Corollary 1, remarks; Lemmas 1 to 4

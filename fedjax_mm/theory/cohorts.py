@@ -1,8 +1,8 @@
 """Bounds of Pawlik, "Federated Learning with Client Batching and Heterogeneous Data" (2020).
 
-Sections 4.3 and 4.5 treat model averaging with all clients, as Theorem 1 and Corollary 1 of Yu,
-Yang and Zhu (2018) do; section 5 treats cohorts. The learning rate is ``gamma``; the other symbols
-are explained in `fedjax_mm.theory.problem`. All arguments broadcast.
+Sections 4.3 and 4.5 treat model averaging with all clients, like Theorem 1 and Corollary 1 of Yu,
+Yang and Zhu (2018). Section 5 treats cohorts. The learning rate is ``gamma``; other symbols are
+explained in `fedjax_mm.theory.problem`. All arguments broadcast.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike
 
 from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
-# gamma = 1/(L E) is the usual choice, and the product of rounded numbers may then be above 1.
+# tolerance for the usual choice gamma = 1/(L E), whose rounded product may exceed 1
 _ROUND_OFF = 1e-12
 
 
 def theorem_1(T: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
-    """Returns the bound of the mean squared gradient norm of model averaging.
+    """Returns the bound on the mean squared gradient norm of model averaging.
 
     ``2 gap / (gamma T) + 4 gamma^2 E^2 G^2 L^2 + L gamma sigma^2 / N`` bounds the mean over the T
     local iterations (not rounds) of ``E|grad f|^2`` at the clients' mean model.
@@ -62,7 +62,7 @@ def corollary_part_1(T: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound of part 1 for ``E <= T^(1/4) / N^(3/4)``, of the order 1 / sqrt(N T).
+    """Returns the bound of part 1 for ``E <= T^(1/4) / N^(3/4)``, which is O(1 / sqrt(N T)).
 
     ``(2 L gap + 4 G^2 + sigma^2) / sqrt(N T)``, in the common shape with E.
 
@@ -79,12 +79,13 @@ def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
     name = "Corollary, part 2,"
     N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
     (T,) = in_range(name, problem, T=T)
-    # Raise both sides to the fourth power, so that whole numbers are compared without rounding.
+    # Raise both sides to the fourth power, so that integers are compared exactly.
     small = {"E <= T^(1/4) / N^(3/4)": E**4 * N**3 <= T}
     require(name, {"T >= N": T >= N, **small}, T=T, N=N, E=E)
     root = np.sqrt(N * T)
     bound = 2 * L / root * gap + 4 / root * G**2 + sigma**2 / root
-    # Broadcast with E, because E is in the hypothesis only and a grid over E would lose its axis.
+    # Broadcast with E, because E occurs only in the hypothesis and a grid over E would lose its
+    # axis.
     return np.broadcast_arrays(bound, E)[0]
 
 
@@ -94,10 +95,11 @@ def squared_step_25(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
     ``gamma^2 / (N-1) (1/C - 1/N) (sum_i |G_i|^2 - N |G_bar|^2) + gamma^2 |G_bar|^2``
 
     Args:
-      updates: ``[..., clients, d]``, each client's ``G_i``, the sum of its gradients in the round;
-        leading axes, such as earlier cohorts, are kept, and their mean is the outer expectation.
-      C: clients in a cohort, drawn uniformly without replacement.
-      gamma: learning rate.
+      updates: ``[..., clients, d]``, each client's ``G_i``, the sum of its gradients in the round.
+        Leading axes, such as earlier cohorts, are kept; average over them for the outer
+        expectation.
+      C: the number of clients in a cohort, drawn uniformly without replacement.
+      gamma: the learning rate.
 
     Raises:
       ValueError: unless N >= 2 and 1 <= C <= N.
@@ -113,7 +115,7 @@ def squared_step_25(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
 
 
 def squared_step_26(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> FloatArray:
-    """Returns `squared_step_25`, computed by the products of updates.
+    """Returns `squared_step_25`, computed from products of updates.
 
     ``gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j) + gamma^2 |G_bar|^2``
 
@@ -123,7 +125,7 @@ def squared_step_26(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
       gamma: learning rate.
 
     Raises:
-      ValueError: as `squared_step_25`.
+      ValueError: as in `squared_step_25`.
 
     Example:
       >>> squared_step_26([[1.0], [3.0]], [1, 2], 0.1).round(4).tolist()
@@ -136,12 +138,12 @@ def squared_step_26(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
 
 
 def excess_noise_27(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: ArrayLike) -> FloatArray:
-    """Returns the noise that cohorts of C of the N clients add to the bound on a round's loss.
+    """Returns the excess noise in a round's loss bound from sampling C of N clients.
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (sum_i |G_i|^2 - N |G_bar|^2)``
 
     That is ``L/2 gamma^2`` times the variance of the cohort's mean update. It is zero for C = N and
-    for equal updates; nearly equal ones leave a rounding error of about ``1e-16 sum |G_i|^2``.
+    for equal updates; for nearly equal updates the rounding error is about ``1e-16 sum |G_i|^2``.
 
     Args:
       updates: as for `squared_step_25`.
@@ -150,7 +152,7 @@ def excess_noise_27(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
       L: smoothness of the loss.
 
     Raises:
-      ValueError: as `squared_step_25`.
+      ValueError: as in `squared_step_25`.
 
     Example:
       >>> excess_noise_27([[1.0], [3.0]], [1, 2], 0.1, 4).round(4).tolist()
@@ -163,13 +165,12 @@ def excess_noise_27(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
 
 
 def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: ArrayLike) -> FloatArray:
-    """Returns `excess_noise_27`, computed by the products of updates.
+    """Returns `excess_noise_27`, computed from products of updates.
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j)``
 
-    The paper concludes that parallel updates suffice for zero noise. They do not suffice, because
-    the updates have to be equal. The updates 1 and 3 of the example are parallel, and their noise
-    with C = 1 is not zero.
+    The paper concludes that parallel updates suffice for zero noise. They do not; the updates must
+    be equal. Updates 1 and 3 of the example are parallel, but their noise with C = 1 is not zero.
 
     Args:
       updates: as for `squared_step_25`.
@@ -178,7 +179,7 @@ def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
       L: smoothness of the loss.
 
     Raises:
-      ValueError: as `squared_step_25`.
+      ValueError: as in `squared_step_25`.
 
     Example:
       >>> excess_noise_28([[1.0], [3.0]], [1, 2], 0.1, 4).round(4).tolist()
@@ -191,7 +192,7 @@ def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
 
 
 def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
-    """Returns the bound of the mean squared gradient norm of training by cohorts.
+    """Returns the bound on the mean squared gradient norm of training with cohorts.
 
     This bound is not in the paper.
 
@@ -199,9 +200,9 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     + gamma L E Z^2 N/(N-1) (1/C - 1/N)`` bounds the mean over the R rounds of ``E|grad f|^2`` at
     the global model before each round, for clients that take E full gradients each.
 
-    It completes the proof that section 5 of the paper leaves open: the descent lemma for a round's
-    step, a local model that is at most ``gamma t G`` away after t steps, and eq. (27) with
-    ``sum_i |G_i|^2 - N |G_bar|^2 <= N E^2 Z^2``.
+    It completes the proof that section 5 of the paper leaves open. It uses the descent lemma for a
+    round's step, the distance of at most ``gamma t G`` of a local model after t steps, and eq. (27)
+    with ``sum_i |G_i|^2 - N |G_bar|^2 <= N E^2 Z^2``.
 
     Raises:
       ValueError: unless C <= N and gamma <= 1/(L E).
@@ -219,7 +220,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     hypotheses = {"C <= N": C <= N, "gamma <= 1/(L E)": gamma * L * E <= 1 + _ROUND_OFF}
     require(name, hypotheses, C=C, N=N, gamma=gamma, L=L, E=E)
     drift = gamma**2 * L**2 * G**2 * (E - 1) * (2 * E - 1) / 6
-    # With a single client the noise is 0; without the maximum it would be 0/0.
+    # Take the maximum, because with a single client the noise is 0 instead of 0/0.
     noise = gamma * L * E * Z**2 * N / np.maximum(N - 1, 1) * (1 / C - 1 / N)
     return 2 * gap / (gamma * E * R) + drift + noise
 
@@ -227,17 +228,18 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
 def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
     """Returns the cohort size that minimizes `cohort_bound` at constant cost R C.
 
-    This size is not in the paper. With ``a = 2 gap / (gamma E cost)`` and ``b = gamma L E Z^2`` the
-    bound is ``a C + b N/(N-1) (1/C - 1/N)`` plus terms that do not depend on C. Its minimizer is
-    ``C* = sqrt(b N / (a (N-1)))``: larger cohorts leave fewer rounds, smaller ones are noisier.
+    This result is not in the paper. With ``a = 2 gap / (gamma E cost)`` and ``b = gamma L E Z^2``
+    the bound is ``a C + b N/(N-1) (1/C - 1/N)`` plus terms that do not depend on C. Its minimizer
+    is ``C* = sqrt(b N / (a (N-1)))``: larger cohorts leave fewer rounds, and smaller ones are
+    noisier.
 
     Args:
-      cost: local trainings in all rounds, R C.
-      problem: N, E, L, Z and gap of it.
-      gamma: learning rate.
+      cost: the number of local trainings in all rounds, R C.
+      problem: uses N, E, L, Z and gap.
+      gamma: the learning rate.
 
     Returns:
-      C*, clipped to lie between 1 and N; not rounded.
+      C*, clipped to [1, N] but not rounded.
 
     Raises:
       ValueError: unless gap > 0.

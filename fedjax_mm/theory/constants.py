@@ -1,4 +1,4 @@
-"""Constants of a task: exact if the task has closed forms, else estimated at given points."""
+"""Constants of a task, exact if it has closed forms and otherwise estimated at given points."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,14 +17,13 @@ from fedjax_mm.checked import Count, checked
 
 
 class Constant(NamedTuple):
-    """Number of a theorem's hypotheses or bound, and how it is known.
+    """A constant in a theorem's hypotheses or bound, and how it was obtained.
 
     Attributes:
       value: the number, or an array.
-      known: "exact"; "bound", at least (or at most) the truth; or "estimate", from finitely many
-        points.
-      error: the estimate's residual; 0 if exact. At other points than the given ones the truth may
-        be further off.
+      known: "exact"; "bound", an upper (or lower) bound; or "estimate", from finitely many points.
+      error: the estimate's residual; 0 if exact. Away from the given points the error may be
+        larger.
     """
 
     value: Any
@@ -36,8 +35,8 @@ class Constants(NamedTuple):
     """Constants of Assumptions 1 and 2 of Bhuyan et al., and the solution.
 
     Attributes:
-      mu: strong convexity of all clients' losses, Assumption 1.
-      L: their smoothness, Assumption 2.
+      mu: the strong convexity of all clients' losses, Assumption 1.
+      L: the smoothness of all clients' losses, Assumption 2.
       Gamma: ``F* - mean of F_k*``, the heterogeneity.
       optimum: F*.
       minimizer: w*.
@@ -52,7 +51,7 @@ class Constants(NamedTuple):
 
 @runtime_checkable
 class SolvedTask(Task, Protocol):
-    """Task that knows its constants."""
+    """Task with known constants."""
 
     @property
     def strong_convexity(self) -> Float[Array, ""]:
@@ -76,10 +75,10 @@ class SolvedTask(Task, Protocol):
 
 
 def exact_constants(task: SolvedTask) -> Constants:
-    """Returns the constants of a task that knows them.
+    """Returns the constants of a task with closed forms.
 
     Raises:
-      ValueError: if the task does not know them.
+      ValueError: if the task does not have them.
 
     Example:
       >>> from fedjax_mm.tasks import quadratic
@@ -102,19 +101,19 @@ def exact_constants(task: SolvedTask) -> Constants:
 def estimate_curvature(
     rng_key: PRNGKeyArray, task: Task, points: Params, *, num_steps: Count = 32
 ) -> tuple[Constant, Constant]:
-    """Returns mu and L, the extreme eigenvalues of all clients' Hessians at some points.
+    """Estimates mu and L, the extreme eigenvalues of all clients' Hessians, at given points.
 
-    A loss that is not quadratic has smaller and larger eigenvalues at other points: the value of mu
-    is then above the truth, that of L below. A negative value of mu shows that it is not convex.
+    A non-quadratic loss may have smaller and larger eigenvalues elsewhere, so mu may be too large
+    and L too small. A negative mu shows that the loss is not convex.
 
     Args:
-      rng_key: for the start of the iterations.
-      task: its loss over all of a client's examples is F_k.
+      rng_key: the key for the starting vectors.
+      task: a task whose loss over all of a client's examples is F_k.
       points: parameters with a leading axis of points, such as a trajectory.
-      num_steps: Hessian-vector products for each client and point.
+      num_steps: the number of Hessian-vector products per client and point.
 
     Returns:
-      The smallest and the largest eigenvalue; their errors are the residuals of the eigenvectors.
+      The smallest and the largest eigenvalue, whose errors are the residuals of the eigenvectors.
 
     Example:
       >>> import jax
@@ -147,8 +146,8 @@ def _curvature(
         gradient = jax.grad(lambda x: loss(unravel(x)))
 
         def product(vector: Float[Array, " dim"]) -> Float[Array, " dim"]:
-            # Use forward over reverse mode, so that a Hessian-vector product costs a few gradients
-            # and the Hessian is never built.
+            # Use forward-over-reverse mode, so that a Hessian-vector product costs a few gradients
+            # and the Hessian is never materialized.
             return jax.jvp(gradient, (flat,), (vector,))[1]
 
         start = jax.random.normal(rng_key, flat.shape, flat.dtype)
@@ -168,19 +167,19 @@ def extreme_eigenvalues(
     start: Float[Array, " dim"],
     num_steps: int,
 ) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
-    """Returns the smallest and the largest eigenvalue of a symmetric matrix, given by its products.
+    """Returns the extreme eigenvalues of a symmetric matrix, given matrix-vector products.
 
-    Lanczos' method with full reorthogonalization: its basis V makes ``V'HV`` tridiagonal, whose
-    extreme eigenvalues lie inside those of H and tend to them.
+    Uses Lanczos' method with full reorthogonalization. Its basis V makes ``V'HV`` tridiagonal, and
+    the extreme eigenvalues of ``V'HV`` converge to those of H from inside.
 
     Args:
       product: ``v -> H v``.
-      start: any vector with a share in all eigenvectors.
-      num_steps: products.
+      start: a vector with a component along every eigenvector.
+      num_steps: the number of products.
 
     Returns:
-      The two eigenvalues, and the norms ``|H v - theta v|`` of their residuals. Within this
-      distance of each is an eigenvalue of H.
+      The two eigenvalues, and the norms ``|H v - theta v|`` of their residuals. H has an eigenvalue
+      within this distance of each.
 
     Reference: Golub and Van Loan (2013), Matrix Computations, section 10.3.
     """
@@ -191,13 +190,13 @@ def extreme_eigenvalues(
         image = product(vector)
         scale = jnp.maximum(scale, jnp.linalg.norm(image))
         diagonal = vector @ image
-        # Orthogonalize twice, because after one pass a share of the basis remains if most of the
+        # Orthogonalize twice, because one pass leaves components along the basis if most of the
         # image cancels; two passes are enough (Parlett).
         for _ in range(2):
             image = image - basis.T @ (basis @ image)
         norm = jnp.linalg.norm(image)
-        # End the iteration at an invariant subspace, which leaves only round-off for the next
-        # vector. Mark the steps after the end by NaN, because lax.scan has a fixed length.
+        # Stop at an invariant subspace, where the next vector is only rounding error. Mark the
+        # remaining steps by NaN, because lax.scan has a fixed length.
         is_alive_after = is_alive & (norm > jnp.finfo(norm.dtype).eps * scale)
         vector = jnp.where(is_alive_after, image / norm, 0)
         entries = jnp.where(is_alive, diagonal, jnp.nan), jnp.where(is_alive_after, norm, 0)
@@ -207,7 +206,7 @@ def extreme_eigenvalues(
     first = start / jnp.linalg.norm(start)
     carry = empty, first, jnp.array(True), jnp.zeros((), start.dtype)
     _, (diagonal, off_diagonal) = lax.scan(step, carry, jnp.arange(num_steps))
-    # Fill the steps after the end with the first entry, which lies between the extremes, as 0 might
+    # Fill the remaining steps with the first entry, which lies between the extremes, while 0 might
     # not.
     diagonal = jnp.where(jnp.isnan(diagonal), diagonal[0], diagonal)
     inner = off_diagonal[:-1]
@@ -217,13 +216,13 @@ def extreme_eigenvalues(
 
 
 def gradient_bound(task: Task, points: Params) -> Constant:
-    """Returns G for full gradients, the largest ``|grad F_k|`` of all clients and points.
+    """Returns G for full gradients, the largest ``|grad F_k|`` over all clients and points.
 
-    On convex losses with rates up to 2/L gradients shrink along local steps, so that the points at
-    which rounds begin are enough.
+    On convex losses with rates up to 2/L, gradients shrink along local steps, so the points at
+    which rounds begin are sufficient.
 
     Args:
-      task: its loss over all of a client's examples is F_k.
+      task: a task whose loss over all of a client's examples is F_k.
       points: parameters with a leading axis, such as a trajectory.
 
     Reference: Bhuyan et al., Assumption 3.
@@ -241,8 +240,8 @@ def _gradient_norms(task: Task, points: Params) -> Float[Array, "points clients"
 
 
 def _over_points_and_clients(function: Callable[..., Any], task: Task, points: Params) -> Any:
-    """Returns ``function(point, client)`` for all points and clients."""
-    # Use lax.map over the points, because a trajectory may have many and lax.map bounds the memory.
+    """Maps ``function(point, client)`` over all points and clients."""
+    # Use lax.map over points to bound the memory, because a trajectory may have many.
     clients = jnp.arange(task.num_clients)
     return lax.map(lambda point: jax.vmap(partial(function, point))(clients), points)
 
@@ -251,12 +250,12 @@ def _over_points_and_clients(function: Callable[..., Any], task: Task, points: P
 def example_gradients(
     task: EpochTask, points: Params
 ) -> tuple[Float[Array, "points clients"], Float[Array, "points clients"]]:
-    """Returns ``|grad F_k|^2`` and the largest squared gradient of the client's examples.
+    """Returns ``|grad F_k|^2`` and the largest squared gradient over the client's examples.
 
-    The gradient of F_k is here the mean over its examples, even if the task's loss is their sum.
+    The gradient of F_k is the mean over its examples, even if the task's loss is their sum.
 
     Args:
-      task: its clients have examples.
+      task: a task whose clients have examples.
       points: parameters with a leading axis.
 
     Reference: Bhuyan et al., Assumption 4.
@@ -266,7 +265,7 @@ def example_gradients(
         flat, unravel = ravel_pytree(point)
         num_examples = jnp.asarray(task.num_batches(client, 1))
 
-        # Take one example at a time, because clients differ in their numbers of examples.
+        # Process one example at a time, because clients differ in their numbers of examples.
         def add(step: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
             total, largest = carry
             batch = task.batch(jax.random.key(0), client, step, Batching(1, "epochs"))
@@ -282,23 +281,24 @@ def example_gradients(
 
 
 def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]:
-    """Returns beta_1 and beta_2 of ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
+    """Estimates beta_1 and beta_2 of ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
 
-    They are the line of least squares through the largest example gradient of every client and
-    point, its slope at least 1 as in the assumption, raised until no point lies above it.
+    They are the least-squares line through the largest example gradient of each client and point,
+    with a slope of at least 1 as in the assumption, raised until no point lies above it.
 
     Args:
-      task: its clients have examples.
+      task: a task whose clients have examples.
       points: parameters with a leading axis, such as a trajectory.
 
     Returns:
-      beta_1 and beta_2, estimates; the error of beta_1 is the amount by which the line was raised.
+      Estimates of beta_1 and beta_2; the error of beta_1 is the amount by which the line was
+      raised.
 
     Reference: Bhuyan et al., Assumption 4.
     """
     squares, largest = (np.asarray(x, np.float64).ravel() for x in example_gradients(task, points))
-    # Take the smallest slope if all squares are equal (one point, or all at the minimum), because
-    # they determine none.
+    # Use the smallest slope if all squares are equal (one point, or all at the minimum), because
+    # they do not determine a slope.
     slope = max(1.0, np.polyfit(squares, largest, 1)[0]) if np.ptp(squares) > 0 else 1.0
     rest = largest - slope * squares
     level = max(rest.max(), 0.0)

@@ -1,4 +1,4 @@
-"""Costs of a trial with cohorts: Pawlik's measures of fairness, section 2.3, eqs. (1) to (8)."""
+"""Costs of a trial with cohorts, by Pawlik's fairness measures, section 2.3, eqs. (1) to (8)."""
 
 from typing import NamedTuple
 
@@ -11,17 +11,17 @@ from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 class Costs(NamedTuple):
     """Costs of a trial.
 
-    A comparison of trials is fair with respect to the costs that are equal.
+    A comparison of trials is fair with respect to the costs that they share.
 
     Attributes:
-      g: gradients of examples in a round, eq. (1).
-      g_total: in all rounds, eq. (2); it prints R u where R g is meant.
-      g_client: in a round, of a client of the cohort (g'), eq. (3).
-      g_client_total: in all rounds, of any client in expectation (g'_R), eq. (4).
-      u: local updates of a client of the cohort in a round, eq. (5).
-      u_total: in all rounds, eq. (6).
+      g: example gradients per round, eq. (1).
+      g_total: example gradients in all rounds, eq. (2), which prints R u where R g is meant.
+      g_client: example gradients per round and cohort client (g'), eq. (3).
+      g_client_total: expected example gradients per client in all rounds (g'_R), eq. (4).
+      u: local updates per round and cohort client, eq. (5).
+      u_total: local updates in all rounds, eq. (6).
       c: contacts with the server, eq. (7).
-      c_client: of any client in expectation (c'), eq. (8).
+      c_client: expected contacts per client (c'), eq. (8).
     """
 
     g: FloatArray
@@ -35,16 +35,16 @@ class Costs(NamedTuple):
 
 
 def costs(R: ArrayLike, problem: Problem, B: ArrayLike, epochs: ArrayLike) -> Costs:
-    """Returns the gradients, updates and contacts of R rounds by cohorts of C of N clients.
+    """Returns the gradients, updates and contacts of R rounds with cohorts of C of N clients.
 
     Args:
-      R: rounds.
-      problem: N (the paper's K), C and S (the paper's N) of it.
-      B: examples in a batch.
-      epochs: local epochs in a round (the paper's E).
+      R: the number of rounds.
+      problem: uses N (the paper's K), C and S (the paper's N).
+      B: the batch size.
+      epochs: local epochs per round (the paper's E).
 
     Returns:
-      All eight, each in the common shape of the arguments.
+      All eight costs, each with the broadcast shape of the arguments.
 
     Raises:
       ValueError: unless C <= N.

@@ -1,11 +1,11 @@
 """Convergence of MaxFL: Theorem 3.1 of Cho et al., "Maximizing Global Model Appeal", appendix B.
 
-The symbols are explained in `fedjax_mm.theory.problem`: the paper's M, m, tau, L_s and sigma_g are
-N, C, E, L and sigma here, as everywhere. All of them broadcast.
+Symbols are explained in `fedjax_mm.theory.problem`; the paper's M, m, tau, L_s and sigma_g are N,
+C, E, L and sigma here. All arguments broadcast.
 
 Lemma B.2 proves the smoothness ``L_c^2/4 + q L``. Section 3, (101), (110), nu and epsilon print
-``L_c/4`` instead, which is too small for L_c > 1. Here it is ``L_c^2/4`` throughout;
-``as_printed=True`` takes the formulas as they are printed.
+``L_c/4`` instead, which is too small for L_c > 1. This module uses ``L_c^2/4`` throughout;
+``as_printed=True`` uses the printed formulas.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def lemma_b_2(q: ArrayLike, problem: Problem) -> FloatArray:
 
     Args:
       q: the client's weight ``sigma (1 - sigma)`` at w.
-      problem: L_c and L of it.
+      problem: uses L_c and L.
 
     Returns:
       A bound on the spectral norm of the Hessian at w.
@@ -61,8 +61,8 @@ def optimal_epsilon(problem: Problem, *, as_printed: bool = False) -> FloatArray
     """Returns the epsilon of the optimal learning rate, ``N L_c^2 / (4 L)``.
 
     Args:
-      problem: N, L_c and L of it.
-      as_printed: ``N L_c / (4 L)``, which Lemma B.2 does not give.
+      problem: uses N, L_c and L.
+      as_printed: use ``N L_c / (4 L)``, which does not follow from Lemma B.2.
 
     Example:
       >>> optimal_epsilon(Problem(N=[10, 20], L_c=4.0, L=2.0)).tolist()
@@ -82,7 +82,7 @@ def adaptive_learning_rate(
     """Returns the optimal learning rate on the MaxFL objective.
 
     ``1 / L~ = N eta / (sum_k q_k + eps)`` with ``eta = 1 / L`` and ``eps = N L_c^2 / (4 L)``;
-    ``L~`` is the mean over the clients of Lemma B.2. It is large where the weights, and with them
+    ``L~`` is the mean of Lemma B.2 over clients. The rate is large if the weights, and with them
     the gradients, are small.
 
     Args:
@@ -112,9 +112,9 @@ def theorem_3_1_learning_rates(
     """Returns ``eta_l = 1/(sqrt(T) E)`` and ``eta_g = sqrt(E C)``.
 
     Args:
-      T: rounds, large enough for the step-size conditions of the bounds.
-      E: local steps.
-      C: clients in a round; all N for full participation.
+      T: the number of rounds, large enough for the step-size conditions of the bounds.
+      E: the number of local steps.
+      C: the clients per round; N for full participation.
 
     Example:
       >>> [rate.item() for rate in theorem_3_1_learning_rates(100, 5, 20)]
@@ -122,7 +122,7 @@ def theorem_3_1_learning_rates(
 
     Reference: Cho et al., Theorem 3.1.
     """
-    # Broadcast first, so that both rates have the axes of all three, because eta_g is without T.
+    # Broadcast first, so that both rates have the axes of all three; eta_g does not depend on T.
     T, E, C = np.broadcast_arrays(*in_range("Theorem 3.1", T=T, E=E, C=C))
     return 1 / (np.sqrt(T) * E), np.sqrt(E * C)
 
@@ -130,23 +130,23 @@ def theorem_3_1_learning_rates(
 def theorem_3_1_full(
     T: ArrayLike, problem: Problem, rates: tuple[ArrayLike, ArrayLike], *, as_printed: bool = False
 ) -> FloatArray:
-    """Returns the bound of the MaxFL objective's mean squared gradient, with all clients.
+    """Returns the bound on the MaxFL objective's mean squared gradient, with all clients.
 
     ``4 (N+eps) gap / (N E eta_l eta_g T) + 16 eta_l^2 E^2 L^2 kappa'^2 (N+eps) / eps
     + 4 L^2 eta_l^2 E sigma^2 (N+eps) / eps + 4 eta_g eta_l L~ sigma^2 (N+eps) / eps^2``
 
-    with eps of `optimal_epsilon`, which the step sizes below are for, beta' and kappa' of
-    `lemma_b_1`, and ``L~ = L + L_c^2/4``, Lemma B.2 for weights of at most 1, as (101) has it;
-    (102) loses the ``L_c^2``.
+    with eps of `optimal_epsilon`, which the step sizes below assume, beta' and kappa' of
+    `lemma_b_1`, and ``L~ = L + L_c^2/4``, Lemma B.2 for weights of at most 1, as in (101); (102)
+    drops the ``L_c^2``.
 
     Args:
-      T: rounds.
-      problem: N, E, L, L_c, beta, kappa, sigma and gap of it, the gap of the MaxFL objective.
+      T: the number of rounds.
+      problem: uses N, E, L, L_c, beta, kappa, sigma and gap, the gap of the MaxFL objective.
       rates: eta_l and eta_g; the server's rate is ``eta_g / (sum q + eps)``.
-      as_printed: ``L_c/4`` for ``L_c^2/4`` in eps and ``L~``.
+      as_printed: use ``L_c/4`` for ``L_c^2/4`` in eps and ``L~``.
 
     Returns:
-      A bound on the mean, and so on the least, of ``E|grad F~(w_t)|^2`` over the rounds.
+      A bound on the mean, and so on the minimum, of ``E|grad F~(w_t)|^2`` over rounds.
 
     Raises:
       ValueError: unless eta_l eta_g <= 1/(4 E L) and eta_l <= min{1, 1/beta'}/(4 E L).
@@ -162,8 +162,8 @@ def theorem_3_1_full(
     N, E, L, L_c, beta, sigma, gap = problem.symbols(name, "N E L L_c beta sigma gap")
     T, eta_l, eta_g = in_range(name, problem, T=T, eta_l=rates[0], eta_g=rates[1])
     beta_prime, kappa_prime = lemma_b_1(problem)
-    # Keep the minimum as printed, though 1/beta' is always the smaller one, because beta^2 >= 1
-    # makes beta' at least sqrt(2).
+    # Keep the minimum as printed, although 1/beta' is always smaller, because beta^2 >= 1 makes
+    # beta' at least sqrt(2).
     local = np.minimum(1, 1 / beta_prime) / (4 * E * L)
     hypotheses = {
         "eta_l eta_g <= 1/(4 E L)": eta_l * eta_g <= 1 / (4 * E * L),
@@ -183,31 +183,31 @@ def theorem_3_1_full(
 def theorem_3_1_partial(
     T: ArrayLike, problem: Problem, rates: tuple[ArrayLike, ArrayLike], *, as_printed: bool = False
 ) -> FloatArray:
-    """Returns the bound of the MaxFL objective's mean squared gradient, with C of N clients.
+    """Returns the bound on the MaxFL objective's mean squared gradient, with C of N clients.
 
     ``4 gap / (T eta_l eta_g E)
     + 4 sigma^2 eta_l (eta_g nu / C + 2/3 L^2 eta_l E + L^2 eta_l E)
     + 80 L^2 eta_l^2 E^2 kappa'^2 / 3 + 48 eta_l eta_g nu (N-C) L_c^2 / (E C (N-1))``
 
-    with ``nu = L + L_c^2/4`` and beta' and kappa' of `lemma_b_1`, for clients that are drawn
-    uniformly without replacement. The last term with sigma is printed without its second eta_l,
-    which (105) lost against (98). (126) does not follow from (125): it has 80 for 80/3, sqrt(E),
-    and no N-1.
+    with ``nu = L + L_c^2/4`` and beta' and kappa' of `lemma_b_1`, for clients drawn uniformly
+    without replacement. The last term with sigma is printed without its second eta_l, which is lost
+    between (98) and (105). (126) does not follow from (125): it has 80 for 80/3, sqrt(E), and no
+    N-1.
 
-    Two constants are not proven, and stand here as printed. (112) subtracts ``grad F~_k`` from a
-    sum of E gradients where (113) subtracts ``E grad F~_k``: without that ``1/E^2`` the last
-    term is ``E^2`` times as large, and only then does it give the sqrt(E) of (126). And with
-    eps = C the factor of ``|grad F~|^2`` in (123) is not below the ``-1/4`` of (124): at the
-    largest step sizes it is ``-1/2 + 1/4 + 1/2``.
+    Two constants are not proven and kept here as printed. (112) subtracts ``grad F~_k`` from a sum
+    of E gradients where (113) subtracts ``E grad F~_k``: without that ``1/E^2`` the last term is
+    ``E^2`` times as large, and only then does it give the sqrt(E) of (126). And with eps = C the
+    factor of ``|grad F~|^2`` in (123) is not below the ``-1/4`` of (124): at the largest step sizes
+    it is ``-1/2 + 1/4 + 1/2``.
 
     Args:
-      T: rounds.
-      problem: N, C, E, L, L_c, beta, kappa, sigma and gap of it, the gap of the MaxFL objective.
+      T: the number of rounds.
+      problem: uses N, C, E, L, L_c, beta, kappa, sigma and gap, the gap of the MaxFL objective.
       rates: eta_l and eta_g; the server's rate is ``C eta_g / (sum q + C)``.
-      as_printed: ``L_c/4`` for ``L_c^2/4`` in nu, and the lost eta_l.
+      as_printed: use ``L_c/4`` for ``L_c^2/4`` in nu, and omit the lost eta_l.
 
     Returns:
-      The bound on the mean of ``E|grad F~(w_t)|^2`` over the rounds.
+      The bound on the mean of ``E|grad F~(w_t)|^2`` over rounds.
 
     Raises:
       ValueError: unless N >= 2, C <= N, eta_l <= 1/(4 beta' E L) and eta_l eta_g <= 1/(9 E nu).

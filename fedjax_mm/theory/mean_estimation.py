@@ -16,7 +16,7 @@ from fedjax_mm.theory.problem import FloatArray, in_range, require
 def lemma_a_1(gamma_G: ArrayLike, gamma: ArrayLike) -> FloatArray:
     """Returns an upper bound on the expected GM-Appeal of the mean of the empirical means.
 
-    ``2 exp(-gamma_G^2 / (5 gamma^2))``, which is informative below 1.
+    ``2 exp(-gamma_G^2 / (5 gamma^2))``, which is informative if below 1.
 
     Example:
       >>> lemma_a_1([0.0, 2.0, 4.0], 1.0).round(4).tolist()
@@ -29,7 +29,7 @@ def lemma_a_1(gamma_G: ArrayLike, gamma: ArrayLike) -> FloatArray:
 
 
 def lemma_a_2(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
-    """Returns the only minimizer under a convex surrogate of the 0-1 loss.
+    """Returns the unique minimizer under a convex surrogate of the 0-1 loss.
 
     ``w* = (theta_hat_1 + theta_hat_2) / 2``, which is FedAvg's solution, for every surrogate h that
     is convex, twice differentiable and strictly increasing on [0, inf).
@@ -44,11 +44,11 @@ def lemma_a_2(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
 
 
 def midpoint_curvature(gamma_hat_G: ArrayLike) -> FloatArray:
-    """Returns the second derivative of the sigmoid objective midway between the empirical means.
+    """Returns the sigmoid objective's second derivative midway between the empirical means.
 
     ``2 q(x) (2 (1 - 2 sigma(x)) x + 1)`` with ``x = gamma_hat_G^2``, ``q = sigma (1 - sigma)``; the
-    factor 2 is for the two clients of (32). The middle is a minimum if it is positive, a maximum if
-    it is negative. The sign changes at gamma_hat_G = 1.0216, which (35) rounds to 1.022.
+    factor 2 is for the two clients of (32). The midpoint is a minimum if it is positive and a
+    maximum if it is negative. The sign changes at gamma_hat_G = 1.0216, which (35) rounds to 1.022.
 
     Example:
       >>> midpoint_curvature([1.0, 1.02, 1.0217, 2.0]).round(5).tolist()
@@ -59,15 +59,15 @@ def midpoint_curvature(gamma_hat_G: ArrayLike) -> FloatArray:
     (gamma_hat_G,) = in_range("Equation (34)", gamma_hat_G=gamma_hat_G)
     x = gamma_hat_G**2
     sigma = 1 / (1 + np.exp(-x))
-    # Write 1 - sigma as exp(-x) sigma, because the difference would cancel for large x.
+    # Write 1 - sigma as exp(-x) sigma, because the difference cancels for large x.
     q = np.exp(-x) * sigma**2
     return 2 * q * (2 * (1 - 2 * sigma) * x + 1)
 
 
 def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
-    """Returns the second derivative in the middle, a local maximum, for ``gamma_hat_G > 2``.
+    """Returns the second derivative at the midpoint, a local maximum for ``gamma_hat_G > 2``.
 
-    The proof needs ``gamma_hat_G >= 1.022`` only; `midpoint_curvature` is without the hypothesis.
+    The proof needs only ``gamma_hat_G >= 1.022``; `midpoint_curvature` has no hypothesis.
 
     Raises:
       ValueError: unless gamma_hat_G > 2.
@@ -83,18 +83,18 @@ def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
 
 
 def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
-    """Returns the intervals in which the local minima of the sigmoid objective lie.
+    """Returns intervals that contain the local minima of the sigmoid objective.
 
     ``(low, low + 2]`` or ``[high - 2, high)``, from the lower to the higher empirical mean. If the
-    means are far apart, a minimum is nearer to one of them than double precision resolves, but its
-    side of the mean decides whether that client is satisfied. Look for the distance instead.
+    means are far apart, a minimum may be closer to one of them than double precision resolves, but
+    its side decides whether that client is satisfied. Solve for the distance instead.
 
     Returns:
       ``[..., 2, 2]``: the two intervals, and the ends of each. The ends at the empirical means are
-      no minima.
+      not minima.
 
     Raises:
-      ValueError: unless gamma_hat_G > 0, that is if the empirical means are equal.
+      ValueError: unless gamma_hat_G > 0, that is, if the empirical means are equal.
 
     Example:
       >>> lemma_a_4(6.0, 0.0).tolist()
@@ -104,7 +104,7 @@ def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
     """
     low = np.minimum(theta_hat_1, theta_hat_2, dtype=np.float64)
     high = np.maximum(theta_hat_1, theta_hat_2, dtype=np.float64)
-    # Compare the means, not gamma_hat_G with 0, because half of the smallest subnormal is zero.
+    # Compare the means instead of gamma_hat_G with 0, because half of the smallest subnormal is 0.
     require("Lemma A.4", {"gamma_hat_G > 0": high > low}, gamma_hat_G=(high - low) / 2)
     ends = np.stack([low, low + 2, high - 2, high], axis=-1)
     return ends.reshape(*low.shape, 2, 2)

@@ -1,7 +1,7 @@
 """Theorems 1 to 3, Corollary 1 and Remarks 1 and 2 of Bhuyan, Moharir and Joshi.
 
-"Multi-Model Federated Learning with Provable Guarantees". Delta(t) = E|w_t - w*| of one of the
-models. The symbols are explained in `fedjax_mm.theory.problem`; all of them broadcast.
+"Multi-Model Federated Learning with Provable Guarantees". Delta(t) = E|w_t - w*| for one of the
+models. Symbols are explained in `fedjax_mm.theory.problem`. All arguments broadcast.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def theorem_1_rate(t: ArrayLike, rate: Rate) -> FloatArray:
 
 
 def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> FloatArray:
-    """Returns the bound of MFA-Rand's error, which is of the order 1 / sqrt(t).
+    """Returns the bound on MFA-Rand's error, which is O(1 / sqrt(t)).
 
     ``Delta(t) <= sqrt(nu) / sqrt(t + gamma)`` with
     ``nu = max{beta^2 (B + C) / (beta mu - 1), D (1 + gamma)}``,
@@ -37,10 +37,10 @@ def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> Float
     ``C = (M - 1) / (N - 1) E^2 G^2``; C is 0 for a single client.
 
     Args:
-      t: rounds, from 1.
-      problem: its constants.
+      t: the round, from 1.
+      problem: the constants of the problem.
       rate: beta and gamma of the rate beta / (t + gamma).
-      D: E|w_1 - w*|^2, the squared distance of the start.
+      D: E|w_1 - w*|^2, the squared initial distance.
 
     Raises:
       ValueError: unless M <= N, mu <= L, beta > 1/mu and gamma > 4 L beta - 1.
@@ -60,12 +60,12 @@ def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> Float
 
 
 def theorem_1_terms(problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Returns the two terms of `theorem_1` whose larger one is nu, for the noise and the start.
+    """Returns the noise term and the initial term of `theorem_1`, the larger of which is nu.
 
     They are ``beta^2 (B + C) / (beta mu - 1)`` and ``D (1 + gamma)``.
 
     Raises:
-      ValueError: as `theorem_1`.
+      ValueError: as in `theorem_1`.
 
     Example:
       >>> problem = Problem(N=4, M=1, E=2, mu=1.0, L=1.0, Gamma=0.5, G=1.0, sigma=2.0)
@@ -92,9 +92,9 @@ def _terms(
         "gamma > 4 L beta - 1": gamma > 4 * L * beta - 1,
     }
     require(name, hypotheses, N=N, M=M, mu=mu, L=L, beta=beta, gamma=gamma)
-    # sigma^2 is the mean over clients, so that (1/N^2) sum_k sigma_k^2 = sigma^2 / N.
+    # sigma^2 is the mean over clients, so (1/N^2) sum_k sigma_k^2 = sigma^2 / N.
     B = 6 * L * Gamma + sigma**2 / N + 8 * (E - 1) ** 2 * G**2
-    # With N = 1, C is 0, because M <= N = 1 and nothing is sampled.
+    # For N = 1, C is 0, because M <= N = 1 and nothing is sampled.
     C = (M - 1) / np.where(N > 1, N - 1, 1) * E**2 * G**2
     return beta**2 * (B + C) / (beta * mu - 1), D * (1 + gamma)
 
@@ -110,31 +110,31 @@ def theorem_2_rate(t: ArrayLike, problem: Problem, rate: Rate) -> FloatArray:
     """
     (M,) = problem.symbols("Theorem 2", "M")
     (t,) = in_range("Theorem 2", problem, rate, t=t)
-    # The paper prints floor(t / M), which would change the rate in a frame's last round: its proof
-    # uses alpha_l of the frame l.
+    # The paper prints floor(t / M), which would change the rate in a frame's last round. Use its
+    # proof's rate alpha_l of frame l instead.
     return rate.at(1 + np.floor((t - 1) / M))
 
 
 def theorem_2(
     t: ArrayLike, problem: Problem, rate: Rate, V: ArrayLike, Delta_1: ArrayLike
 ) -> FloatArray:
-    """Returns the bound of MFA-RR's error, which is of the order 1 / t if samples grow to all.
+    """Returns the bound on MFA-RR's error, which is O(1 / t) if samples grow to all examples.
 
     ``Delta(t) <= phi / (t / M + gamma)`` with
     ``phi = beta E G (M - 1) / M + max{beta^2 (Y + Z + V) / (beta mu - 1), (1 + gamma) Delta(1)}``,
-    ``Y = L G E^2 (M - 1) / (2 M)``, ``Z = L G E (E - 1)``. It is proven for the server scale 1/N
-    of eq. (19), with `theorem_2_rate`. One copy of the paper misprints "MFA-Rand" in it.
+    ``Y = L G E^2 (M - 1) / (2 M)``, ``Z = L G E (E - 1)``. It is proven for the server scale 1/N of
+    eq. (19), with `theorem_2_rate`. One version of the paper misprints "MFA-Rand" in it.
 
-    The sample-size condition is a hypothesis on V, which is 0 for full gradients:
-    `least_sample_size` gives the N_s(t) of a V, and the largest ``lemma_4(...) / eta_t`` the least
-    V of a given N_s(t).
+    The sample-size condition is a hypothesis on V, which is 0 for full gradients.
+    `least_sample_size` gives N_s(t) for a given V, and the maximum of ``lemma_4(...) / eta_t`` the
+    smallest V for a given N_s(t).
 
     Args:
-      t: rounds, from 1.
-      problem: its constants.
+      t: the round, from 1.
+      problem: the constants of the problem.
       rate: beta and gamma of the rate.
-      V: the variance that growing samples leave.
-      Delta_1: E|w_1 - w*|, the distance of the start, not squared.
+      V: the remaining variance with growing samples.
+      Delta_1: E|w_1 - w*|, the initial distance, not squared.
 
     Raises:
       ValueError: unless mu <= L, beta > 1/mu and gamma > beta L - 1.
@@ -166,13 +166,13 @@ def corollary_1(t: ArrayLike, problem: Problem, rate: Rate, Delta_1: ArrayLike) 
     """Returns the bound of `theorem_2` for full gradients, where V = 0.
 
     Args:
-      t: rounds, from 1.
-      problem: its constants.
+      t: the round, from 1.
+      problem: the constants of the problem.
       rate: beta and gamma of the rate.
-      Delta_1: E|w_1 - w*|, the distance of the start, not squared.
+      Delta_1: E|w_1 - w*|, the initial distance, not squared.
 
     Raises:
-      ValueError: as `theorem_2`.
+      ValueError: as in `theorem_2`.
 
     Example:
       >>> problem = Problem(M=1, E=2, mu=1.0, L=2.0, G=4.0)
@@ -185,14 +185,14 @@ def corollary_1(t: ArrayLike, problem: Problem, rate: Rate, Delta_1: ArrayLike) 
 
 
 def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray[np.int64]:
-    """Returns the least N_s(t) that the sample-size condition of Theorem 2 admits.
+    """Returns the smallest N_s(t) allowed by the sample-size condition of Theorem 2.
 
     ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and at least one example.
 
     Args:
-      eta: rate of the round, as from `theorem_2_rate`.
-      problem: S is for all clients at once the largest one's number of examples.
-      V: constant of the condition; 0 asks for all examples.
+      eta: the rate of the round, such as `theorem_2_rate`.
+      problem: S is the largest client's number of examples, to cover all clients.
+      V: the constant of the condition; 0 requires all examples.
 
     Raises:
       ValueError: unless S is a whole number and beta_1 + beta_2 G^2 > 0.
@@ -212,7 +212,7 @@ def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray
     hypotheses = {"beta_1 + beta_2 G^2 > 0": noise > 0}
     require(name, hypotheses, S=S, G=G, beta_1=beta_1, beta_2=beta_2)
     share = np.minimum(eta * V / (2 * E * np.sqrt(noise)), 1)
-    # Compare the neighbours, too, because the product S * share is rounded (49 * (1 / 49) < 1).
+    # Compare the neighbors too, because the product S * share is rounded (49 * (1 / 49) < 1).
     unused = np.floor(S * share)
     unused = np.where((unused + 1) / S <= share, unused + 1, unused)
     unused = np.where(unused / S > share, unused - 1, unused)
@@ -227,17 +227,17 @@ def rounds_to_accuracy(
     epsilon: ArrayLike,
     reading: Literal["sum", "max"] = "sum",
 ) -> FloatArray:
-    """Returns T_M of Theorem 3, the round from which MFA-Rand's bound is at most epsilon.
+    """Returns T_M of Theorem 3, the round after which MFA-Rand's bound is at most epsilon.
 
     ``T_M = (beta^2 (B + C) / (beta mu - 1) + D (1 + gamma) - epsilon^2 gamma) / epsilon^2``, a
     real number above 1, with B and C of `theorem_1`.
 
     Args:
-      problem: as for `theorem_1`.
-      rate: as for `theorem_1`.
+      problem: as in `theorem_1`.
+      rate: as in `theorem_1`.
       D: E|w_1 - w*|^2.
-      epsilon: error to reach.
-      reading: "sum", as eqs. (125) and (127) have it, or "max", as nu of Theorem 1 does:
+      epsilon: the error to reach.
+      reading: "sum", as in eqs. (125) and (127), or "max", as in nu of Theorem 1:
         ``T_M = (nu - epsilon^2 gamma) / epsilon^2``.
 
     Raises:
@@ -265,8 +265,9 @@ def rounds_to_accuracy(
 def theorem_3_condition(problem: Problem) -> NDArray[np.bool_]:
     """Returns whether E >= 2, or E = 1 and ``N > 1 + G^2 / (6 L Gamma)``.
 
-    The latter is eq. (136). Theorem 3 and eq. (137) print ``N > 1 + max_m 6 L Gamma / G^2``, the
-    fraction upside down: it contradicts the derivation from (135), ``6 L Gamma > G^2 / (N - 1)``.
+    The latter is eq. (136). Theorem 3 and eq. (137) print ``N > 1 + max_m 6 L Gamma / G^2`` with
+    the fraction inverted, which contradicts the derivation from (135),
+    ``6 L Gamma > G^2 / (N - 1)``.
 
     Example:
       >>> problem = Problem(N=[2, 3, 2], E=[1, 1, 2], L=1.0, Gamma=0.1, G=1.0)
@@ -276,7 +277,7 @@ def theorem_3_condition(problem: Problem) -> NDArray[np.bool_]:
     Reference: Bhuyan et al., Theorem 3, eqs. (132) to (137).
     """
     N, E, L, Gamma, G = problem.symbols("Theorem 3", "N E L Gamma G")
-    # Multiplied out: Gamma = 0, for which N is never enough, must not divide.
+    # Multiply out, because Gamma may be 0, for which no N is large enough.
     enough = 6 * L * Gamma * (N - 1) > G**2
     return np.asarray((E >= 2) | ((E == 1) & enough))
 
@@ -288,17 +289,17 @@ def theorem_3(
     epsilon: ArrayLike,
     reading: Literal["sum", "max"] = "sum",
 ) -> FloatArray:
-    """Returns the gain of M models by MFA-Rand over M times FedAvg, > 1 and increasing in M.
+    """Returns the gain of MFA-Rand with M models over M runs of FedAvg, > 1 and increasing in M.
 
     ``g = M T_1 / T_M`` with T_M of `rounds_to_accuracy`, for real M as in the proof's derivative.
-    There the proof replaces Theorem 1's maximum by a sum; with the maximum the gain can be below 1
-    and the theorem's claim is false, as in the example.
+    The proof replaces Theorem 1's maximum by a sum. With the maximum the gain can be below 1, and
+    the theorem's claim is false, as in the example.
 
     Args:
-      problem: as for `theorem_1`.
-      rate: as for `theorem_1`.
+      problem: as in `theorem_1`.
+      rate: as in `theorem_1`.
       D: E|w_1 - w*|^2.
-      epsilon: error to reach.
+      epsilon: the error to reach.
       reading: "sum" or "max", see `rounds_to_accuracy`.
 
     Raises:
@@ -321,7 +322,7 @@ def theorem_3(
         "E >= 2, or E = 1 and N > 1 + G^2 / (6 L Gamma)": theorem_3_condition(problem),
     }
     require("Theorem 3", hypotheses, N=N, M=M, E=E, L=L, Gamma=Gamma, G=G)
-    # FedAvg is MFA-Rand with one model: M trainings one after another take M T_1 rounds.
+    # FedAvg is MFA-Rand with one model, so M sequential trainings take M T_1 rounds.
     alone = dataclasses.replace(problem, M=1)
     T_1, T_M = (
         rounds_to_accuracy(models, rate, D, epsilon, reading) for models in (alone, problem)
@@ -330,11 +331,11 @@ def theorem_3(
 
 
 def remark_1(M: ArrayLike) -> FloatArray:
-    """Returns the probability ``(1 - 1/M)^M`` that MFA-Rand leaves a pair out of M rounds.
+    """Returns the probability ``(1 - 1/M)^M`` that MFA-Rand skips a pair for M rounds.
 
-    Under MFA-RR every client trains every model exactly once in a frame of M rounds; under
-    MFA-Rand a given client does not train a given model in M consecutive rounds with this
-    probability, which increases to 1/e.
+    Under MFA-RR every client trains every model exactly once in a frame of M rounds. Under
+    MFA-Rand, this is the probability that a given client does not train a given model in M
+    consecutive rounds. It increases to 1/e.
 
     Example:
       >>> remark_1([1, 2, 3]).round(4).tolist()
@@ -347,16 +348,16 @@ def remark_1(M: ArrayLike) -> FloatArray:
 
 
 def remark_2(T: ArrayLike, mu: ArrayLike, constant: ArrayLike) -> FloatArray:
-    """Returns the bound of FedCluster's mean error, which is of the order T^(-1/4).
+    """Returns the bound on FedCluster's mean error, which is O(T^(-1/4)).
 
     From ``(1/T) sum_j E|grad F(w_{jM})|^2 <= c / sqrt(T)`` follows
     ``(1/T) sum_j E|w_{jM} - w*| <= sqrt(c) / (mu T^(1/4))``, by ``mu |w - w*| <= |grad F(w)|`` and
     Cauchy-Schwarz. The paper leaves c in the O-notation.
 
     Args:
-      T: learning rounds.
-      mu: strong convexity.
-      constant: c, of FedCluster's bound for the gradients.
+      T: the number of learning rounds.
+      mu: the strong convexity.
+      constant: c of FedCluster's bound on gradients.
 
     Example:
       >>> remark_2([1, 16, 256], mu=0.5, constant=4.0).tolist()

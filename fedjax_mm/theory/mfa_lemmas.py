@@ -1,7 +1,7 @@
-"""Lemmas 1 to 4 of Bhuyan, Moharir and Joshi, and the recursion (32), which combines them.
+"""Lemmas 1 to 4 of Bhuyan, Moharir and Joshi, and the recursion (32) that combines them.
 
 They bound MFA-RR over frame l with the rate eta = alpha_l, for the server scale 1/N of eq. (19).
-The symbols are explained in `fedjax_mm.theory.problem`; all of them broadcast.
+Symbols are explained in `fedjax_mm.theory.problem`. All arguments broadcast.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from fedjax_mm.theory.problem import FloatArray, Problem, Rate, in_range, requir
 
 
 def lemma_1(N_s: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound of the variance of a gradient on N_s of a client's S examples.
+    """Returns the bound on the variance of a gradient over N_s of a client's S examples.
 
     ``var(grad F_k) <= 4 ((S - N_s) / S)^2 (beta_1 + beta_2 G^2)`` for examples drawn without
     replacement. At N_s = 0 it is the sigma_k^2 of Theorem 1, a bound for samples of any size.
@@ -30,9 +30,10 @@ def lemma_1(N_s: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def lemma_2(Delta: ArrayLike, problem: Problem, eta: ArrayLike) -> FloatArray:
-    """Returns the bound of the distance to the optimum after E steps of centralized descent.
+    """Returns the bound on the distance to the optimum after E steps of centralized descent.
 
-    ``|u_{E+1} - w*| <= (1 - eta mu)^E |w_1^l - w*|``; the distance at the frame's start is Delta.
+    ``|u_{E+1} - w*| <= (1 - eta mu)^E |w_1^l - w*|``; Delta is the distance at the start of the
+    frame.
 
     Raises:
       ValueError: unless mu <= L and eta <= 1/L.
@@ -50,7 +51,7 @@ def lemma_2(Delta: ArrayLike, problem: Problem, eta: ArrayLike) -> FloatArray:
 
 
 def lemma_3(eta: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound of the distance between a frame's local and centralized gradients.
+    """Returns the bound on the distance between a frame's local and centralized gradients.
 
     ``E|e^l| <= eta L G (E^2 (M - 1) / (2 M) + E (E - 1))`` with e^l of eq. (24).
 
@@ -65,11 +66,11 @@ def lemma_3(eta: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def lemma_4(N_s: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound of the noise that samples of N_s examples add to a frame's gradients.
+    """Returns the bound on the noise that samples of N_s examples add to a frame's gradients.
 
     ``E|d^l| <= 2 E ((S - N_s) / S) sqrt(beta_1 + beta_2 G^2)`` with d^l of eq. (27). The
-    sample-size condition of Theorem 2 says that this is at most eta V: for a given schedule N_s(t)
-    the smallest V is the largest ``lemma_4(...) / eta_t``.
+    sample-size condition of Theorem 2 is that this is at most eta V. For a given schedule N_s(t),
+    the smallest V is the maximum of ``lemma_4(...) / eta_t``.
 
     Raises:
       ValueError: unless N_s <= S.
@@ -94,18 +95,18 @@ def drift(problem: Problem) -> FloatArray:
     Reference: Bhuyan et al., Theorem 2, below eq. (32).
     """
     M, E, L, G = problem.symbols("Lemma 3", "M E L G")
-    # Y: a frame's groups train one after another, on models that others have changed. Z: the local
-    # steps leave the centralized path.
+    # Y: the groups of a frame train sequentially, on models changed by the others. Z: local steps
+    # deviate from the centralized path.
     Y = L * G * E**2 * (M - 1) / (2 * M)
     Z = L * G * E * (E - 1)
     return Y + Z
 
 
 def recursion(Delta: ArrayLike, problem: Problem, eta: ArrayLike, V: ArrayLike) -> FloatArray:
-    """Returns the bound of the error after a frame, by Lemmas 2 to 4 and the condition on samples.
+    """Returns the bound on the error after a frame, by Lemmas 2 to 4 and the sample-size condition.
 
-    ``E|w_1^{l+1} - w*| <= (1 - eta mu) E|w_1^l - w*| + eta^2 (Y + Z + V)``; the mean distance at
-    the frame's start is Delta, and V is 0 for full gradients.
+    ``E|w_1^{l+1} - w*| <= (1 - eta mu) E|w_1^l - w*| + eta^2 (Y + Z + V)``; Delta is the mean
+    distance at the start of the frame, and V is 0 for full gradients.
 
     Raises:
       ValueError: unless mu <= L and eta <= 1/L.
@@ -126,12 +127,12 @@ def recursion(Delta: ArrayLike, problem: Problem, eta: ArrayLike, V: ArrayLike) 
 def iterated_recursion(
     num_frames: int, problem: Problem, rate: Rate, V: ArrayLike, Delta_1: ArrayLike
 ) -> FloatArray:
-    """Returns bounds of the error at the start of every frame, tighter than those of Theorem 2.
+    """Returns bounds on the error at the start of every frame, tighter than those of Theorem 2.
 
     They are the recursion (32) with alpha_l = beta / (l + gamma), iterated from Delta_1.
 
     Returns:
-      ``[..., num_frames]``: bounds of E|w_1^l - w*|; the first is Delta_1.
+      ``[..., num_frames]``: bounds on E|w_1^l - w*|; the first is Delta_1.
 
     Raises:
       ValueError: unless mu <= L and beta / (1 + gamma) <= 1/L.
@@ -147,7 +148,7 @@ def iterated_recursion(
     name = "The recursion (32)"
     _, V, Delta_1 = in_range(name, problem, num_frames=num_frames, V=V, Delta_1=Delta_1)
     symbols = (*problem.symbols(name, "M E mu L G"), *rate.symbols(), V, Delta_1)
-    # Broadcast the given start to the shape of the frames after it.
+    # Broadcast the initial bound to the shape of the following frames.
     errors = [np.broadcast_to(Delta_1, np.broadcast(*symbols).shape)]
     for frame in range(1, num_frames):
         errors.append(recursion(errors[-1], problem, rate.at(frame), V))

@@ -1,11 +1,10 @@
-"""Problem and Rate: the symbols of all statements, and the checks of their ranges and hypotheses.
+"""Problem and Rate: the symbols of all theorems, and checks of ranges and hypotheses.
 
-Papers name the same number differently; here it has one symbol everywhere. A statement takes from
-the problem the symbols of its formula and ignores the others, except for their shapes. Outside of
-its hypotheses, and if a symbol is missing, it raises `ValueError` and names the hypothesis or the
-symbol.
+Papers use different names for the same quantity; here each has a single symbol. A statement uses
+the problem's symbols in its formula and ignores the others except for their shapes. If a hypothesis
+does not hold or a symbol is missing, it raises a `ValueError` that names it.
 
-Symbols that are arguments of their own:
+Symbols that are separate arguments:
 
     t  round, from 1; w_1 is the start, so that w_{t+1} is the model after round t
     T  iterations or rounds in all          l  frame of M rounds, l = 1 + floor((t - 1) / M)
@@ -27,8 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
-# Ranges of single symbols. Rate checks its two symbols itself, because its gamma may be negative,
-# and its beta is not the dissimilarity, which is at least 1.
+# Ranges of symbols. Rate checks its own two symbols, because its gamma may be negative, and its
+# beta is not the dissimilarity, which is at least 1.
 _AT_LEAST = {
     **dict.fromkeys(("N", "M", "E", "C", "S", "beta", "beta_2"), 1),
     **dict.fromkeys(("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa"), 0),
@@ -45,12 +44,12 @@ _ALSO = {"tau": "E", "I": "E", "m": "C", "n_k": "S", "L_s": "L", "sigma_g": "sig
 
 
 def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayLike) -> None:
-    """Raises `ValueError` naming the first hypothesis that does not hold for all numbers given.
+    """Raises a `ValueError` that names the first hypothesis that does not hold everywhere.
 
     Args:
       statement: the name of the statement, as in "Theorem 1".
-      hypotheses: for each, as it is printed, whether it holds.
-      **given: numbers by their symbols; the message has the numbers that the hypothesis mentions.
+      hypotheses: whether each hypothesis holds, by its printed form.
+      **given: numbers by symbol; the message lists those that the hypothesis mentions.
 
     Example:
       >>> require("Theorem 1", {"beta > 1/mu": 3.0 > 1 / 0.2}, beta=3.0, mu=0.2, L=1.0)
@@ -59,7 +58,7 @@ def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayL
       ValueError: Theorem 1 needs beta > 1/mu; given beta = 3, mu = 0.2
     """
     for name, holds in hypotheses.items():
-        # Comparisons with NaN are false, so that NaN fails like a number out of range.
+        # Comparisons with NaN are false, so NaN fails like a number out of range.
         if not np.all(holds):
             mentioned = [word for word in dict.fromkeys(re.findall(r"\w+", name)) if word in given]
             numbers = ", ".join(f"{word} = {_in_short(given[word])}" for word in mentioned)
@@ -74,9 +73,9 @@ def _in_short(value: ArrayLike) -> str:
 
 
 def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) -> list[FloatArray]:
-    """Returns the numbers as arrays, in the order given, if each is in its symbol's range.
+    """Returns the numbers as arrays, in the given order, after checking their ranges.
 
-    They must broadcast with each other, and with those of a problem and a rate.
+    They must broadcast with each other and with those of a problem and a rate.
 
     Example:
       >>> in_range("Lemma 2", E=5, Delta=-1.0)
@@ -95,7 +94,7 @@ def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) ->
     for part in known:
         if isinstance(part, Problem):
             shapes |= part.given()
-        elif isinstance(part, Rate):  # anything else is refused by `Rate.of`
+        elif isinstance(part, Rate):  # anything else is rejected by `Rate.of`
             shapes |= {"beta of the rate": part.beta, "gamma of the rate": part.gamma}
     _check_shapes(statement, shapes)
     return list(numbers.values())
@@ -114,7 +113,7 @@ def _check_shapes(statement: str, numbers: Mapping[str, ArrayLike]) -> None:
 
 
 class _KnownSymbols:
-    """A dataclass that names the field that was probably meant by an unknown one."""
+    """A dataclass that suggests the closest field for an unknown one."""
 
     def __new__(cls, **given: ArrayLike) -> Self:
         known = [field.name for field in dataclasses.fields(cast("Any", cls))]
@@ -135,37 +134,37 @@ def _hint(name: str, known: Sequence[str]) -> str:
 # No generated __eq__, because it would raise for arrays, which have no truth value.
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem(_KnownSymbols):
-    """Constants of a federated problem and of its training.
+    """Constants of a federated problem and its training.
 
     Give the constants that a statement needs. All may be arrays, which broadcast. A statement about
-    all models at once (a minimum or a maximum over m in the paper) is about all entries of the
+    all models at once (a minimum or maximum over m in the paper) applies to all entries of the
     arrays.
 
     Attributes:
-      N: clients (Cho et al. have M).
-      M: models, and rounds of a frame.
-      E: local steps of a client in a round (Cho et al. have tau, Pawlik I and T).
-      C: clients that train in a round, a cohort (Cho et al. have m).
-      S: examples of a client.
+      N: the number of clients (M in Cho et al.).
+      M: the number of models, and of rounds in a frame.
+      E: local steps per client and round (tau in Cho et al., I and T in Pawlik).
+      C: the cohort size, clients per round (m in Cho et al.).
+      S: the number of examples of a client.
       mu: strong convexity of every client's loss.
-      L: smoothness of every client's loss (Cho et al. have L_s).
+      L: smoothness of every client's loss (L_s in Cho et al.).
       L_c: Lipschitz constant of every client's loss.
       Gamma: F* - mean of F_k*, the heterogeneity.
-      G: bound of the gradients' norm over clients, local and global iterates.
-      Z: bound of the root mean square over clients of |G_i - G_bar| / E, for the sum G_i of a
-        client's gradients in a round and the clients' mean G_bar; G is such a bound.
-      sigma: bound of the stochastic gradients' standard deviation (Cho et al. have sigma_g), 0 for
-        full gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most
-        2 sqrt(beta_1 + beta_2 G^2).
+      G: a bound on gradient norms over clients, local and global iterates.
+      Z: a bound on the root mean square over clients of |G_i - G_bar| / E, where G_i is the sum of
+        a client's gradients in a round and G_bar the mean over clients; G is such a bound.
+      sigma: a bound on the standard deviation of stochastic gradients (sigma_g in Cho et al.), 0
+        for full gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most 2
+        sqrt(beta_1 + beta_2 G^2).
       beta_1: |grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2 for every example, Assumption 4.
-      beta_2: as beta_1.
-      beta: mean |grad F_k|^2 <= beta^2 |grad F|^2 + kappa^2, dissimilarity of Cho et al.
-      kappa: as beta.
-      gap: objective at the start above its infimum.
+      beta_2: see beta_1.
+      beta: mean |grad F_k|^2 <= beta^2 |grad F|^2 + kappa^2, the dissimilarity of Cho et al.
+      kappa: see beta.
+      gap: the initial objective minus its infimum.
 
     Raises:
-      TypeError: for an unknown symbol, with the symbol that was probably meant.
-      ValueError: naming the first symbol that is out of its range, or arrays that do not broadcast.
+      TypeError: for an unknown symbol, suggesting the closest one.
+      ValueError: if a symbol is out of range or arrays do not broadcast.
 
     Example:
       >>> Problem(N=24, E=[1, 5], mu=0.0)
@@ -197,14 +196,13 @@ class Problem(_KnownSymbols):
         in_range("Problem", **self.given())
 
     def given(self) -> dict[str, ArrayLike]:
-        """Returns the numbers that were given, by their symbols."""
+        """Returns the given numbers by symbol."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def symbols(self, statement: str, names: str, *, real: str = "") -> list[FloatArray]:
-        """Returns the symbols with these names, separated by spaces, in this order.
+        """Returns the symbols with the given space-separated names, in order.
 
-        Counts must be whole, except the one named by `real`, between whose values a statement
-        interpolates.
+        Counts must be integers, except the one named by `real`, which a statement interpolates.
 
         Example:
           >>> Problem(N=24, E=5).symbols("Theorem 1", "N E G")
@@ -229,11 +227,11 @@ class Rate:
     """Learning rate of Theorems 1 and 2 of Bhuyan et al., ``beta / (time + gamma)``.
 
     Attributes:
-      beta: numerator, above 0.
-      gamma: offset, above -1.
+      beta: the numerator, above 0.
+      gamma: the offset, above -1.
 
     Raises:
-      ValueError: naming the symbol that is out of its range.
+      ValueError: if a symbol is out of range.
 
     Example:
       >>> Rate(beta=30.0, gamma=99.0).at(np.array([1, 21])).tolist()
@@ -255,10 +253,10 @@ class Rate:
 
     @classmethod
     def of(cls, given: Any, statement: str) -> "Rate":
-        """Returns the given rate.
+        """Returns the given rate after checking its type.
 
         Raises:
-          TypeError: if it has another type, such as a number.
+          TypeError: if it is not a `Rate` but, for example, a number.
         """
         if not isinstance(given, cls):
             remedy = "give Rate(beta=..., gamma=...), which falls as the theorem wants it"

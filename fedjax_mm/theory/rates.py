@@ -1,4 +1,4 @@
-"""Measured rates of convergence, to compare with proven rates."""
+"""Measured convergence rates, for comparison with proven ones."""
 
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ class MeasuredRate(NamedTuple):
     """Exponent a in ``E|w_t - w*| ~ C (time + gamma)^-a``.
 
     Attributes:
-      exponent: the slope of least squares between the logarithms, its sign turned.
-      interval: ends of its bootstrap confidence interval over seeds.
-      window: the times that it was fitted on, first and last.
+      exponent: minus the least-squares slope between the logarithms.
+      interval: the bootstrap confidence interval of the exponent over seeds.
+      window: the first and last time of the fit.
     """
 
     exponent: float
@@ -30,9 +30,9 @@ class Bootstrap(NamedTuple):
     """Settings of a bootstrap confidence interval.
 
     Attributes:
-      confidence: share of the resampled slopes between the ends, which are quantiles.
-      num_resamples: number of draws of all seeds with replacement.
-      seed: of the draws.
+      confidence: the confidence level, for quantiles of the resampled slopes.
+      num_resamples: the number of resamples of all seeds with replacement.
+      seed: the seed of the resampling.
     """
 
     confidence: float = 0.95
@@ -50,14 +50,14 @@ def fit_rate(
     window: tuple[float, float] | None = None,
     bootstrap: Bootstrap = _BOOTSTRAP,
 ) -> MeasuredRate:
-    """Returns the rate at which the mean error over seeds falls.
+    """Fits the convergence rate of the mean error over seeds.
 
     Args:
       times: ``[records]``, the bound's time: t, which is 1 at the start, or t/M.
       errors: ``[seeds, records]``, ``|w_t - w*|``.
-      gamma: of the theorem.
-      window: first and last time to fit on; by default the later half of the records.
-      bootstrap: of the interval.
+      gamma: the offset gamma of the theorem.
+      window: the first and last time of the fit; by default the second half of the records.
+      bootstrap: the settings of the interval.
 
     Raises:
       ValueError: unless at least two seeds and two records have positive errors.
@@ -87,7 +87,7 @@ def fit_rate(
     # Take the logarithm after the mean over seeds, because the theorems bound the mean error.
     logs, size = np.log(t + gamma), len(values)
     slope = _slope(logs, np.log(values.mean(0)))
-    # Resample whole seeds, because the records of one seed depend on each other.
+    # Resample whole seeds, because the records of one seed are dependent.
     draws = np.random.default_rng(bootstrap.seed).integers(
         size, size=(bootstrap.num_resamples, size)
     )
@@ -99,6 +99,6 @@ def fit_rate(
 
 
 def _slope(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Returns the slope of least squares, over the last axis of y."""
+    """Returns the least-squares slope over the last axis of y."""
     centred = x - x.mean()
     return np.asarray(y @ centred / (centred @ centred))

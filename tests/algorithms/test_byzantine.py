@@ -1,4 +1,4 @@
-"""Attackers: what they report and send, and that the others do not change."""
+"""Attackers: their reports and updates, without effect on other clients."""
 
 import functools
 
@@ -152,7 +152,7 @@ def test_mwfed_sees_inflated_losses():
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_attackers_take_part_or_stay_away_as_others_would(stays):
-    """Every model appeals to them, whatever they want; metrics are not inflated."""
+    """Every model appeals to attackers regardless of thresholds, and metrics are not inflated."""
     strategy = appealing(full_participation(12), cohort_size=12, from_round=1)
 
     @jax.jit
@@ -174,7 +174,7 @@ def test_attackers_take_part_or_stay_away_as_others_would(stays):
 
 
 def test_attackers_who_stay_away_judge_by_what_they_are_shown():
-    """Their own losses, not those that they report: F_k = 1.5 is below 2."""
+    """The true losses count instead of the reported ones: F_k = 1.5 is below 2."""
     task = requiring(Measured(jnp.ones(3)), jnp.full(3, 2.0))
     appeals = attacked(task, jnp.arange(3) < 1, stays=False).appeals({"w": jnp.zeros(3)})
     assert appeals.all()

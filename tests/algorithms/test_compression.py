@@ -60,7 +60,7 @@ def test_the_variance_of_qsgd_is_below_its_bound(levels):
 
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_top_k_is_that_of_the_oracle(k):
-    """Ties go to lower numbers; the error is at most that of k random coordinates."""
+    """Ties go to lower indices, and the error is at most that of k random coordinates."""
     rule = top_k(k / 8)
     for seed in range(20):
         vector = np.random.default_rng(seed).integers(-3, 4, 8).astype(np.float32)
@@ -163,7 +163,7 @@ def test_error_feedback_converges_where_top_k_alone_does_not():
 
 
 def test_nothing_is_lost_by_error_feedback():
-    """What was sent and what is left are all updates; a lost message leaves e as it was."""
+    """Sent and unsent parts add up to the updates, and a lost message leaves e unchanged."""
     task = Towards(jnp.asarray(targets(), jnp.float32), DIM)
     plain = fedavg(0.2, local_steps=1)
     algorithm = compressed(plain, top_k(0.25))

@@ -1,4 +1,4 @@
-"""Every method against its NumPy float64 loop, and what it must reduce to; SCAFFOLD's promises."""
+"""Every method against its NumPy float64 loop and its special cases, and properties of SCAFFOLD."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ CLIENT_MAPS = {"least squares": 2, "softmax": "vmap"}
 
 @functools.cache
 def all_groups():
-    """Who trains what: 2 or 3 of 7 clients each of two models; in some rounds nobody does."""
+    """Cohorts of 2 or 3 of 7 clients for two models, with some empty rounds."""
     groups = roll_out(mfa_rand(N, M, cohort_size=5), jax.random.key(SEED), ROUNDS).copy()
     groups[3:5] = groups[7, 0] = -1
     return groups
@@ -273,7 +273,7 @@ def test_qffl_of_vanishing_losses_stays_a_number():
 
 
 def test_qffl_of_a_loss_of_zero_stays_a_number():
-    """Of which a negative power is taken where q < 1; it hardly counts beside 3/2."""
+    """With q < 1 the loss has a negative exponent, so a small constant is added to it."""
     loss, dw = 1.5, (1 - 0.9**2) / 0.1
     h = 0.5 * loss**-0.5 * 3 * dw**2 + (loss**0.5 + 1e-5) / 0.1
     actual = two_losses(0.5, 2)([0.0, 1.0])[0, 0]

@@ -67,7 +67,7 @@ def tasks():
 
 @functools.cache
 def cases():
-    """Arguments of four runs, stacked: keys, rates, groups ``[T, M, N]``, and who stays away.
+    """Stacked arguments of four runs: keys, rates, groups ``[T, M, N]`` and opt-outs.
 
     In the second one models have groups of 1 and 2; in the third two of three are idle; in the last
     one clients stay away to whom a model does not appeal.
@@ -189,7 +189,7 @@ def test_every_run_is_one_of_its_own(method):
 @pytest.mark.usefixtures("x64")
 @every_algorithm
 def test_a_scale_multiplies_what_a_client_weighs(method):
-    """Its weight and what the server adds up; the report, its gradients and its state stay.
+    """It scales the weight and the summed update, but not the report, gradient count or state.
 
     Eager and compiled some are the same.
     """
@@ -237,7 +237,7 @@ def with_factors(clients, scale):
     "method", [slow_unless(m in QUICK | {"afl", "mifa"}, m) for m in ALGORITHMS]
 )
 def test_the_server_is_the_same_without_those_who_take_no_part(method):
-    """A client that takes no part is like padding, also where nobody does in a round."""
+    """A client that does not take part is like padding, even in rounds without participants."""
     task = requiring(tasks()[0], RHO)
     everybody = np.tile(np.arange(4), (ROUNDS, 1))
     takes_part = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0], [1, 0, 1, 1]]) > 0
@@ -273,7 +273,7 @@ def test_all_report_alike():
 
 @every_algorithm
 def test_single_precision_in_a_double_precision_program(method):
-    """States and parameters keep their types: what a scan carries may not change."""
+    """States and parameters keep their dtypes, as `lax.scan` requires of its carry."""
     with jax.enable_x64(True):
         task = requiring(Measured(jnp.arange(N, dtype=jnp.float32)), jnp.ones(N))
 

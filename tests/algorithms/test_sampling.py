@@ -223,7 +223,7 @@ def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
 
 
 def test_exact_factors_need_everybody():
-    """Nothing else would tell that the update lacks what the absent ones last sent."""
+    """The model becomes NaN, because the update would silently omit the absent clients' h_k."""
     task = PROBLEMS["least squares"]().task
     algorithm = stalevr(local_sgd(0.1, steps=1), beta="exact")
     everybody = mfa_rand(N, 1, unbiased=True)
@@ -291,14 +291,14 @@ def test_norms_are_shares_of_the_mean_step():
 
 
 def test_steps_without_the_factors_of_a_draw_are_refused():
-    """They would be K/N of what they should be."""
+    """The steps would be too small by a factor of K/N."""
     for strategy in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
         with pytest.raises(ValueError, match=r"stalevr needs the factors 1/p .* unbiased=True"):
             simulate(0, quadratic(6, 1, mu=0.1), stalevr(local_sgd(0.1, steps=1)), strategy, 1)
 
 
 def test_negative_losses_are_not_sampled_in_silence():
-    """They have no probability; the models are NaN, which ends a sweep with a message."""
+    """Negative losses have no probability, so models become NaN, which a sweep reports."""
     task = quadratic(6, 1, mu=0.1)
     strategy = variance_reduced(6, 2, expected_trainings=3)
     algorithm = fedavg(0.1, local_steps=1, server_scale="1/N")

@@ -38,7 +38,7 @@ KEY = jax.random.key(3)
 
 
 def presence(law, num_rounds, num_clients, seed=0):
-    """Who is there in each round, ``bool[rounds, clients]``."""
+    """Returns each client's presence in each round, ``bool[rounds, clients]``."""
 
     def step(state, t):
         is_there, state = law.step(jax.random.fold_in(KEY, t), t, state, num_clients)
@@ -147,7 +147,7 @@ def test_absent_clients_are_skipped(strategy):
 
 
 def test_absent_clients_are_replaced():
-    """By others that are there, until there are no more, each drawn equally often."""
+    """Replacements are present clients, drawn uniformly until none is left."""
     strategy, law = mfa_rand(N, 2, cohort_size=6), bernoulli(0.6)
     before = cohorts(strategy, 3000)
     after = cohorts(available(strategy, law, when_absent="replace"), 3000)
@@ -201,7 +201,7 @@ def test_factors_of_absence_are_unbiased():
 
 
 def test_presence_is_that_of_the_oracle():
-    """FedAvg with the clients that are there, against a loop in float64."""
+    """FedAvg with only present clients, against a float64 loop."""
     with jax.enable_x64(True):
         targets = np.random.default_rng(0).normal(size=(N, 3))
         strategy = available(full_participation(N), TABLE)

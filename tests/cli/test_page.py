@@ -1,4 +1,4 @@
-"""The page of a directory: what it shows, what it survives, and that it needs nothing else."""
+"""The page of a directory: its content, its robustness, and that it is self-contained."""
 
 import base64
 import contextlib

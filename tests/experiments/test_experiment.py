@@ -635,7 +635,7 @@ ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
     ],
 )
 def test_axes_become_values_and_programs(axes, expected, num_programs):
-    """Real numbers share a program, also where they are written as whole ones; M and E do, too."""
+    """Real numbers share a program even if written as integers, and so do M and E."""
     grid = grid_of(swept(**axes))
     assert grid.axes == {"algorithm": ["A"]} | expected
     assert [type(v) for x in list(grid.axes.values())[1:] for v in x] == [

@@ -150,7 +150,7 @@ def parts(program):
 
 
 def own_by_hand(rng_key, task, start=None, **how):
-    """The clients' own models for one model; they start where it does."""
+    """Trains the clients' own models for one model, from its initial parameters."""
 
     one = partial(own_models, rng_key, task, start, **how)
     return jax.lax.map(lambda model: one(model=model), jnp.arange(1))
@@ -514,7 +514,7 @@ ASKED = {"requirement": {}}
 
 
 def settings(task=None, top=None, **algorithm):
-    """An experiment as plain values; what is ... is left out."""
+    """Returns an experiment as plain values, omitting those that are `...`."""
     values = {"task": task or {"num_clients": 8}, "num_models": 1, "num_rounds": 2}
     values |= {"assignment": {"name": "mfa_rand"}} | (top or {})
     method = {"learning_rate": 0.1, "local_steps": 3} | algorithm

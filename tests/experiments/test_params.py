@@ -170,7 +170,7 @@ def test_a_sweep_keeps_the_parameters_of_models_that_differ():
 
 
 def test_parameters_with_a_target_are_those_that_met_it():
-    """Rates differ, and so do the rounds; beside each other both are computed to the last."""
+    """Runs with different rates end in different rounds but are computed together."""
     until = Until("norm", at_least=2.3)
     sizes = {"num_rounds": 60, "num_seeds": 2, "until": until, "keep": "params"}
     result, params = sweep(Grid(build, AXES | {"num_models": [1]}, **sizes))

@@ -18,7 +18,7 @@ from fedjax_mm.sweeps.execution import Execution
 
 
 class Loaded(NamedTuple):
-    """As much of data as tells how long an epoch is."""
+    """The part of data that determines the length of an epoch."""
 
     class Train(NamedTuple):
         """Of training."""

@@ -110,7 +110,7 @@ class Ended(NamedTuple):
 
 
 def end(process: subprocess.Popen, strikes=(), after: int = 0, seconds: float = 0.0) -> Ended:
-    """Sends signals so many seconds after the child has told so many things, and waits."""
+    """Sends signals some seconds after the child has printed `after` events, and waits."""
     told, said = [], []
     with process:
         for line in process.stderr:

@@ -54,7 +54,7 @@ def check_whole(name, directory, place, code):
 
 
 def kill_and_continue(name, place, how, moment, moments, counts):
-    """Kills a command once more; a copy of what it leaves is continued to its end."""
+    """Kills a command again, and resumes a copy of its directory to the end."""
     directory, copy = place / f"{name} killed", place / "copy"
     write_files(directory)
     folder = directory / "results" / COMMANDS[name][0]

@@ -1,4 +1,4 @@
-"""NumPy float64 oracle: who trains what by the losses that were seen, in plain loops.
+"""NumPy float64 oracle of assignments that use observed losses, in plain loops.
 
 Multi-FedAvg with bandits (Bhuyan and Moharir, "Multi-Model Federated Learning", 2022) and
 FedFairMMFL (Siew et al., "Fair Concurrent Training of Multiple Models in Federated Learning",

@@ -20,7 +20,7 @@ Rounds = Sequence[list[int]]  # Rounds[t - 1]: the clients of round t, without p
 
 
 class Problem(NamedTuple):
-    """What the N clients know."""
+    """Losses, gradients and thresholds of the N clients."""
 
     gradient: Callable[[int, Array, int, int], Array]  # (k, w, t, i): on batch i of round t
     full_gradient: Callable[[int, Array], Array]  # (k, w)

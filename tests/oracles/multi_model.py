@@ -180,7 +180,7 @@ def simulate(
     return np.stack(params)
 
 
-# Who trains what (Algorithms 2 and 3)
+# Assignments (Algorithms 2 and 3)
 
 
 def frame(t: int, num_models: int) -> int:

@@ -40,10 +40,9 @@ def verdicts(findings):
 
 
 def curves(turns, *, top=0.51, majority=0.3, last=30, num_seeds=3):
-    """Accuracies that reach `top` in the round that `turns[algorithm, M]` says, or never if None.
+    """Accuracies that reach `top` in round `turns[algorithm, M]`, or never if it is None.
 
-    Of M models the last is the latest; the others are there a round before. LEAF's data are as
-    FedProx's.
+    The last of M models reaches it last, one round after the others. LEAF's data equal FedProx's.
     """
     models, rounds = [1, 2, 4], np.arange(last + 1)
     accuracy = np.full((2, 3, num_seeds, last + 1, 4), np.nan)

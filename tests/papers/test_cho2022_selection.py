@@ -129,7 +129,7 @@ def test_clients_decide_by_labels_that_are_not_flipped(changes, expected):
 
 
 class Losses:
-    """A task whose clients lose what they are told, whatever the model."""
+    """A task with given client losses, independent of the model."""
 
     def __init__(self, losses):
         """Losses of all clients."""

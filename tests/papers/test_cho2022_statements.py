@@ -25,7 +25,7 @@ def config_of(name, **changes):
 
 
 def made_up(config, values, data="fashion-mnist"):
-    """A result in which every metric is what a function of where it is says."""
+    """A synthetic result whose metrics are given by a function of the coordinates."""
     axes = {
         "algorithm": list(config.methods),
         "byzantine": list(config.byzantine),
@@ -343,7 +343,7 @@ def test_questions_of_our_own_are_checks():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_published_rows_are_rows_of_ours_and_are_drawn(name):
-    """What the paper has stands beside what we have: no name differs."""
+    """Published rows have the names of measured rows."""
     item = ITEMS[name]
     config = config_of(name)
     result = made_up(config, lambda name, **_: 0.5)

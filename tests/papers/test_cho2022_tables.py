@@ -132,7 +132,7 @@ def test_small_instances(name, tuning_steps, tmp_path):
     ids=["one method", "two methods, traced again"],
 )
 def test_a_grid_that_was_stopped_continues_bit_by_bit(which, how, tmp_path):
-    """Own models are trained again, and are the same; what was saved is not computed again."""
+    """Own models are retrained with equal results, and saved runs are not computed again."""
     with how:
         stop_and_continue(which, tmp_path)
 

@@ -274,7 +274,7 @@ def test_two_seeds_say_nothing_about_spreads():
 
 
 def test_the_jackknife_gives_a_statistic_and_its_standard_error():
-    """Of the mean it gives the samples; of the median and the like, a bias-corrected value."""
+    """For the mean it returns the samples, and for other statistics bias-corrected values."""
     x = np.random.default_rng(0).exponential(size=15)
     samples = xr.DataArray(x, {"seed": range(15)})
     np.testing.assert_allclose(jackknife(samples, lambda y: y.mean().item()), x)
@@ -584,7 +584,7 @@ def test_a_legend_of_many_stands_below_the_panels_and_nothing_overlaps(height):
 
 @pytest.mark.parametrize("styles", [["-"], ["-?"], ["-", "--", ":"]])
 def test_no_two_of_20_lines_look_alike(styles):
-    """Also beside bounds, which have their line's colour; one legend tells them apart."""
+    """They stay distinct with bounds, which share their line's color, in a single legend."""
     both = [panel_of(map(str, range(20)), style).lines for style in styles]
     lines = [
         line._replace(label=f"{line.label}{line.style}", color=number)
@@ -681,7 +681,7 @@ def test_counts_and_words_are_drawn_where_there_are_no_numbers():
 
 
 def test_points_where_a_run_diverged_are_not_drawn():
-    """Though one seed or one model is left; models that are not there are passed over."""
+    """They are skipped even if one seed or model remains, and absent models are ignored."""
     dataset = sweep_result(rate=[0.1, 0.2, 0.4, 0.8])
     dataset.loss[0, 1, 0, 0, 1], dataset.diverged[0, 1, 0, 1] = np.nan, 3
     dataset.loss[0, 2, 1], dataset.diverged[0, 2, 1] = np.inf, 3

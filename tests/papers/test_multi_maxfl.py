@@ -1,4 +1,4 @@
-"""Several models that want to appeal: the reproduction in small, and put together by hand."""
+"""Several models with appeal: a small version of the reproduction, and by hand."""
 
 import json
 

@@ -14,7 +14,7 @@ from tests.compiling import optimised
 
 
 def accuracies_of(pool, num_clients, num_rounds, record_every=1):
-    """Of the test pool after every recorded round; the clients of a round share the devices."""
+    """Returns test accuracies at every record, with the clients of a round split over devices."""
     data = federate(pool, partition.iid(pool.train[1], num_clients))
     task = classification(data, McMahanCNN(10), scale=1 / 255, block_size=200)
     assignment = mfa_rand(num_clients, 1, cohort_size=10)

@@ -83,7 +83,7 @@ class Runs(list):
         )
 
     def decide(self, budget=None, **settings):
-        """Decides without saving; also what is told."""
+        """Runs `decide` without checkpoints, and also returns its reports."""
         told, item = [], self.item
         config, result = decide(
             item, Coin(**settings), Execution(), budget or Budget(), item.make, told.append
@@ -320,7 +320,7 @@ SIZES = {
 # Comparisons of Cho et al. add seeds in test_cho2022_selection.py, too.
 @pytest.mark.parametrize("name", [slow_unless(name == "mfa-fig3", name) for name in SIZES])
 def test_added_seeds_are_those_of_a_longer_run(name):
-    """Starts, clients, what they require, draws and labels; up to the order of sums."""
+    """Initial models, clients, thresholds, draws and labels agree, up to the order of sums."""
     item = ITEMS[name]
     values = item.settings.model_dump() | SIZES[name] | {"num_seeds": 4}
     config = validate(type(item.settings), values)

@@ -97,7 +97,7 @@ def test_the_number_of_models_costs_nothing_but_models_of_one_client_do():
 
 
 def test_presence_amplifies_if_it_is_independent():
-    """Of all clients; with unequal probabilities as the largest; other laws do not."""
+    """Independent sampling amplifies by its largest probability, and other laws do not."""
     everyone, full = full_participation(100), epsilon(full_participation(100), **HOW)
     rare = epsilon(available(everyone, bernoulli(0.1)), **HOW)
     assert rare < 0.2 * full

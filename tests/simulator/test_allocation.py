@@ -1,4 +1,4 @@
-"""Who trains what by what is seen: bandits and FedFair against loops, and every way to run."""
+"""Assignments that look at the models: bandits and FedFair against loops, in every mode."""
 
 import dataclasses
 import functools

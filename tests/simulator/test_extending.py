@@ -39,7 +39,7 @@ N, M, K, ROUNDS, SEEDS = 7, 3, 4, 36, 2
 
 @pytest.fixture(scope="module")
 def page():
-    """What the page defines; nothing that it runs at its end."""
+    """Executes the definitions on the page, without the runs at its end."""
     names = {"__name__": "extending"}
     for block in BLOCKS:
         exec(compile(block.partition("tasks = ")[0], "extending.md", "exec"), names)

@@ -38,7 +38,7 @@ from tests.helpers import Towards, replay, roll_out, slow_unless
     chunk_size=st.integers(1, 400),
 )
 def test_growing_chunks_compute_at_most_twice_the_steps(steps, chunk_size):
-    """Each chunk as long as its first client; places that only fill it compute too."""
+    """Each chunk takes as long as its first client, including its padding."""
     steps = sorted(steps, reverse=True)
     chunks = chunks_of(len(steps), chunk_size, growing=True)
     sizes = [size for size, count in chunks for _ in range(count)]
@@ -133,7 +133,7 @@ def test_at_most_twice_the_steps_are_executed(num_models, client_map):
 
 
 def test_padding_does_not_wait_for_the_longest():
-    """Client 0, who does not take part, has a thousand steps; the last chunk is mostly padding."""
+    """Absent client 0 has a thousand steps, and the last chunk is mostly padding."""
     counts = [10_000, *[10] * 8]
     groups = replay([[[3, -1, -1, -1, -1, -1, -1], [4, 5, 6, -1, 7, 8, -1]]], 9)
     computed, needed = steps_executed(counts, groups, 4)
@@ -268,7 +268,7 @@ def test_devices_that_share_clients_agree(num_devices, expected):
 
 
 def test_reports_come_in_the_order_of_groups(expected):
-    """Beside the clients that they are of, wherever they were computed; nothing for padding."""
+    """Reports are aligned with their clients in any computing order, with zeros for padding."""
     rng_keys, groups, _ = cases()
     seen = jax.tree.map(np.asarray, expected[0].assignment)
     np.testing.assert_array_equal(seen.clients, groups)

@@ -222,7 +222,7 @@ def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
 
 
 def test_no_model_is_padding_too():
-    """Beside a client, as -1 is beside a model."""
+    """A model of -1 is padding, even in a slot with a client."""
     cohort = Cohort(jnp.arange(4), jnp.array([0, 0, 1, -1]))
     assert jax.jit(lambda: cohort.sizes(2))().tolist() == [2, 1]
     assert rows_of(cohort, 2).tolist() == [[0, 1, -1, -1], [2, -1, -1, -1]]

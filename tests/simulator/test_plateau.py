@@ -79,7 +79,7 @@ def test_sequences_of_which_the_end_is_known(name, values, min_delta, end, warmu
 
 
 def test_all_models_have_to_be_on_a_plateau_at_once():
-    """One pauses, goes on, and pauses again; the other pauses between, and later for good."""
+    """One model stalls, improves and stalls again, and the other stalls in between and later."""
     one = [5, 5, 5, 4, 3, 2, 2, 2, 2.0]
     other = [5, 4, 3, 2, 2, 2, 1, 1, 1.0]
     values = np.stack([one, other], axis=-1).astype(np.float32)

@@ -258,7 +258,7 @@ def test_counts_that_do_not_fit_are_marked():
 
 
 def test_what_goes_up_and_what_comes_down_are_told_apart():
-    """SCAFFOLD sends a control variate beside the parameters; it is counted going up."""
+    """SCAFFOLD also uploads a control variate, which counts as upload."""
     run = functools.partial(simulate, algorithm=scaffold(local_sgd(0.1, steps=1)), num_rounds=1)
     run = functools.partial(run, assignment=mfa_rr(N, 2))
     _, trace = jax.eval_shape(run, jax.random.key(0), TASKS["quadratic"]())
@@ -375,7 +375,7 @@ def test_memory_is_bounded_by_the_chunk():
 
 
 def test_draws_do_not_depend_on_precision_or_company():
-    """The same clients with x64, and whatever replicas run beside; no key is used twice."""
+    """Cohorts do not depend on x64 or on other replicas, and no key is used twice."""
     key = jax.random.fold_in(jax.random.key(9), 1)
     seeds = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(9), i))(np.array([7, 8, 1, 9]))
 

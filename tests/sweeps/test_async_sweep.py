@@ -140,7 +140,7 @@ def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path
 
 
 def test_methods_with_and_without_rounds_share_a_grid_and_a_target():
-    """Rounds of as many trainings, on the same clock; with a budget of simulated time."""
+    """Both have equal trainings per round and the same clock, with a budget of simulated time."""
     delay = shifted_exponential(6)
     rules = {
         "rounds": on_clock(mfa_rand(6, 2), delay),

@@ -138,7 +138,7 @@ It is traced once. They tell of every record, and wait for an answer if their in
 
 
 def progress(process):
-    """What is done, and the work, whenever the process tells."""
+    """Yields the finished and the total work from a process's output."""
     for line in process.stderr:
         word, *numbers = line.split() or [""]
         if word == "progress":

@@ -186,7 +186,7 @@ def test_parts_are_the_sweep_and_are_reported():
 
 
 def test_parts_that_ended_are_saved(tmp_path):
-    """The third part dies for good; the others are not computed again."""
+    """The third part fails permanently, and the others are not computed again."""
     dying = Here(lambda part, _: part.number == 3)
     with Checkpoints(tmp_path) as saved, pytest.raises(ChildProcessError, match="part 3/3"):
         sweep(make(), Execution(executor=dying, num_parts=3, checkpoints=saved))

@@ -356,14 +356,14 @@ def test_models_that_are_not_there_are_nan_without_counts(whole):
 
 
 def test_a_grid_without_axes_is_its_seeds(part):
-    """The same whatever runs beside them; the rate is a Python float."""
+    """Results do not depend on other points, and the rate is a Python float."""
     result = sweep(Grid(lambda: build(0.1, mfa_rr, 2), {}, **SIZES | {"num_seeds": 2}))
     alone = part.sel(learning_rate=0.1, drop=True).isel(assignment=0, num_models=0, drop=True)
     check_close(result, alone.isel(seed=[0, 1]))
 
 
 def test_axes_of_a_file_take_tables_and_name_their_parts():
-    """A number beside a table makes two programs; a table in a table is a key with a dot."""
+    """A number and a table need two programs, and nested tables become dotted keys."""
     rates = [0.1, {"beta": 3, "gamma": 20}]
     algorithm = {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.5, "local_steps": 2}
     config = {
@@ -653,7 +653,7 @@ def remembering():
 
 
 def keyed(num_clients, num_models):
-    """Who trains what is drawn from a key that the assignment itself keeps and splits."""
+    """Cohorts are drawn with a key that the assignment keeps in its state and splits."""
 
     def assign(rng_key, t, state, look):
         state, draw = jax.random.split(state)

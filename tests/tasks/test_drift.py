@@ -125,7 +125,7 @@ def test_before_the_drift_the_data_are_the_tasks():
 
 
 def test_examples_change_at_random_and_once():
-    """The share of changed labels, at 4 standard errors; who has changed stays changed."""
+    """The fraction of changed labels is s(t) at 4 standard errors, and changes are permanent."""
     x, y = np.zeros((20_000, 1)), np.arange(20_000) % 2
     data = federate((x, y), np.split(np.arange(20_000), 4))
     base = classification(data, LogisticRegression(2))

@@ -164,7 +164,7 @@ def test_own_models_of_tasks_without_test_examples():
 
 @functools.cache
 def measured():
-    """What a task with unseen clients says of a model, by what their own are worth."""
+    """Returns the metrics of a task with unseen clients, as a function of their own models."""
     with jax.enable_x64(True):
         task = learners()
         params, own = task.init(jax.random.key(8)), full_own_models(KEY, task, start_of(task))
@@ -181,7 +181,7 @@ def start_of(task):
 
 
 def test_metrics_are_means_over_clients():
-    """Also of unseen ones, apart; a client to whom the model does not appeal uses its own."""
+    """Unseen clients have separate means, and clients prefer their own model if it is better."""
     params, own, values, _ = measured()
     task = learners()
     with jax.enable_x64(True):
@@ -205,7 +205,7 @@ def test_metrics_are_means_over_clients():
 
 
 def test_clients_may_stay_away_by_their_test_examples():
-    """f_k(w) < rho_k decides, of those that may train; there must be test examples."""
+    """Clients that may train participate if f_k(w) < rho_k, which needs test examples."""
     params, *_ = measured()
     task = learners()
     with jax.enable_x64(True):
@@ -352,7 +352,7 @@ def test_tasks_without_test_examples_keep_their_own_metrics():
 
 
 def test_unseen_clients_never_train():
-    """Nor do their data matter: they are NaN; "1/N" is that of those that may train."""
+    """Their data are NaN without effect, and "1/N" counts only clients that may train."""
     targets = jnp.arange(1.0, N + 1).at[SEEN:].set(jnp.nan)
     task = requiring(Measured(targets), jnp.arange(1.0, N + 1), num_unseen=N - SEEN)
     assert task.num_clients == SEEN
@@ -403,7 +403,7 @@ ROUNDS = 6
 
 @functools.cache
 def six(from_round, cohort_size, method=None):
-    """Six clients, of whom those to whom the model appeals may train it, from a round on."""
+    """Runs six clients that, from a given round on, train only models that appeal to them."""
     algorithm = counting() if method is None else method(local_sgd(0.9, steps=1))
     strategy = appealing(full_participation(6), cohort_size=cohort_size, from_round=from_round)
 
@@ -640,7 +640,7 @@ def test_draws_are_uniform_among_those_that_stay(from_round):
 
 
 def test_models_draw_independently():
-    """Of a group of its own each, at most `cohort_size`; padding stays out."""
+    """Each model draws at most `cohort_size` clients of its group, without padding."""
     inner = mfa_rand(7, 2)
     strategy = appealing(inner, cohort_size=2, from_round=1)
     keys = jax.random.split(jax.random.key(1), 200)

@@ -22,7 +22,7 @@ HOW = fedavg(0.1, local_steps=2), mfa_rr(N, MODELS), ROUNDS
 
 
 def arrays(task, params):
-    """A loss of each client; a pair; and a confusion matrix of as many classes as clients."""
+    """Per-client losses, a pair, and a confusion matrix with as many classes as clients."""
     own = {"client_loss": client_losses(task, params), "pair": jnp.stack([params[0], params[1]])}
     return own | {"confusion": jnp.zeros((N, N))}
 

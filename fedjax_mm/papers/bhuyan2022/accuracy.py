@@ -1,4 +1,4 @@
-"""Accuracies in section 7: settings of the runs, and the rounds that they take to a target."""
+"""Accuracies in section 7: settings of the runs, and rounds to a target."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _ABOVE = 8  # points by which FedAvg should beat the most frequent class
 
 
 class Trainings(Seeded):
-    """Settings that all experiments of section 7 have."""
+    """Settings common to all experiments of section 7."""
 
     num_clients: Count
     num_rounds: Count
@@ -110,7 +110,7 @@ def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataA
       accuracy: over ``(..., round, model)``; NaN for absent models.
       targets: for some of the other dimensions.
     """
-    # Skip round 0, because a model that is good from the start has not learned anything.
+    # Skip round 0, because a model that is good at the start has not learned anything.
     trained = accuracy.sel(round=accuracy["round"] > 0)
     return rounds_to(0.0, (targets - trained).max("model"))
 
@@ -168,7 +168,7 @@ def beats_majority(who: str, ahead: xr.DataArray) -> Check:
     """Checks that accuracies are far enough ahead of the most frequent class.
 
     Args:
-      who: the name of the method or model with these accuracies.
+      who: the name of the method or model.
       ahead: points over ``(..., "seed")``.
     """
     text = f"{who} is more than {_ABOVE} points above the most frequent class"

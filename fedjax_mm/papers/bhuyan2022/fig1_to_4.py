@@ -76,7 +76,7 @@ def _log_ratio(gap: xr.DataArray) -> float:
 
 
 def jackknife(samples: xr.DataArray, statistic: Callable[[xr.DataArray], float]) -> xr.DataArray:
-    """Returns pseudo-values, whose mean and standard error are those of a statistic of all seeds.
+    """Returns jackknife pseudo-values, whose mean and standard error estimate a statistic.
 
     The i-th of n is n theta - (n - 1) theta_i, where theta_i is the statistic without seed i. With
     2 seeds they are NaN, since a single seed has no spread.
@@ -93,7 +93,7 @@ def jackknife(samples: xr.DataArray, statistic: Callable[[xr.DataArray], float])
 
 
 def judge(keys: Sequence[str], measured: xr.Dataset, config: Comparison) -> Iterable[Ruling]:
-    """Few models differ in their spread, many in the mean too."""
+    """Judges that the methods differ in spread for few models, and also in the mean for many."""
     ahead = measured["RR minus Rand"]
     ratios = measured["log10 of the ratio of spreads"]
     spreads = measured["spread over seeds"].sel(algorithm=list(_ALGORITHMS)).values

@@ -201,7 +201,7 @@ def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusMo
 
 
 def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ruling | Check]:
-    """Figure 6: the gain increases with M, and its trend is sub-linear."""
+    """Judges Figure 6: the gain increases sub-linearly with M."""
     gains = _limits(measured, config)
     # The mean share of the linear gain that is lost; it falls as gains rise.
     lost = Limits(*((1 - each / each.M).sel(M=each.M > 1).mean("M") for each in reversed(gains)))
@@ -214,7 +214,7 @@ def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Rulin
 
 
 def judge_partial(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ruling | Check]:
-    """Figure 7: the gain increases for the most part, with dips, and is above 1."""
+    """Judges Figure 7: the gain mostly increases, with dips, and is above 1."""
     steps = _limits(measured, config).steps
     rising = Limits(*((each > 0).mean("pair") for each in steps))
     over = ("algorithm", "pair")

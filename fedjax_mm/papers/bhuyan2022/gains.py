@@ -42,7 +42,7 @@ class Limits(NamedTuple):
     high: xr.DataArray
 
     def beside(self, margin: float) -> xr.DataArray:
-        """Returns the limit that decides a seed's side of the margin, or NaN if neither does."""
+        """Returns the limit that decides a seed's side of the margin, or NaN if undecided."""
         sure = (self.low > margin) | (self.low == self.high)
         return self.low.where(sure, self.high.where(self.high < margin))
 

@@ -73,7 +73,7 @@ class Growing(Config):
     def examples(self) -> tuple[FloatArray, FloatArray]:
         """Returns features of length 1 and targets, ``[clients, examples, ...]``.
 
-        Every client has a solution of its own, so that clients differ.
+        Every client has its own solution, so that clients differ.
         """
         random = np.random.default_rng(self.seed)
         shape = self.num_clients, self.num_examples, self.dim

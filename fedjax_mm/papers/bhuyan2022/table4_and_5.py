@@ -1,4 +1,4 @@
-"""Tables 4 and 5: different models trained together, each to be as good as FedAvg alone made it."""
+"""Tables 4 and 5: different models trained together until each is as good as under FedAvg alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -183,7 +183,7 @@ _MANY: dict[str, Any] = {"num_clients": 96, "num_seeds": 8}
 _NINE = (FacesLearner(attributes=ATTRIBUTES),)
 _MIXED = (SyntheticLearner(), FacesLearner())
 _TABLE4 = Different(learners=_NINE, num_rounds=50, record_every=5, **_MANY)
-# Do not stop at the targets, because the paper has accuracies after 142 rounds in any case.
+# Do not stop at the targets, because the paper reports accuracies after 142 rounds in any case.
 _TABLE5 = Different(learners=_MIXED, num_rounds=100, record_every=2, stop=False, **_MANY)
 
 ITEMS = (

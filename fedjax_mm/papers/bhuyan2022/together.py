@@ -1,6 +1,6 @@
 """Models trained one by one with FedAvg, and several at once, until all are as good (section 7.2).
 
-Each model has a target of its own: its accuracies after T_1 rounds of FedAvg with all clients.
+Each model has its own target: its accuracies after T_1 rounds of FedAvg with all clients.
 """
 
 import dataclasses
@@ -150,7 +150,7 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
 
 @contextmanager
 def stage(execution: Execution, name: str) -> Iterator[Execution]:
-    """Yields how one of several sweeps is carried out, which an interrupted run need not repeat."""
+    """Yields the execution of one of several sweeps, which a resumed run does not repeat."""
     saved = execution.checkpoints and execution.checkpoints.stage(name)
     with saved or nullcontext():
         yield execution._replace(checkpoints=saved)

@@ -1,4 +1,4 @@
-"""Clients of section 5 of Cho et al.: each with data of its own, some of them never seen."""
+"""Clients of section 5 of Cho et al., some of which are never seen."""
 
 import dataclasses
 from functools import partial
@@ -31,7 +31,7 @@ _IDX: dict[str, Name] = {"fmnist": "fashion-mnist", "mnist": "mnist", "emnist": 
 
 
 class Population(NamedTuple):
-    """Numbers of clients, and how unlike each other they are.
+    """Numbers of clients, and their heterogeneity.
 
     Attributes:
       num_clients: that train.
@@ -59,7 +59,7 @@ POPULATIONS: dict[str, Population] = {
 
 
 def source_of(dataset: Dataset, directory: Path | None) -> str:
-    """Returns the name of the data that are taken: without a folder something stands in."""
+    """Returns the name of the dataset, a substitute if no folder is given."""
     if directory is not None or dataset in ("digits", "sent140"):
         return dataset
     return "digits"

@@ -136,7 +136,7 @@ def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]
 
 
 def unattacked(values: Any) -> Any:
-    """Returns values without attackers, after the first warm-up."""
+    """Selects values without attackers, after the first warm-up."""
     return values.isel(dict.fromkeys(DIMS.values(), 0), drop=True)
 
 

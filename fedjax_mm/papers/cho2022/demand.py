@@ -1,4 +1,4 @@
-"""Table 1 by the rate of the warm-up, in which we depart from the paper: how much it decides."""
+"""Table 1 at other warm-up rates, because ours differs from the paper's."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -48,7 +48,7 @@ def exact_appeal(gamma_G: Any, gamma: float) -> np.ndarray:
     """Returns FedAvg's expected appeal, ``P(|w - theta_1| < |hat theta_1 - theta_1|)``.
 
     With ``a = hat theta_1 - theta_1`` and ``b = hat theta_2 - theta_1`` client 1 is satisfied if
-    |a + b| < 2 |a|, that is if b lies between -3 a and a. Client 2 is alike.
+    |a + b| < 2 |a|, that is if b lies between -3 a and a. Client 2 is analogous.
     """
     # Gauss and Legendre's rule in a, up to 12 standard deviations; b's part is known.
     nodes, weights = np.polynomial.legendre.leggauss(200)

@@ -1,7 +1,7 @@
-"""Table 1 by its other reading: flips in test labels too, and each label dealt by Dirichlet's law.
+"""Table 1 in its other reading: test labels are flipped too, and labels are split by Dirichlet.
 
-The paper says neither whom the flips hit nor how labels are dealt. `maxfl-table1` takes the reading
-in which flips hit training labels alone and each client draws its labels.
+The paper does not specify which labels are flipped or how labels are distributed. `maxfl-table1`
+flips only training labels and lets each client draw its labels.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _METRICS = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
-    """Checks whether MaxFL leads under this reading, too."""
+    """Checks whether MaxFL also leads under this reading."""
     accuracy, appeal = (lead(measured, BASELINES, *names) for names in (ACCURACY, APPEAL))
     yield check("MaxFL has the highest test accuracy", more(accuracy, form=".1f"))
     yield check("MaxFL has the highest GM-Appeal", more(appeal, form=".1f"))

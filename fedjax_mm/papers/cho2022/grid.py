@@ -68,7 +68,7 @@ which those of flipped clients could not if their test labels were true.
 
 
 class Requirement(Config):
-    """Training of the clients' own models, which set the thresholds for all methods alike."""
+    """Training of the clients' own models, which set the thresholds for all methods."""
 
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.05,)
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
@@ -181,7 +181,7 @@ class Comparison(Seeded):
 
     @property
     def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Returns every method at every value of its own parameters: its name and its settings."""
+        """Returns the name and settings of every method at every value of its own parameters."""
         found = {}
         for name, settings in self.methods.items():
             own = lists_of(settings)

@@ -1,7 +1,7 @@
 """Cho et al., section 5: methods at the best points of the paper's grid, on the same clients.
 
-Each method's point is chosen on seeds of its own and judged on others, because the best of many
-points looks better than it is on the seeds that chose it.
+Each method's point is chosen on separate seeds, because the best of many points looks better than
+it is on the seeds used to choose it.
 """
 
 import functools
@@ -56,7 +56,7 @@ class Clients(NamedTuple):
 
 
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every method at its point with every seed, each seed with clients of its own.
+    """Runs every method at its point with every seed, where each seed has its own clients.
 
     Over ``(algorithm, byzantine, warm_up_steps, demand_rate, seed, round)``, with the points as
     coordinates over the algorithms. If points were chosen, it also has `SCORES` of all candidates
@@ -121,9 +121,9 @@ def select(config: Comparison, execution: Execution) -> xr.Dataset:
 def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
     """Returns the point of each method with the highest test accuracy, or appeal, at the end.
 
-    The mean over the seen clients and the seeds of the selection decides; of points with equal
-    appeals the one with the highest accuracy is taken, and then the first. A point where a seed
-    diverged is not considered, unless all are.
+    Scores are averaged over seen clients and selection seeds. Ties in appeal are broken by
+    accuracy, and then by order. A point at which a seed diverged is chosen only if all points
+    diverged.
 
     Args:
       scores: of `select`; there may be none.
@@ -249,7 +249,7 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
 def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
     """Returns every client's own model, ``[numbers of steps, rates, draws, clients]``.
 
-    They start where all methods do, and do not depend on the methods.
+    They start from the same parameters as all methods and do not depend on the method.
     """
     demand, num_draws = config.requirement, config.num_seeds
     kinds = (demand.num_steps, demand.learning_rates, range(num_draws))
@@ -270,7 +270,7 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
             how = {"num_steps": steps, "learning_rate": rate, "batch_size": demand.batch_size}
             return own_models(_key(config, draw), task, _start(config, task, draw), **how)
 
-        # One after the other: `own_models` already trains many clients side by side.
+        # Train sequentially, because `own_models` already trains many clients in parallel.
         return lax.map(of_replica, numbers)
 
     found = where.fetch(jax.jit(where.over(of_device, (0, None)))(each, where.put(data, None)))
@@ -284,5 +284,5 @@ def _key(config: Comparison, draw: Any) -> Any:
 
 
 def _start(config: Comparison, task: Classification, draw: Any) -> Any:
-    """Returns the common initialisation of all methods and of the clients' own models."""
+    """Returns the common initialization of all methods and of the clients' own models."""
     return task.init(jax.random.fold_in(_key(config, draw), 1))

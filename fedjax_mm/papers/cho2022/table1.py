@@ -1,4 +1,4 @@
-"""Table 1: test accuracy and GM-Appeal of clients that may leave, seen and unseen."""
+"""Table 1: test accuracy and GM-Appeal of seen and unseen clients under flexible participation."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Table 2: Table 1 with clients that report large losses and send noise."""
+"""Table 2: Table 1 with attackers that report large losses and send noise."""
 
 from collections.abc import Iterator
 

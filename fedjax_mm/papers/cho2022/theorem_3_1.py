@@ -68,7 +68,7 @@ class Bounded(Config):
     def examples(self) -> tuple[FloatArray, FloatArray]:
         """Returns features and labels -1 or 1, ``[clients, examples, ...]``.
 
-        Every client has a direction of its own by which its labels are drawn.
+        Every client's labels are drawn by its own direction.
         """
         random = np.random.default_rng(self.seed)
         x = random.standard_normal((self.num_clients, self.num_examples, self.dim))

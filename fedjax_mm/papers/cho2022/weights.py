@@ -1,7 +1,7 @@
 """Table 3 with the weights of Algorithm 1, line 8: the effect of a client's weight.
 
 Under ``q = s (1 - s)`` a client far above its threshold has almost no weight, like a client far
-below it. With clustered labels such clients are given up, and the appeal falls. Under ``q = s``
+below it. With clustered labels such clients are neglected and the appeal falls. Under ``q = s``
 they have the largest weight.
 """
 

@@ -116,7 +116,7 @@ def algorithm_1(
 ) -> dict[str, Array]:
     """Runs Algorithm 1 as printed, eqs. (10) and (11).
 
-    The argument `how` has the number of runs and of iterations T.
+    The argument `how` holds the number of runs and the number of iterations T.
 
     Returns:
       By iteration: `squares`, the mean over runs of ``|grad f(x_bar^(t-1))|^2``, and `drift`, that

@@ -65,7 +65,7 @@ Trend = Annotated[tuple[T, ...], AfterValidator(_trend)]
 
 
 class Trained(Seeded):
-    """Settings that Figures 1 to 3 share: McMahan's CNN and its clients."""
+    """Settings shared by Figures 1 to 3: McMahan's CNN and its clients."""
 
     paper_sizes: ClassVar[tuple[int, ...]]
     digits_sizes: ClassVar[tuple[int, ...]]
@@ -89,7 +89,8 @@ class Trained(Seeded):
         for costs in self.costs:
             check_sizes(self.sizes, self.clients, **costs)
         try:
-            # Try only changed settings, because dealing takes a while and works for the defaults.
+            # Check only changed settings, because partitioning takes a while and works for the
+            # defaults.
             if self.model_fields_set:
                 self.deals(self.pool())
         except OSError as error:
@@ -114,14 +115,14 @@ class Trained(Seeded):
 
     @abstractmethod
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """Returns all ways in which the images are dealt with a seed."""
+        """Returns all partitions of the images for a seed."""
 
     def pool(self) -> Pool:
         """Returns the images."""
         return digits() if self.directory is None else load_idx(self.directory)
 
     def deals(self, pool: Pool) -> list[Parts]:
-        """Returns all ways of the first seed, then all of the second, and so on."""
+        """Returns all partitions of the first seed, then of the second, and so on."""
         return [way for seed in self.data_seeds for way in self.deal(pool.train[1], seed)]
 
     def setup(self, C: int, task: Classification, deal: Any, batch_size: int) -> Setup:
@@ -165,7 +166,7 @@ class Trained(Seeded):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScoredTwice(View):
-    """A classifier that is tested on all images, and on a few as by the author's program.
+    """A classifier tested on all images and, as in the author's program, on a few.
 
     Attributes:
       epochs: E.
@@ -179,7 +180,7 @@ class ScoredTwice(View):
         """Returns loss and accuracy on all test images, and the accuracy on some drawn now."""
         test = self.task.test
         size = min(self.batch_size, test.num_examples)
-        # Never draw the last mini-batch of the test images, because it may be smaller.
+        # Do not draw the last mini-batch of test images, because it may be smaller.
         num_batches = test.num_examples // size
         wanted = jnp.arange(min(self.epochs, num_batches))
         drawn = shuffled(hash_words(rng_key), wanted, num_batches)
@@ -234,7 +235,7 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
 def dealt(
     task: Classification, index: Any, *, epochs: int, batch_size: int, is_programmed: bool = True
 ) -> ScoredTwice:
-    """Returns the task of one way to deal, as the author's program or as the paper has it."""
+    """Returns the task of one partition, as in the author's program or in the paper."""
     mine = dataclasses.replace(task, train=task.train.select(index))
     view = AsProgrammed if is_programmed else ScoredTwice
     return view(mine, mine.num_clients, epochs, batch_size)

@@ -110,7 +110,7 @@ def _moments(
         values = jnp.stack([excess_square, costs, square])
         return sums + jnp.stack([values, values**2]), None
 
-    # A vmap over the draws would hold the cohorts of all of them at once; a scan only adds.
+    # Use a scan, because a vmap over the draws would hold all their cohorts in memory at once.
     sums, _ = lax.scan(add, jnp.zeros((2, 3, len(updates))), keys)
     average, square = sums / len(keys)
     error = jnp.sqrt(jnp.maximum(square - average**2, 0) / len(keys))
@@ -179,7 +179,7 @@ def _follows(measured: xr.DataArray, equation: xr.DataArray, config: CohortNoise
 
 
 def _equal(first: xr.DataArray, second: xr.DataArray) -> list[Evidence]:
-    """Takes for a fact that two forms are equal up to round-off."""
+    """Rules as a fact on whether two forms are equal up to rounding."""
     apart = (abs(first - second).max() / abs(first).max()).item()
     numbers = " and ".join(str(each.name).replace("equation_", "") for each in (first, second))
     return fact(apart < _ROUND_OFF, f"largest difference {apart:.1e}", f"eqs. {numbers}")

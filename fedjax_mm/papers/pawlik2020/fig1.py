@@ -30,7 +30,7 @@ _SCHEMES: Any = {"iid_share": iid_share, "iid_clients": iid_clients}
 
 
 class CohortRounds(Trained):
-    """Settings of Figure 1: training until the test accuracy is that of the last target."""
+    """Settings of Figure 1: training until the test accuracy reaches the last target."""
 
     paper_sizes = (2, 5, 10, 20)
     digits_sizes = (2, 4, 8, 12)
@@ -60,7 +60,8 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
     """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
 
     def build(C: int, percent: Scalar, task: Classification, seed_number: Any) -> Setup:
-        # Find the percentage by comparison, because it is traced, for one program of all deals.
+        # Find the percentage by comparison, because it is traced, so that all deals share a
+        # program.
         place = jnp.sum(jnp.asarray(config.percents)[:-1] < percent)
         deal = jnp.asarray(seed_number, int) * len(config.percents) + place
         return config.setup(C, task, deal, config.batch_size)
@@ -107,7 +108,7 @@ def _falls(rounds: xr.DataArray, along: str, steps: xr.DataArray) -> xr.DataArra
 
 
 def judge(measured: xr.Dataset, config: CohortRounds) -> Iterator[Ruling | Check]:
-    """Larger cohorts need fewer rounds, and so do clients that are more alike."""
+    """Checks that larger cohorts and more similar clients need fewer rounds."""
     if config.scheme != "iid_share" or config.targets[-1] != 0.99:
         for key in ("percent", "cohort-size"):
             yield untested(key, "the figure has 99 % and a share of every client's images")

@@ -145,7 +145,7 @@ def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
 
 
 def slopes(best: xr.DataArray) -> xr.DataArray:
-    """Returns by how many points accuracy grows where the cohort doubles, for every seed."""
+    """Returns the gain in accuracy, in points, when the cohort doubles, for every seed."""
     doublings = np.log2(best.C) - np.log2(best.C).mean()
     return 100 * (best * doublings).sum("C") / (doublings**2).sum()
 
@@ -181,7 +181,7 @@ def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]
 
 
 def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
-    """The author's means and error bars, and how flat the curve is."""
+    """Rules on the author's means and error bars, and on the flatness of the curve."""
     scored = measured.sel(evaluation="as-published")
     hers = {
         contacts: _beside_hers(scored.sel(contacts=contacts))
@@ -235,7 +235,7 @@ def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
 
 
 def agreeing(measured: xr.Dataset) -> xr.DataArray:
-    """Returns by how many standard errors, of both, our means differ from the author's."""
+    """Returns the difference between our means and the author's, in combined standard errors."""
     hers = measured["published sd"] / np.sqrt(_HER_SEEDS)
     apart = measured["mean"] - measured["published mean"]
     return apart / np.hypot(measured.standard_error, hers)

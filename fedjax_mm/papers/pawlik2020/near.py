@@ -1,4 +1,4 @@
-"""Tests that a mean is near a number, where both the mean and the number have a known error."""
+"""Tests that a mean is near a number, given the errors of both."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def near(
     freedom: float = _CERTAIN,
     tests: int = 1,
 ) -> Evidence:
-    """Tests that a difference is at most a margin, by two one-sided tests.
+    """Tests that a difference is at most a margin by two one-sided tests.
 
     Args:
       text: the numbers.
@@ -35,6 +35,6 @@ def near(
     from scipy.special import stdtr
 
     beyond = (abs(apart) - margin) / error
-    # Either side may contradict, so that each has half of the level.
+    # Either side may contradict, so each has half of the level.
     against = np.minimum(1.0, 2 * tests * stdtr(freedom, -beyond))
     return Evidence(name, text, float(stdtr(freedom, beyond)), float(against))

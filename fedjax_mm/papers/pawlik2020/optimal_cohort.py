@@ -1,4 +1,4 @@
-"""The best size of cohorts at constant cost, which section 5 leaves open, and a bound's C*."""
+"""The best cohort size at constant cost, which section 5 leaves open, and the bound's C*."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ from fedjax_mm.theory.problem import Problem
 
 
 class OptimalCohort(Config):
-    """Settings of federated quadratics of growing heterogeneity, by cohorts of every size.
+    """Settings: federated quadratics of increasing heterogeneity, with cohorts of every size.
 
     All sizes have the same number of contacts with the server, c = R C. Heterogeneity is the root
     of the mean squared distance of the clients' minimizers from their mean; all start at distance 1
@@ -60,7 +60,7 @@ class OptimalCohort(Config):
 
     @property
     def cohort_sizes(self) -> list[int]:
-        """C, wherever the rounds c / C are a whole number."""
+        """All C for which the number of rounds c / C is an integer."""
         return [C for C in range(1, self.num_clients + 1) if self.contacts % C == 0]
 
 
@@ -157,7 +157,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
 
-    # Integers would make a program each; floats are arguments of one.
+    # Use floats, because they are arguments of one program, while integers need one each.
     axes = {"heterogeneity": scales, "cohort": [float(C) for C in sizes]}
     grid = Grid(
         build,
@@ -209,7 +209,7 @@ def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Check]:
-    """The bound holds, and C* is near the size that was best."""
+    """Checks that the bound holds and that C* is near the best size."""
     ratio, cost, best = measured.measured / measured.bound, measured["C* costs"], measured["best C"]
     least = measured.measured - 4 * measured.standard_error
     text = "the bound for cohorts holds for every size and heterogeneity (4 standard errors)"

@@ -94,7 +94,7 @@ def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
 
 
 def _printed(measured: xr.Dataset, symbol: str) -> list[Evidence]:
-    """Takes for a fact whether the printed column has the numbers of its equation."""
+    """Rules as a fact on whether the printed column agrees with its equation."""
     column = measured.cost.sel(measure=symbol).dropna("C")
     equal = bool(np.isclose(column[0], column[1], rtol=1e-12).all())
     ours, printed = (", ".join(f"{value:g}" for value in row) for row in column.values)
@@ -103,7 +103,7 @@ def _printed(measured: xr.Dataset, symbol: str) -> list[Evidence]:
 
 
 def _when_doubled(config: Trials) -> Iterator[Ruling]:
-    """Rules on the text's changes that keep a cost constant when another number is doubled."""
+    """Rules on the text's statements about constant costs when another number is doubled."""
     E, C, S = config.local_epochs, max(config.cohort_sizes), config.num_examples
     R, B, K = config.contacts // C, config.updates // C, config.num_clients
 
@@ -120,7 +120,7 @@ def _when_doubled(config: Trials) -> Iterator[Ruling]:
 
 
 def _same(key: str, cost: Any, *others: Any) -> Ruling:
-    """Takes for a fact that costs are equal."""
+    """Rules as a fact on whether costs are equal."""
     equal = all(np.isclose(cost, other, rtol=1e-12) for other in others)
     return ruling(key, fact(equal, " and ".join(f"{other:g}" for other in others) + f", {cost:g}"))
 
