@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval
+from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -206,11 +208,36 @@ def posterior(
     inner = jnp.where(is_kept[:, None] & is_kept, kernel(overlaps), 0)
     inner = inner + jnp.diag(jnp.where(is_kept, NOISE, 1.0))
     outer = jnp.where(is_kept, kernel(cross), 0)
-    factor = cho_factor(inner, lower=True)
-    mean = outer @ cho_solve(factor, values)
-    explained = jnp.sum(solve_triangular(factor[0], outer.T, lower=True) ** 2, axis=0)
+    mean, explained = predict(inner, values, outer)
     deviation = jnp.sqrt(jnp.maximum(1 - explained, 0))
     return center + width * mean, width * deviation
+
+
+@custom_vmap
+def predict(
+    inner: Float[Array, "plans plans"],
+    values: Float[Array, " plans"],
+    outer: Float[Array, "candidates plans"],
+) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"]]:
+    """Returns the mean of each candidate, and the variance that the plans explain."""
+    factor = cho_factor(inner, lower=True)
+    explained = jnp.sum(solve_triangular(factor[0], outer.T, lower=True) ** 2, axis=0)
+    return outer @ cho_solve(factor, values), explained
+
+
+@predict.def_vmap
+def _predict_for_replicas(
+    axis_size: int, in_batched: list[bool], *args: Array
+) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+    # Factor one matrix after the other on CPUs, because jaxlib factors a batch in the threads that
+    # also run the program: on several devices each may wait for the others forever.
+    rows = [
+        x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
+        for x, is_batched in zip(args, in_batched, strict=True)
+    ]
+    if jax.default_backend() == "cpu":
+        return lax.map(lambda row: predict(*row), rows), (True, True)
+    return jax.vmap(predict.fun)(*rows), (True, True)
 
 
 def expected_improvement(

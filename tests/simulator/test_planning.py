@@ -231,3 +231,16 @@ def test_a_process_of_time_alone_trades_fairness_for_time():
     assert is_less(fair[0], mixed[0])
     assert is_less(mixed[0], fast[0])
     assert is_less(mixed[0], outcomes("cost", 0.25)[0])
+
+
+def test_replicas_never_factor_a_batch_of_matrices_on_cpus():
+    """jaxlib factors a batch in the threads that run the program, which then may wait forever."""
+    matrices = jnp.broadcast_to(jnp.eye(8), (2, 3, 8, 8))
+    given = matrices, jnp.ones((2, 3, 8)), jnp.ones((2, 3, 5, 8))
+    together = jax.jit(jax.vmap(jax.vmap(planning.predict)))
+    text = together.lower(*given).as_text()
+    calls = [line for line in text.splitlines() if "lapack_" in line or "blas_" in line]
+    assert calls
+    for line in calls:
+        assert "3x8x8" not in line
+    chex.assert_trees_all_close(together(*given), (jnp.full((2, 3, 5), 8.0),) * 2, rtol=1e-6)
