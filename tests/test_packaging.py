@@ -1,10 +1,12 @@
 """What an index and a reader's references show of the package."""
 
+import ast
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,34 @@ def test_files_that_the_readme_names_are_in_the_source_archive():
     for path in map("".join, paths):
         assert (ROOT / path).exists(), path
         assert path.split("/")[0] in manifest, path
+    for folder in ("benchmarks", "docs", "examples", "notebooks", "tests"):  # that tests read
+        assert f"graft {folder}" in (ROOT / "MANIFEST.in").read_text(), folder
+
+
+def test_every_imported_library_is_a_dependency():
+    optional = [each for extra in PROJECT["optional-dependencies"].values() for each in extra]
+    allowed = {distribution(each) for each in PROJECT["dependencies"] + optional}
+    needed = {distribution(each) for each in PROJECT["dependencies"]}
+    homes = packages_distributions()
+    for path in (ROOT / "fedjax_mm").rglob("*.py"):
+        for at, name in imported(path):
+            if name in sys.stdlib_module_names or name == "fedjax_mm":
+                continue
+            assert {*map(distribution, homes[name])} & (needed if at == 0 else allowed), (path, name)
+
+
+def distribution(requirement):
+    """The normalized name of a requirement's distribution."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+def imported(path):
+    """The libraries that a file imports, each with the column of its import."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.col_offset, each.name.split(".")[0]) for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.col_offset, (node.module or "").split(".")[0]
 
 
 def test_the_citation_is_that_of_the_package():
