@@ -192,7 +192,7 @@ def test_counts_among_floats_and_arrays_of_floats_are_numbers():
 
 
 class Lowered:
-    """A program whose compilation ends when the others are cancelled, or after a minute."""
+    """A program whose compilation ends when the others are cancelled, or after ten seconds."""
 
     def __init__(self):
         self.started, self.released = [], threading.Event()
@@ -202,7 +202,7 @@ class Lowered:
 
     def compile(self):
         self.started.append(True)
-        self.released.wait(60)
+        self.released.wait(10)
 
 
 def test_an_interrupt_while_compiling_waits_for_no_program_in_the_queue(monkeypatch):
