@@ -123,6 +123,24 @@ NAMESPACES = (
     ),
 )
 
+_RECENT = "recent; their arguments may change"
+EXPERIMENTAL = {
+    ("algorithms.mifa", "algorithms.stalevr"): _RECENT,
+    ("assignments.clusters", "assignments.sampling"): _RECENT,
+    ("asynchrony",): _RECENT,
+    ("availability",): _RECENT,
+    ("compression",): _RECENT,
+    ("privacy",): "recent; their arguments and what epsilon assumes may change",
+    ("tasks.drift",): _RECENT,
+    ("sweeps.parts", "sweeps.structures"): "the files of parts may change",
+    ("sweeps.devices.agree", "sweeps.devices.layout"): "JAX's interface for devices may change",
+    ("base.Padded", "base.Sampling", "base.SparseUpdate", "base.Updates"): (
+        "only some tasks, methods and assignments need them, and others may need more"
+    ),
+    ("theory",): "arguments follow the papers' notation, and may be grouped otherwise",
+}
+"""Modules and names that may change in every release, with the reason; all others are stable."""
+
 
 class Name(NamedTuple):
     """A public name: its import path, the module path of its code, and its first line."""
@@ -141,6 +159,15 @@ class Name(NamedTuple):
         raise ValueError(
             f"{self.path} is on no page: put {first!r} into REFERENCE in docs/hooks.py"
         )
+
+    @property
+    def is_experimental(self) -> bool:
+        """Whether the name may change in every release."""
+        return any(self.is_in(parts) for parts in EXPERIMENTAL)
+
+    def is_in(self, parts: tuple[str, ...]) -> bool:
+        """Whether the name is one of these, or its code is in one of these modules."""
+        return any(f"{self.home}.".startswith(f"fedjax_mm.{part}.") for part in parts)
 
     @property
     def is_in_a_module(self) -> bool:
@@ -172,14 +199,23 @@ def public() -> tuple[Name, ...]:
 def reference() -> dict[str, str]:
     """Returns the pages of the reference by their files, in Markdown."""
     rows = [f"| [{area.title}]({page}.md) | {area.about} |" for page, area in REFERENCE.items()]
+    rows.append("| [Stable and experimental](stability.md) | What a release may change. |")
     head = ["# Reference\n", "Made from the docstrings, whose examples are tests.\n"]
-    pages = {"reference/index.md": "\n".join([*head, "| page | has |", "|---|---|", *rows, ""])}
+    pages = {
+        "reference/index.md": "\n".join([*head, "| page | has |", "|---|---|", *rows, ""]),
+        "reference/stability.md": _stability(),
+    }
     for page, area in REFERENCE.items():
         names = [each for each in public() if each.area == page]
         parts = [f"# {area.title}\n\n{area.about}\n"]
         if names:
             short = {each: each.path.removeprefix("fedjax_mm.") for each in names}
-            lines = [f"| [`{short[each]}`][{each.home}] | {each.about} |" for each in names]
+            lines = [
+                f"| [`{short[each]}`][{each.home}]{' *' * each.is_experimental} | {each.about} |"
+                for each in names
+            ]
+            if any(each.is_experimental for each in names):
+                lines.append("\n\\* [experimental](stability.md)")
             parts.append("\n".join(["| `fedjax_mm.` | |", "|---|---|", *lines, ""]))
         own = [each for each in names if not each.is_in_a_module]
         parts += [f"::: {each.home}\n    options: {{heading_level: 2}}\n" for each in own]
@@ -187,6 +223,47 @@ def reference() -> dict[str, str]:
         parts += [f"## {module}\n\n::: {module}\n    options: {hidden}\n" for module in area.whole]
         pages[f"reference/{page}.md"] = "\n".join(parts)
     return pages
+
+
+STABILITY = """\
+# Stable and experimental
+
+| | a release 0.1.x | a release 0.2.0, 0.3.0, ... |
+|---|---|---|
+| stable | breaks no program | may change it; the changelog says what to write instead |
+| experimental | may change it; the changelog says so | may change it; the changelog says so |
+| not public | may change it | may change it |
+
+Stable are also
+
+- the commands, options and exit codes of `fedjax-mm`;
+- the keys of [experiments in a file](../experiments.md);
+- variables, dimensions and coordinates of `result.nc`.
+
+A seed has the same draws in all releases 0.1.x with one version of JAX.
+
+Experimental are also `summary.json`, `manifest.json`, and modules that the reference shows as a
+whole, except for their names below. Only the version that began a run is sure to continue it. Not
+public are names with an underscore, and names that the reference does not have. Import a name from
+its namespace, because the modules inside may be divided otherwise.
+"""
+
+
+def _stability() -> str:
+    """Returns the page that says which public names are stable."""
+    parts, names = [STABILITY, "## Stable\n\n| namespace | names |\n|---|---|"], public()
+    for namespace, group in groupby(names, lambda each: each.path.rpartition(".")[0]):
+        links = [_link(each) for each in group if not each.is_experimental]
+        parts += [f"| `{namespace}` | {', '.join(links)} |"] if links else []
+    parts.append("\n## Experimental\n\n| names | why |\n|---|---|")
+    for modules, reason in EXPERIMENTAL.items():
+        links = [_link(each) for each in names if each.is_in(modules)]
+        parts.append(f"| {', '.join(links)} | {reason} |")
+    return "\n".join([*parts, ""])
+
+
+def _link(name: Name) -> str:
+    return f"[`{name.path.rpartition('.')[2]}`][{name.home}]"
 
 
 def papers() -> dict[str, str]:

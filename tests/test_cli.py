@@ -304,6 +304,17 @@ def test_nested_settings_and_options_reach_the_run(tmp_path):
         assert result.distance.isel(round=0).std() == 0
 
 
+# Without arguments
+
+
+def test_without_arguments_three_commands_are_shown():
+    code, out, err = call()
+    shown = re.findall(r"^  (fedjax-mm \S+(?: \S+)*)  ", out, re.MULTILINE)
+    assert (code, err, len(shown)) == (0, "", 3)
+    known = {each.name or each.callback.__name__ for each in cli.app.registered_commands}
+    assert {command.split()[1] for command in shown} <= known
+
+
 # run
 
 

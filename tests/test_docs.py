@@ -1,6 +1,7 @@
 """The code in README and the site runs, and all sources of the site exist."""
 
 import inspect
+import itertools
 import json
 import re
 import shlex
@@ -255,6 +256,16 @@ def test_the_reference_has_every_public_name_once():
         shown = [page for page, text in pages.items() if f"::: {each.home}\n" in text]
         whole = [page for page, text in pages.items() if each.is_in_a_module and each.area in page]
         assert [f"reference/{each.area}.md"] == shown + whole, each
+
+
+def test_every_public_name_is_stable_or_experimental():
+    page = hooks.reference()["reference/stability.md"]
+    stable, experimental = page.split("## Experimental")
+    for each in hooks.public():
+        link = f"][{each.home}]"
+        assert (link in experimental) == each.is_experimental != (link in stable), each
+    for part in itertools.chain(*hooks.EXPERIMENTAL):
+        assert any(each.is_in((part,)) for each in hooks.public()), part
 
 
 def test_links_between_files_lead_to_pages():

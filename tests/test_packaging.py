@@ -1,10 +1,12 @@
 """What an index and a reader's references show of the package."""
 
+import ast
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,71 @@ def test_files_that_the_readme_names_are_in_the_source_archive():
     for path in map("".join, paths):
         assert (ROOT / path).exists(), path
         assert path.split("/")[0] in manifest, path
+    for folder in (
+        ".ci",
+        ".github",
+        "benchmarks",
+        "docs",
+        "examples",
+        "notebooks",
+        "tests",
+    ):  # that tests read
+        assert f"graft {folder}" in (ROOT / "MANIFEST.in").read_text(), folder
+
+
+def test_every_imported_library_is_a_dependency():
+    optional = [each for extra in PROJECT["optional-dependencies"].values() for each in extra]
+    allowed = {distribution(each) for each in PROJECT["dependencies"] + optional}
+    needed = {distribution(each) for each in PROJECT["dependencies"]}
+    homes = packages_distributions()
+    for path in (ROOT / "fedjax_mm").rglob("*.py"):
+        for at, name in imported(path):
+            if name in sys.stdlib_module_names or name == "fedjax_mm":
+                continue
+            assert {*map(distribution, homes[name])} & (needed if at == 0 else allowed), (
+                path,
+                name,
+            )
+
+
+def test_ci_runs_the_checks_with_every_python_and_with_the_oldest_jax():
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["checks"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    matrix = job["strategy"]["matrix"]
+    classifiers = [f"Programming Language :: Python :: {each}" for each in matrix["python"]]
+    assert [each for each in PROJECT["classifiers"] if ":: 3." in each] == classifiers
+    assert PROJECT["requires-python"] == f">={matrix['python'][0]}"
+    assert {*matrix["jax"], *(each["jax"] for each in matrix["include"])} == {"newest", "oldest"}
+    oldest = re.findall(r"^(\w+)==([\d.]+)$", (ROOT / ".github/oldest-jax.txt").read_text(), re.M)
+    bounds = dict(
+        re.match(r"([\w.-]+)>=([\d.]+)", each).groups() for each in PROJECT["dependencies"]
+    )
+    assert {name: f"{bounds[name]}.0" for name in ("jax", "jaxlib")} == dict(oldest)
+
+
+def test_forms_and_hooks_can_be_read():
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"):
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description", "body"} <= set(form), path
+        ids = [each["id"] for each in form["body"]]
+        assert len(ids) == len(set(ids)) > 0
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    for hook in local["hooks"]:
+        assert hook["entry"] in (ROOT / ".ci/run").read_text().replace(" --check", "")
+
+
+def distribution(requirement):
+    """The normalized name of a requirement's distribution."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+def imported(path):
+    """The libraries that a file imports, each with the column of its import."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.col_offset, each.name.split(".")[0]) for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.col_offset, (node.module or "").split(".")[0]
 
 
 def test_the_citation_is_that_of_the_package():

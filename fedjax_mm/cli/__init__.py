@@ -27,9 +27,17 @@ from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
 _NOT_COMPUTING = ("cache", "export", "init", "list", "report", "show")
 FAILED, BAD_INPUT, CONTRADICTED, INTERRUPTED = 1, 2, 3, 130
 
+_FIRST = """\
+Simulates multi-model federated learning. Three commands to try:
+
+  fedjax-mm list                   shows what can be reproduced
+  fedjax-mm reproduce mfa-fig3     makes a figure of a paper in about ten seconds
+  fedjax-mm init                   writes experiment.toml, for: fedjax-mm run experiment.toml
+
+fedjax-mm --help shows all commands."""
+
 app = typer.Typer(
     name="fedjax-mm",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="""Simulate multi-model federated learning, and reproduce its papers.
@@ -57,7 +65,7 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits, with one line on stderr and code 2 for invalid input."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(args=arguments, prog_name="fedjax-mm", standalone_mode=False)
     except RefusedError as error:
@@ -114,7 +122,7 @@ def _version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def set_up(
     context: typer.Context,
     devices: Annotated[
@@ -153,6 +161,9 @@ def set_up(
     ] = False,
 ) -> None:
     """Configures JAX before its backends are initialized."""
+    if context.invoked_subcommand is None:
+        say(_FIRST)
+        raise typer.Exit
     if cache is not None:
         os.environ["FEDJAX_MM_CACHE"] = str(cache.absolute())
     is_asked = verbose or distributed or process is not None or devices is not None

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -215,8 +215,7 @@ def _make_plan(
     clock = time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in mine]
-    report(f"compiling {len(mine)} program{'s'[: len(mine) > 1]}")
-    calls = _compile(mine, batch_sizes, where, approve)
+    calls = _compile(mine, batch_sizes, where, report, approve)
     parts = zip(mine, batch_sizes, calls, strict=True)
     compiled = [_fit(*each, where, room) for each in parts]
     seconds = time.perf_counter() - clock
@@ -227,16 +226,26 @@ def _compile(
     programs: Sequence[Program],
     batch_sizes: Sequence[int],
     where: Layout,
+    report: Callable[[str], None],
     approve: Callable[[str, str], None] | None,
 ) -> list[Any]:
-    """Returns the compiled functions of some programs.
+    """Returns the compiled functions of programs, and reports how many of them are ready.
 
     Raises:
       KeyboardInterrupt: with the number of programs that were compiled.
     """
-    calls = list[Future[Any]]()
+    in_words = f"{len(programs)} program{'s'[: len(programs) > 1]}"
+    report(f"compiling {in_words}")
+    calls, told = list[Future[Any]](), 0
+
+    def tell(number: int) -> None:
+        nonlocal told
+        while told < number:
+            told += 1
+            report(f"compiled {told} of {in_words}")
+
     # Compile in threads, because XLA releases the GIL while compiling, so the next program can be
-    # traced meanwhile.
+    # traced meanwhile. Report in this thread, because a callback may be the user's.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
             for program, size in zip(programs, batch_sizes, strict=True):
@@ -244,7 +253,9 @@ def _compile(
                 if approve:
                     approve(program.label, lowered.as_text())
                 calls.append(threads.submit(lowered.compile))
-            return [call.result() for call in calls]
+                tell(sum(call.done() for call in calls))
+            for number, _ in enumerate(as_completed(calls), 1):
+                tell(number)
         except KeyboardInterrupt as error:
             threads.shutdown(cancel_futures=True)  # because the exit would wait for all programs
             done = sum(call.done() and not call.cancelled() for call in calls)
@@ -252,6 +263,10 @@ def _compile(
             if jax.config.values["jax_compilation_cache_dir"]:
                 words += ", and are kept for the next start"
             raise KeyboardInterrupt(words) from error
+        finally:
+            for call in calls:
+                call.cancel()  # because an error must not wait for programs in the queue
+    return [call.result() for call in calls]
 
 
 def make_outline(

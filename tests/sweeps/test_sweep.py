@@ -3,8 +3,12 @@
 import dataclasses
 import functools
 import math
+import os
 import re
+import threading
+from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +35,7 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps import DivergenceError, Setup
+from fedjax_mm.sweeps import plan as plan_module
 from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import carry_out, plan_for
@@ -184,6 +189,44 @@ def test_counts_among_floats_and_arrays_of_floats_are_numbers():
         np.testing.assert_array_equal(programs_of(grid)[0].numbers["learning_rate"], [0.5, 1])
     for values in ([1, 2], [True, 0.5], [0.5, "half"], [mfa_rr, mfa_rand]):
         assert len(programs_of(Grid(build, {"x": values}, 2))) == 2
+
+
+class Lowered:
+    """A program whose compilation ends when the others are cancelled, or after ten seconds."""
+
+    def __init__(self):
+        self.started, self.released = [], threading.Event()
+
+    def as_text(self):
+        return ""
+
+    def compile(self):
+        self.started.append(True)
+        self.released.wait(10)
+
+
+def test_an_interrupt_while_compiling_waits_for_no_program_in_the_queue(monkeypatch):
+    lowered, cancelled, cancel, given = Lowered(), [], Future.cancel, []
+
+    def noted(future):
+        cancelled.append(cancel(future))
+        if len(cancelled) == 5:
+            lowered.released.set()
+
+    def approve(label, text):
+        given.append(label)
+        if len(given) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Future, "cancel", noted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(plan_module, "_lower", lambda *_: lowered)
+    programs, told = [SimpleNamespace(label="")] * 9, []
+    with pytest.raises(KeyboardInterrupt):
+        plan_module._compile(programs, [1] * 9, None, told.append, approve)
+    assert sum(cancelled) >= 4
+    assert len(lowered.started) <= 1
+    assert told == ["compiling 9 programs"]
 
 
 # Numbers

@@ -70,7 +70,7 @@ def check_files(dataset: Dataset, directory: Path | None) -> None:
     if directory is None:
         return
     if dataset == "digits":
-        raise ValueError("the digits come with scikit-learn; leave out --data")
+        raise ValueError("the digits come with the package; leave out --data")
     try:
         check = check_sent140 if dataset == "sent140" else partial(check_idx, name=_IDX[dataset])
         check(directory)
