@@ -1,5 +1,6 @@
 """Records of a run: the models' metrics, counts of work, and message sizes."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
@@ -86,6 +87,43 @@ class Record(NamedTuple):
     round: Any = ()
     is_finite: Any = ()
     is_used: Any = ()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """A record whose arrays of the same shape and type are stacked, or several such records.
+
+    A loop records a bundle instead of a record, because an accelerator launches a kernel for each
+    array that it writes.
+
+    Attributes:
+      arrays: ``[parts, ...]``, or ``[records, parts, ...]``.
+      places: the array and the part of each leaf of the record.
+      structure: the record's tree.
+    """
+
+    arrays: list[Array]
+    places: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})
+    structure: Any = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, record: Record) -> "Bundle":
+        """Returns the bundle of one record."""
+        leaves, structure = jax.tree.flatten(record)
+        groups: dict[Any, list[Array]] = {}
+        for leaf in leaves:
+            groups.setdefault((leaf.shape, leaf.dtype), []).append(leaf)
+        order = {
+            id(x): (i, j) for i, each in enumerate(groups.values()) for j, x in enumerate(each)
+        }
+        places = tuple(order[id(leaf)] for leaf in leaves)
+        return cls([jnp.stack(each) for each in groups.values()], places, structure)
+
+    def records(self) -> Record:
+        """Returns the records ``[records, ...]`` of a loop's bundles."""
+        made: Record = self.structure.unflatten([self.arrays[i][:, j] for i, j in self.places])
+        return made
 
 
 def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: MessageSizes) -> Trace:

@@ -19,7 +19,7 @@ from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
 from fedjax_mm.engine import Engine, State, engine_of
 from fedjax_mm.parts import check_instance, key_of
-from fedjax_mm.record import Record, Work, make_trace, measure, message_sizes
+from fedjax_mm.record import Bundle, Record, Work, make_trace, measure, message_sizes
 from fedjax_mm.stacks import each_params
 
 
@@ -152,14 +152,14 @@ def _run(
         measured = measure(engine.stacks, state.rng_key, state.round, state.models, client_map, own)
         return Record(measured.metrics, work.counts, state.round)
 
-    def rounds_to_record(state: State, _: None) -> tuple[State, Record]:
+    def rounds_to_record(state: State, _: None) -> tuple[State, Bundle]:
         state, work = engine.rounds(state, record_every)
-        return state, record(state, work)
+        return state, Bundle.of(record(state, work))
 
     first = record(state, engine.no_work())
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
     sizes = message_sizes(engine.stacks, state.models)
-    return state, make_trace(engine.stacks, first, rest, sizes)
+    return state, make_trace(engine.stacks, first, rest.records(), sizes)
 
 
 def params_of(state: State, model: int | None = None) -> Params:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import cached_property, partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
 from fedjax_mm.engine import Engine, State, engine_of
 from fedjax_mm.record import (
+    Bundle,
     Counts,
     MessageSizes,
     Record,
@@ -396,11 +396,11 @@ class Program:
             so_far, replica = now
             return so_far + 1, each(partial(self.advance, client_axis), replica, round=(so_far,))
 
-        def goes_on(now: tuple[Any, Replica, Record]) -> Any:
+        def goes_on(now: tuple[Any, Replica, Any]) -> Any:
             is_left = (now[0] - 1) * every < last
             return is_left if self.grid.until is None else is_left & ~jnp.all(now[1].has_ended)
 
-        def one_record(now: tuple[Any, Replica, Record]) -> tuple[Any, Replica, Record]:
+        def one_record(now: tuple[Any, Replica, Any]) -> tuple[Any, Replica, Any]:
             number, replica, records = now
             stop = jnp.minimum(number * every, last)
             # Record the initial state here, after 0 rounds, because a separate record would be
@@ -413,18 +413,20 @@ class Program:
             )
             # Update a slice, because `records.at[place].set` is a scatter, which compiles longer.
             put = partial(lax.dynamic_update_index_in_dim, index=number - first, axis=0)
-            records = jax.tree.map(put, records, record)
+            records = jax.tree.map(put, records, Bundle.of(record))
             return number + 1, self.note(replica, record, is_record), records
 
-        kept = (1 + self.records_kept, size)
-        records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.traced.record)
-        nothing = jax.tree.map(itemgetter(0), records)
+        nothing = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), self.traced.record)
+        kept = 1 + self.records_kept
+        records = jax.tree.map(
+            lambda x: jnp.zeros((kept, *x.shape), x.dtype), jax.eval_shape(Bundle.of, nothing)
+        )
         replica = with_keys(replica, self.traced.replica)
         # Start in a branch of this program, because a separate one would be compiled, too.
         replica = lax.cond(done == 0, lambda: each(self.start), lambda: replica)
         # Use `while_loop`, because `lax.fori_loop` with a traced bound becomes one anyway.
         _, replica, records = lax.while_loop(goes_on, one_record, (first, replica, records))
-        return without_keys(replica), records
+        return without_keys(replica), records.records()
 
 
 def num_bytes(tree: Any) -> int:
