@@ -142,7 +142,8 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
     plan, done = first.plan, first.rounds
     (compiled, number), where, grid = plan.batches[first.batch], plan.where, plan.grid
     given, _, replica = compiled.program.inputs(where, compiled.replicas(number), first.replica)
-    every, count = grid.record_every, 1  # begin with one round, to time it
+    every, step = grid.record_every, compiled.program.rounds_at_once
+    count = step  # begin with few rounds, to time them
     while done < grid.num_rounds:
         clock = time.perf_counter()
         most = compiled.program.records_kept * every - done % every
@@ -161,7 +162,7 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
         so_far = _up_to(done, records, plan)
         yield first._replace(rounds=done, records=so_far, replica=replica, seconds=seconds)
         # Make segments last about a second, to react to signals promptly and hide the host's work.
-        count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
+        count = step * max(1, int(count // step * min(4, _SEGMENT_SECONDS / seconds)))
 
 
 def _up_to(rounds: int, records: Record, plan: Plan) -> Record:

@@ -337,6 +337,16 @@ class Program:
         """The maximum number of records per segment."""
         return max(1, min(self.grid.num_records, _BUFFER_BYTES // num_bytes(self.traced.record)))
 
+    @property
+    def rounds_at_once(self) -> int:
+        """The rounds after which a segment may end."""
+        # End anywhere on CPUs. An accelerator waits for the host whenever the length of a loop is
+        # only known to the device, so rounds are computed several at a time.
+        if jax.default_backend() == "cpu":
+            return 1
+        common = math.gcd(self.grid.num_rounds, self.grid.record_every)
+        return max(number for number in range(1, 9) if common % number == 0)
+
     def inputs(
         self, where: Layout, replicas: np.ndarray, state: Replica | None = None
     ) -> tuple[Given, Any, Replica]:
@@ -396,6 +406,11 @@ class Program:
             so_far, replica = now
             return so_far + 1, each(partial(self.advance, client_axis), replica, round=(so_far,))
 
+        def some_rounds(now: tuple[Any, Replica]) -> tuple[Any, Replica]:
+            if self.rounds_at_once == 1:
+                return one_round(now)
+            return lax.fori_loop(0, self.rounds_at_once, lambda _, now: one_round(now), now)
+
         def goes_on(now: tuple[Any, Replica, Any]) -> Any:
             is_left = (now[0] - 1) * every < last
             return is_left if self.grid.until is None else is_left & ~jnp.all(now[1].has_ended)
@@ -406,7 +421,7 @@ class Program:
             # Record the initial state here, after 0 rounds, because a separate record would be
             # compiled twice.
             start = jnp.maximum((number - 1) * every, done), replica
-            _, replica = lax.while_loop(lambda now: now[0] < stop, one_round, start)
+            _, replica = lax.while_loop(lambda now: now[0] < stop, some_rounds, start)
             is_record = stop == number * every
             record = lax.cond(
                 is_record, lambda: each(self.measure, replica, round=(stop,)), lambda: nothing

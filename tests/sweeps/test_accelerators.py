@@ -1,0 +1,79 @@
+"""What differs on accelerators, computed on the CPU: the results are those of CPUs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rr, params_of, simulate, sweep
+from fedjax_mm.data import synthetic
+from fedjax_mm.loops import local_steps
+from fedjax_mm.sweeps import Callback, Execution, Grid, Setup
+from fedjax_mm.tasks import LogisticRegression, classification, quadratic
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Returns a function that lets the package take its device for a GPU."""
+
+    def pretend():
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+    return pretend
+
+
+@pytest.mark.parametrize("steps", [1, 5, 8, 13])
+def test_unrolled_local_steps_are_those_of_the_loop(steps, accelerator):
+    def numbers(number):
+        start = jnp.zeros(20, jnp.int32)
+        return local_steps(number, lambda i, x: x.at[i].set(2 * x.sum() + i + 1), start)
+
+    jaxprs = [str(jax.make_jaxpr(lambda: numbers(steps))())]
+    expected = numbers(steps)
+    accelerator()
+    jaxprs.append(str(jax.make_jaxpr(lambda: numbers(steps))()))
+    np.testing.assert_array_equal(numbers(steps), expected)
+    np.testing.assert_array_equal(numbers(jnp.int32(steps)), expected)
+    assert jaxprs[0] != jaxprs[1] or steps == 1
+
+
+@pytest.mark.parametrize("name", ["quadratic", "classification"])
+def test_a_run_has_the_same_results(name, accelerator):
+    def run():
+        if name == "quadratic":
+            task, algorithm, assignment = quadratic(6, 4, mu=0.1), fedavg(0.1, local_steps=5), None
+        else:
+            task = classification(synthetic(6, dim=5, num_classes=3), LogisticRegression(3))
+            algorithm = fedavg(local_sgd(0.1, steps=11, batch_size=4))
+            assignment = full_participation(6)
+        state, trace = simulate(0, task, algorithm, assignment or mfa_rr(6, 2), 6)
+        return params_of(state, 0), trace.metrics
+
+    expected = run()
+    accelerator()
+    found = run()
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6), found, expected
+    )
+
+
+@pytest.mark.parametrize(("num_rounds", "every", "step"), [(24, 12, 6), (21, 7, 7), (9, 9, 3)])
+def test_segments_end_after_some_rounds(num_rounds, every, step, accelerator):
+    def run():
+        ends = []
+        task = quadratic(6, 4, mu=0.1)
+
+        def build(learning_rate):
+            return Setup(task, fedavg(learning_rate, local_steps=3), mfa_rr(6, 2))
+
+        grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds, 3, record_every=every)
+        watch = Callback(on_segment=lambda segment: ends.append(segment.rounds))
+        return sweep(grid, Execution(callbacks=[watch])), ends
+
+    expected, _ = run()
+    accelerator()
+    found, ends = run()
+    assert ends[0] == step
+    assert not any(end % step for end in ends)
+    for name in ("loss", "distance", "client_updates"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=2e-5)
