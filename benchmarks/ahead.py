@@ -54,11 +54,15 @@ def compile_for(device: Any, function: Callable[..., Any], *arguments: Any) -> s
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), arguments
     )
-    # The package chooses by the default backend, which is the CPU here.
-    with patch.object(jax, "default_backend", return_value="gpu"):
+    with _on_gpus():
         traced = jax.jit(function, in_shardings=where, out_shardings=where).trace(*shapes)
         text: str = traced.lower(lowering_platforms=("cuda",)).compile().as_text()
     return text
+
+
+def _on_gpus() -> Any:
+    # The package decides by the default backend, which is the CPU here.
+    return patch.object(jax, "default_backend", return_value="gpu")
 
 
 def works(name: str) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], int, int | None]]:
@@ -72,7 +76,9 @@ def works(name: str) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...],
             shared = without_keys(grid.shared)
             given = Given(np.zeros(size, np.int32), numbers, shared, np.uint32(grid.seed))
             arguments = given, (np.int32(0), np.int32(0)), program.no_replica(size)
-            yield f"{name}, program {number}", partial(program.segment, None), arguments, 2, None
+            with _on_gpus():
+                trips = program.rounds_at_once
+            yield f"{name}, program {number}", partial(program.segment, None), arguments, 3, trips
         return
     rounds = workload.num_rounds
     if not isinstance(workload, Workload):

@@ -12,6 +12,7 @@ import logging
 import os
 import pkgutil
 import re
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -326,6 +327,54 @@ def tutorials() -> dict[str, str]:
     return found
 
 
+SHOWN = (
+    "mfa-fig3",
+    "mfa-fig5",
+    "maxfl-fig5a",
+    "private-curve",
+    "compression-curve",
+    "multi-compare",
+)
+
+
+def gallery() -> dict[str, str | bytes]:
+    """Returns the gallery and its thumbnails by their files: tutorials, scripts and figures."""
+    from fedjax_mm.papers import ALL
+
+    pages: dict[str, str | bytes] = {}
+    parts = ["# Gallery\n", "Every picture leads to the page that makes it.\n", "## Tutorials\n"]
+    cards = []
+    for file, title in tutorials().items():
+        picture = f"gallery/{Path(file).stem}.png"
+        pages[picture] = _first_picture(ROOT / file)
+        cards.append(_card(title, picture, file))
+    parts += [*_grid(cards), "## Figures of papers, and more\n"]
+    parts += _grid(
+        [_card(ALL.title(name), f"figures/{name}.png", f"results/{name}.md") for name in SHOWN]
+    )
+    parts.append("## Scripts of one page\n")
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        parts.append(f'```python title="examples/{path.name}"\n{path.read_text()}```\n')
+    return {"gallery.md": "\n".join(parts), **pages}
+
+
+def _card(title: str, picture: str, page: str) -> str:
+    return f"-   [![{title}]({picture})]({page})\n\n    [{title}]({page})\n"
+
+
+def _grid(cards: list[str]) -> list[str]:
+    return ['<div class="grid cards" markdown>\n', *cards, "</div>\n"]
+
+
+def _first_picture(notebook: Path) -> bytes:
+    """Returns the first picture among the outputs of a notebook."""
+    for cell in json.loads(notebook.read_text())["cells"]:
+        for output in cell.get("outputs", ()):
+            if "image/png" in output.get("data", {}):
+                return b64decode(output["data"]["image/png"])
+    raise ValueError(f"{notebook.name} has no picture; run it, and commit its outputs")
+
+
 def destination(page: str, target: str) -> str | None:
     """Returns the page of the site to which a link between files of the repository leads.
 
@@ -381,7 +430,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     for name in tutorials():
         files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
-    for name, text in (papers() | reference()).items():
+    for name, text in (gallery() | papers() | reference()).items():
         files.append(File.generated(config, name, content=text))
     return files
 
@@ -398,7 +447,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         there = destination(f"docs/{here}", target)
         return f"[{text}]({_relative(there, here)}{anchor})" if there else text
 
-    if here.startswith(("reference/", "papers/")):
+    if here.startswith(("reference/", "papers/", "gallery")):
         return markdown
     parts = _FENCE.split(markdown)
     seen: set[str] = set()
