@@ -134,7 +134,10 @@ def _markdown(value: Any) -> Any:
     """Returns text escaped for Markdown, on one line."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return re.sub(r"([\\`*_<>|\[\]~$&#])", r"\\\1", re.sub(r"\s+", " ", value))
+    text = re.sub(r"\s+", " ", value)
+    for letter in "&<~$|":  # not every dialect lets a backslash escape these
+        text = text.replace(letter, f"&#{ord(letter)};")
+    return re.sub(r"[\\`*_>\[\]]|(?<!&)#", lambda match: "\\" + match[0], text)
 
 
 def shrunk(figure: bytes, limit: int) -> bytes:
