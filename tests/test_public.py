@@ -20,7 +20,17 @@ from fedjax_mm import data
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checked", "checks", "files", "interrupts", "metrics", "schedules", "shuffles"},
+    {
+        "base",
+        "checked",
+        "checks",
+        "files",
+        "interrupts",
+        "loops",
+        "metrics",
+        "schedules",
+        "shuffles",
+    },
     {"asking", "parts"},
     {"chunks", "cohorts", "keys", "local", "stacks", "sums"},
     {"assignments", "availability", "compression", "data", "tasks"},

@@ -101,7 +101,7 @@ def exact_constants(task: SolvedTask) -> Constants:
 def estimate_curvature(
     rng_key: PRNGKeyArray, task: Task, points: Params, *, num_steps: Count = 32
 ) -> tuple[Constant, Constant]:
-    """Estimates mu and L, the extreme eigenvalues of all clients' Hessians, at given points.
+    """Returns estimates of mu and L, the extreme eigenvalues of all clients' Hessians.
 
     A non-quadratic loss may have smaller and larger eigenvalues elsewhere, so mu may be too large
     and L too small. A negative mu shows that the loss is not convex.
@@ -281,7 +281,7 @@ def example_gradients(
 
 
 def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]:
-    """Estimates beta_1 and beta_2 of ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
+    """Returns estimates of beta_1 and beta_2 in ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
 
     They are the least-squares line through the largest example gradient of each client and point,
     with a slope of at least 1 as in the assumption, raised until no point lies above it.

@@ -50,7 +50,7 @@ def fit_rate(
     window: tuple[float, float] | None = None,
     bootstrap: Bootstrap = _BOOTSTRAP,
 ) -> MeasuredRate:
-    """Fits the convergence rate of the mean error over seeds.
+    """Returns the fitted convergence rate of the mean error over seeds.
 
     Args:
       times: ``[records]``, the bound's time: t, which is 1 at the start, or t/M.
