@@ -266,12 +266,14 @@ def check_metrics(what: str, found: Any) -> None:
       TypeError: if it returns something else.
       ValueError: if a result could not have a metric of that name.
     """
-    if not isinstance(found, Mapping):
+    if not isinstance(found, dict):
         raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")
     for name, value in found.items():
         check_name("a metric", name)
         if name in RESERVED:
             raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
+        if isinstance(value, list | tuple | dict):
+            raise TypeError(f"the metric {name!r} is a {type(value).__name__}; give an array")
         kind = getattr(value, "dtype", None) or np.asarray(value).dtype
         if jnp.issubdtype(kind, jnp.complexfloating):
             raise TypeError(

@@ -129,6 +129,10 @@ def advance(
 
 def _check_began_with(engine: Engine, state: State) -> None:
     """Raises `ValueError` unless runs of the engine have states of this structure and shape."""
+    if jnp.ndim(state.round):
+        raise ValueError(
+            f"state is of runs {list(jnp.shape(state.round))}; call advance inside of jax.vmap, too"
+        )
     wanted = jax.eval_shape(lambda key: engine.start(key, None), state.rng_key)
     remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
     given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))

@@ -317,7 +317,7 @@ def judge(
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the results are.")],
     kind: Annotated[
-        Literal["html", "md"], typer.Option("--format", help="HTML, or Markdown with figures/.")
+        Literal["html", "md"], typer.Option("--format", help="One page in HTML, or Markdown pages.")
     ] = "html",
     out: Annotated[
         Path | None,
@@ -328,11 +328,11 @@ def report(
 ) -> None:
     """Make one page of all results below a directory.
 
-    The page begins with the papers' statements by verdict, and with the requirements for settling
-    or testing the rest. It then shows for each item the figure, the statements, the main table, the
-    paper's published numbers and open points, the manifest and the command to reproduce it. The
-    page is self-contained, except that a Markdown page keeps its figures in the folder figures/
-    next to it. Unreadable results are listed on the page.
+    The page has the papers' statements by verdict, and the requirements for settling or testing the
+    rest. For each item it shows the figure, the statements, the main table, the paper's published
+    numbers and open points, the manifest and the command to reproduce it. In HTML, one file has
+    everything. In Markdown, each item has a page of its own in a folder with the name of FILE, and
+    figures are in the folder figures/. Unreadable results are listed on the page.
     """
     from fedjax_mm.cli import page
 

@@ -192,6 +192,12 @@ def collect(directory: Path) -> Collected:
         except (OSError, ValueError) as error:
             found.problems.append(f"{place}: {error}")
     found.items.sort(key=lambda item: order.index(item.summary.id))
+    taken: set[str] = set()
+    for number, item in enumerate(found.items):
+        # Number anchors that folders share, because each is the name of a file.
+        anchor = item.anchor if item.anchor not in taken else f"{item.anchor}-{number}"
+        taken.add(anchor)
+        found.items[number] = item._replace(anchor=anchor)
     return found
 
 
@@ -213,7 +219,7 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
     if not (folder / "result.nc").is_file():
         problems.append(f"{place}: result.nc is missing; make the item again to have its data")
     name = summary.id if place == "." else place
-    anchor = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    anchor = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or summary.id
     return Item(name, anchor, ALL.title(summary.id), ALL.paper(summary.id), summary, figure)
 
 

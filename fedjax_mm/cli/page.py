@@ -48,6 +48,11 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
     Raises:
       ValueError: if the directory does not exist or holds no result.
     """
+    if kind == "md" and (not out.suffix or out.stem == "figures"):
+        raise ValueError(
+            f"{out.name} is no name of a page, whose items have a folder of that name without its "
+            "suffix; give another one, such as results.md"
+        )
     if not directory.is_dir():
         raise ValueError(f"{directory}: there is no such directory; give one with results")
     found = collect(directory)

@@ -366,7 +366,9 @@ def by_id(ids: np.ndarray) -> Parts:
       >>> [rows.tolist() for rows in by_id(np.array(["b", "a", "b"]))]
       [[1], [0, 2]]
     """
-    is_masked, ids = np.ma.getmaskarray(ids), np.asarray(ids)
+    # Ask masked arrays alone, because NumPy does not know the types of columns of pandas.
+    is_masked = np.ma.getmaskarray(ids) if isinstance(ids, np.ma.MaskedArray) else False
+    ids = np.asarray(ids)
     if ids.ndim != 1 or not len(ids):
         raise ValueError(f"ids has shape {ids.shape}; give one id for each of at least one example")
     is_missing = is_masked | _is_missing(ids)

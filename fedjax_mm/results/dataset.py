@@ -127,7 +127,7 @@ def _nobody(dataset: xr.Dataset) -> str | None:
     first = is_idle.values.argmax()
     at = dict(zip(is_idle.dims, np.unravel_index(first, is_idle.shape), strict=True))
     names = [dim for dim in is_idle.dims if dim in is_idle.coords]
-    which = f"{int(is_idle.sum())} of {is_idle.size} runs" if is_idle.dims else "the run"
+    which = f"{int(is_idle.sum())} of {is_idle.size} runs" if is_idle.dims else "this trace"
     if names:
         point = [label(str(name), is_idle[name].values[at[name]]) for name in names]
         which += f", first in {', '.join(point)}"

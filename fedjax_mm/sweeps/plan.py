@@ -258,7 +258,8 @@ def _compile(
                 tell(number)
         except KeyboardInterrupt as error:
             threads.shutdown(cancel_futures=True)  # because the exit would wait for all programs
-            done = sum(call.done() and not call.cancelled() for call in calls)
+            ended = [call for call in calls if call.done() and not call.cancelled()]
+            done = sum(call.exception() is None for call in ended)
             words = f"{done} of {len(programs)} programs were compiled"
             if jax.config.values["jax_compilation_cache_dir"]:
                 words += ", and are kept for the next start"

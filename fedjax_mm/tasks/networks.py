@@ -213,6 +213,11 @@ class CharacterGRU(nn.Module):
 
 def _channels_last(x: Images) -> Images:
     """Returns images, or raises `ValueError` if their channels seem to come first."""
+    if x.ndim != 4:
+        raise ValueError(
+            f"images have shape {list(x.shape[1:])}; give [height, width, channels], such as "
+            "X[..., None] for one channel"
+        )
     _, height, width, channels = x.shape
     if height in (1, 3) and min(width, channels) > 4:
         raise ValueError("give channels last, as np.moveaxis(X, 1, -1) does for channels first")

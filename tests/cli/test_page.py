@@ -354,6 +354,25 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     assert f"<pre><code>{command}\n</code></pre>" in text
 
 
+def test_items_in_folders_of_like_names_have_pages_of_their_own(tmp_path):
+    for number, name in enumerate(["a_b", "a-b", "\u4e00"]):
+        put(tmp_path / name, "mfa-fig1", size=(10 + number, 10))
+    assert call("report", tmp_path, "--format", "md")[0] == 0
+    pages = sorted(page.stem for page in (tmp_path / "report").glob("*.md"))
+    assert pages == ["a-b", "a-b-1", "mfa-fig1"]
+    figures = {path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+    assert figures == {png((10 + number, 10)) for number in range(3)}
+
+
+@pytest.mark.parametrize("name", ["report", "figures.md"])
+def test_a_page_whose_items_would_be_in_its_place_is_refused(tmp_path, name):
+    put(tmp_path / "mfa-fig1", "mfa-fig1")
+    code, printed = call("report", tmp_path, "--format", "md", "--out", tmp_path / name)
+    assert code == 2
+    assert "give another one, such as results.md" in " ".join(printed.split())
+    assert not (tmp_path / name).exists()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -374,3 +375,9 @@ def test_which_clients_flip_is_uniform():
         np.concatenate([flipped_clients(10, fraction=0.3, seed=s) for s in range(1000)])
     )
     assert np.abs(hits - 300).max() < 4 * np.sqrt(1000 * 0.3 * 0.7)
+
+
+@pytest.mark.parametrize("kind", ["str", "category", "Int64"])
+def test_ids_may_be_a_column_of_pandas(kind):
+    ids = pd.Series(["3", "1", "3"]).astype("int64" if kind == "Int64" else "str").astype(kind)
+    assert [rows.tolist() for rows in by_id(ids)] == [[1], [0, 2]]

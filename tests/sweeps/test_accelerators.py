@@ -1,5 +1,7 @@
 """What differs on accelerators, computed on the CPU: the results are those of CPUs."""
 
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rr, params_of, simulate, sweep
 from fedjax_mm.data import synthetic
 from fedjax_mm.loops import local_steps
-from fedjax_mm.sweeps import Callback, Execution, Grid, Setup
+from fedjax_mm.sweeps import Callback, Checkpoints, Execution, Grid, Setup, Until
+from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 
@@ -76,4 +79,30 @@ def test_segments_end_after_some_rounds(num_rounds, every, step, accelerator):
     assert ends[0] == step
     assert not any(end % step for end in ends)
     for name in ("loss", "distance", "client_updates"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=2e-5)
+
+
+def test_early_stopping_and_resuming_are_those_of_cpus(accelerator, tmp_path):
+    def grid():
+        def build(learning_rate):
+            return Setup(
+                quadratic(6, 4, mu=0.1), fedavg(learning_rate, local_steps=3), mfa_rr(6, 2)
+            )
+
+        until = Until("distance", at_most=0.3)
+        return Grid(build, {"learning_rate": [0.05, 0.1]}, 60, 3, record_every=6, until=until)
+
+    def stop(segment):
+        signal.raise_signal(signal.SIGTERM)
+
+    expected = sweep(grid())
+    accelerator()
+    watch = Callback(on_segment=stop)
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
+        sweep(grid(), Execution(callbacks=[watch], checkpoints=checkpoints))
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        assert checkpoints.load(0).rounds == 6
+        found = sweep(grid(), Execution(checkpoints=checkpoints))
+    assert (found["ended"] < 60).all()
+    for name in ("loss", "ended", "client_updates"):
         np.testing.assert_allclose(found[name], expected[name], rtol=2e-5)
