@@ -21,7 +21,7 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kernels import Module, by_source
+from benchmarks.kernels import Module, most_launches
 from benchmarks.programs import parts
 from fedjax_mm import fedavg, init, params_of, simulate
 from fedjax_mm.engine import engine_of
@@ -114,10 +114,7 @@ def main() -> None:
             module = Module(compile_for(device, function, *arguments))
             counted = module.rounds(depth, trips)
             table.add_row(title, f"{counted.kernels:,}", f"{counted.num_bytes / 1024:,.0f}")
-            lines = Table("kernels", "source", "operation", title=title, box=None)
-            for (source, scope), times in by_source(module, counted).most_common(20):
-                lines.add_row(f"{times:,}", source, scope)
-            console.print(lines)
+            console.print(most_launches(title, module, counted))
     console.print(table)
 
 

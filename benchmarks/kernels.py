@@ -391,12 +391,13 @@ def main() -> None:
                 cells = counted.kernels, counted.as_on_gpus
                 kibibytes = f"{counted.num_bytes / 1024:,.0f}"
                 table.add_row(title, *(f"{x:,}" for x in cells), kibibytes)
-                details.append(_most(title, module, counted))
+                details.append(most_launches(title, module, counted))
     console = Console(width=160)
     console.print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}", table, *details)
 
 
-def _most(title: str, module: Module, counted: Counted) -> Table:
+def most_launches(title: str, module: Module, counted: Counted) -> Table:
+    """Returns a table of the lines of the source with the most launches in a round."""
     table = Table("kernels", "source", "operation", title=title, box=None)
     for (source, scope), times in by_source(module, counted).most_common(20):
         table.add_row(f"{times:,}", source, scope)

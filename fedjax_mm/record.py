@@ -112,13 +112,13 @@ class Bundle:
         """Returns the bundle of one record."""
         leaves, structure = jax.tree.flatten(record)
         groups: dict[Any, list[Array]] = {}
+        places = []
         for leaf in leaves:
-            groups.setdefault((leaf.shape, leaf.dtype), []).append(leaf)
-        order = {
-            id(x): (i, j) for i, each in enumerate(groups.values()) for j, x in enumerate(each)
-        }
-        places = tuple(order[id(leaf)] for leaf in leaves)
-        return cls([jnp.stack(each) for each in groups.values()], places, structure)
+            kind = leaf.shape, leaf.dtype
+            group = groups.setdefault(kind, [])
+            places.append(([*groups].index(kind), len(group)))
+            group.append(leaf)
+        return cls([jnp.stack(each) for each in groups.values()], tuple(places), structure)
 
     def records(self) -> Record:
         """Returns the records ``[records, ...]`` of a loop's bundles."""
