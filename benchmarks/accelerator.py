@@ -16,18 +16,20 @@ left to the next call. The most important rows come first.
 | table 1 | the grid of `maxfl-table1`, with few rounds |
 
 Rows are measured in child processes, because a flag of XLA holds for a whole process, and because
-an error may end it.
+an error may end it. `--jobs` processes compile at the same time, and each measures alone.
 """
 
 import argparse
+import asyncio
+import fcntl
 import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +88,11 @@ class Row(NamedTuple):
         """The name of its file."""
         words = filter(None, (self.group, self.work, str(self.size or ""), self.variant))
         return "-".join(words).replace(" ", "_")
+
+    @property
+    def runs_when_made(self) -> bool:
+        """Whether `make` measures, too."""
+        return self.group == "table 1"
 
 
 class Sizes(NamedTuple):
@@ -284,8 +291,8 @@ def _table_1(methods: Sequence[str], sizes: Sizes) -> Any:
     return table_1({**sizes.table_1, "methods": {name: known[name] for name in methods}})
 
 
-def measure(row: Row, sizes: Sizes) -> dict[str, Any]:
-    """Measures a row in this process."""
+def measure(row: Row, sizes: Sizes, out: Path) -> dict[str, Any]:
+    """Measures a row in this process, alone on the device."""
     import jax
 
     from benchmarks import programs
@@ -294,13 +301,16 @@ def measure(row: Row, sizes: Sizes) -> dict[str, Any]:
     device = jax.devices()[0]
     about = {"device": device.device_kind, "jax": jax.__version__}
     if row.make is None:
-        return about | {"ceilings": programs.ceilings(sizes.side, sizes.num_bytes)}
-    made = row.make(sizes)
+        with device_of(out, alone=True):
+            return about | {"ceilings": programs.ceilings(sizes.side, sizes.num_bytes)}
+    with device_of(out, alone=row.runs_when_made):
+        made = row.make(sizes)
     program, counted, seconds = made.program, made.counted(), made.seconds
     if seconds is None:
-        (seconds,) = bench.seconds_of(program.run, 1)
-        if seconds < 1:  # else a second run would tell little more
-            seconds = bench.median_seconds(program, 5)
+        with device_of(out, alone=True):
+            (seconds,) = bench.seconds_of(program.run, 1)
+            if seconds < 1:  # else a second run would tell little more
+                seconds = bench.median_seconds(program, 5)
 
     def mean(name: str) -> float:
         # A trip has several rounds if we, or XLA, have unrolled them.
@@ -325,6 +335,24 @@ def measure(row: Row, sizes: Sizes) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def device_of(out: Path, *, alone: bool) -> Iterator[None]:
+    """Waits until this process may use the device, alone or together with others.
+
+    A process that waits to be alone lets no other one begin, so that its turn comes.
+    """
+    left = signal.alarm(0)  # because the time of waiting is not the row's
+    with (
+        (out / "rows" / "turn.lock").open("w") as turn,
+        (out / "rows" / "device.lock").open("w") as device,
+    ):
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(device, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        signal.alarm(left)
+        yield
+
+
 def work(todo: Sequence[Row], sizes: Sizes, out: Path, limit: int, deadline: float) -> None:
     """Measures rows one after the other in this process, until the deadline."""
     for row in todo:
@@ -336,7 +364,7 @@ def work(todo: Sequence[Row], sizes: Sizes, out: Path, limit: int, deadline: flo
         signal.alarm(limit)
         clock = time.perf_counter()
         try:
-            found = measure(row, sizes)
+            found = measure(row, sizes, out)
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {error}"[:500]}
         signal.alarm(0)
@@ -357,7 +385,7 @@ def path_of(row: Row, out: Path) -> Path:
     return out / "rows" / f"{row.name}.json"
 
 
-def supervise(command: Sequence[str], given: Sequence[Row], out: Path, limit: int) -> None:
+async def supervise(command: Sequence[str], given: Sequence[Row], out: Path, limit: int) -> None:
     """Runs workers until all rows with their flags are finished, or their time is over.
 
     Args:
@@ -370,21 +398,25 @@ def supervise(command: Sequence[str], given: Sequence[Row], out: Path, limit: in
       RuntimeError: if a worker ends before its first row.
     """
     by_name = {row.name: row for row in given}
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {given[0].flags}".strip()
     while any(not path_of(row, out).exists() for row in given):
         begun = None
-        environment = os.environ | {"XLA_FLAGS": flags}
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=environment
-        ) as worker:
-            try:
-                for line in worker.stdout or ():
-                    print(line, end="", flush=True)
-                    word, _, name = line.strip().partition(" ")
-                    begun = by_name[name] if word == "begin" else begun
-            except BaseException:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {given[0].flags}".strip()
+        # Workers share the device's memory.
+        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ | {"XLA_FLAGS": flags}
+        worker = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env=environment
+        )
+        assert worker.stdout is not None
+        try:
+            async for line in worker.stdout:
+                print(line.decode(), end="", flush=True)
+                word, _, name = line.decode().strip().partition(" ")
+                begun = by_name[name] if word == "begin" else begun
+            await worker.wait()
+        finally:
+            if worker.returncode is None:
                 worker.kill()
-                raise
+                await worker.wait()
         if worker.returncode == 0:
             return
         if begun is None or path_of(begun, out).exists():
@@ -393,6 +425,22 @@ def supervise(command: Sequence[str], given: Sequence[Row], out: Path, limit: in
         if worker.returncode == -signal.SIGALRM:
             reason = f"took longer than {limit} seconds"
         save(begun, {"error": reason}, out)
+
+
+async def supervise_all(command: Sequence[str], todo: Sequence[Row], given: Any, out: Path) -> None:
+    """Runs `given.jobs` workers side by side for the rows of each flag."""
+    deadline = time.time() + given.budget
+    for flags in dict.fromkeys(row.flags for row in todo):
+        mine = [row for row in todo if row.flags == flags]
+        shares = [mine[i :: given.jobs] for i in range(min(given.jobs, len(mine)))]
+        if time.time() < deadline:
+            rest = [*command, "--budget", str(deadline - time.time()), "--rows"]
+            await asyncio.gather(
+                *(
+                    supervise([*rest, *(row.name for row in share)], share, out, given.limit)
+                    for share in shares
+                )
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -404,29 +452,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=100, help="seconds of a row, by default 100")
     parser.add_argument("--groups", nargs="+", help="groups of rows, by default all")
     parser.add_argument("--retry", action="store_true", help="measure failed rows again")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    jobs = max(1, (os.cpu_count() or 1) // 2)
+    parser.add_argument(
+        "--jobs", type=int, default=jobs, help=f"processes that compile, here by default {jobs}"
+    )
+    parser.add_argument("--rows", nargs="+", help=argparse.SUPPRESS)  # of a worker
     given = parser.parse_args(arguments)
-    out = given.out.resolve()
-    deadline, sizes = time.time() + given.budget, TINY if given.tiny else FULL
+    out, sizes = given.out.resolve(), TINY if given.tiny else FULL
     prepare_directory(out / "rows")
+    if given.rows is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # because its supervisor ends it
+        mine = [row for row in rows(sizes) if row.name in given.rows]
+        todo = [row for row in mine if not path_of(row, out).exists()]
+        work(todo, sizes, out, given.limit, time.time() + given.budget)
+        return
     wanted = [row for row in rows(sizes) if not given.groups or row.group in given.groups]
-    if given.retry and given.worker is None:
+    if given.retry:
         for row in wanted:
             path = path_of(row, out)
             if path.exists() and "error" in json.loads(path.read_text()):
                 path.unlink()
     todo = [row for row in wanted if not path_of(row, out).exists()]
-    if given.worker is not None:
-        mine = [row for row in todo if row.flags == given.worker]
-        work(mine, sizes, out, given.limit, deadline)
-        return
-    for flags in dict.fromkeys(row.flags for row in todo):
-        if time.time() < deadline:
-            command = [sys.executable, "-m", "benchmarks.accelerator", "--out", str(out)]
-            command += ["--limit", str(given.limit), "--budget", str(deadline - time.time())]
-            command += ["--tiny"] * given.tiny + [f"--worker={flags}"]
-            command += ["--groups", *given.groups] if given.groups else []
-            supervise(command, [row for row in todo if row.flags == flags], out, given.limit)
+    command = [sys.executable, "-m", "benchmarks.accelerator", "--out", str(out)]
+    command += ["--limit", str(given.limit)] + ["--tiny"] * given.tiny
+    asyncio.run(supervise_all(command, todo, given, out))
     paths = [path_of(row, out) for row in rows(sizes)]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     write_report(found, out)

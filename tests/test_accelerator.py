@@ -1,5 +1,6 @@
 """`python -m benchmarks.accelerator`: it goes on after a kill, and computes no row twice."""
 
+import asyncio
 import json
 import os
 import signal
@@ -91,14 +92,14 @@ def test_a_worker_that_dies_in_a_row(tmp_path, number, reason):
     (row,) = given = rows_that(None)
     script = f"import os, signal; print('begin {row.name}', flush=True)"
     command = [sys.executable, "-c", f"{script}; os.kill(os.getpid(), signal.{number})"]
-    accelerator.supervise(command, given, tmp_path, 7)
+    asyncio.run(accelerator.supervise(command, given, tmp_path, 7))
     assert reason in json.loads(accelerator.path_of(row, tmp_path).read_text())["error"]
 
 
 def test_a_worker_that_cannot_begin(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(RuntimeError, match="ended with 3 outside of its rows"):
-        accelerator.supervise(command, rows_that(None), tmp_path, 7)
+        asyncio.run(accelerator.supervise(command, rows_that(None), tmp_path, 7))
 
 
 def test_shares_of_the_ceilings():
