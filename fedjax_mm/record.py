@@ -77,14 +77,12 @@ class Record(NamedTuple):
     Attributes:
       metrics: the models' metrics, by name.
       counts: the counts since the last record.
-      round: the number of the round; () in a sweep, whose replicas share it.
       is_finite: False for a model with a non-finite parameter or loss; () outside sweeps.
       is_used: marks the models in use; () if all are.
     """
 
     metrics: dict[str, Any]
     counts: Counts
-    round: Any = ()
     is_finite: Any = ()
     is_used: Any = ()
 
@@ -126,12 +124,14 @@ class Bundle:
         return made
 
 
-def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: MessageSizes) -> Trace:
-    """Returns the trace of a run, given its first record and the later ones."""
+def make_trace(
+    stacks: Sequence[Stack], rounds: Array, first: Record, rest: Record, sizes: MessageSizes
+) -> Trace:
+    """Returns the trace of a run, given the rounds of its records, the first and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
     return Trace(
-        whole.round,
+        rounds,
         whole.metrics,
         **made,
         upload_size=sizes.up,

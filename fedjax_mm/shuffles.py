@@ -7,10 +7,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import Padded
+from fedjax_mm.loops import loop_until
 
 RANK_LIMIT = 128
 """Size up to which an order is drawn by ranking (n^2 comparisons), else by a keyed bijection."""
@@ -94,7 +94,7 @@ def shuffled(
 
     start = jnp.minimum(jnp.asarray(places, jnp.uint32), size - 1)
     is_out = jnp.ones(start.shape, bool)
-    image, _ = lax.while_loop(lambda carry: jnp.any(carry[1]), walk, (start, is_out))
+    image, _ = loop_until(lambda carry: ~jnp.any(carry[1]), walk, (start, is_out))
     # Swap 0 and 1 for half of the keys, because for odd a and b the network gives only even
     # permutations.
     swap = (words[0] & 1 == 1) & (image < 2) & (size > 1)

@@ -154,16 +154,17 @@ def _run(
     def record(state: State, work: Work) -> Record:
         own = engine.metrics(state.assignment, work)
         measured = measure(engine.stacks, state.rng_key, state.round, state.models, client_map, own)
-        return Record(measured.metrics, work.counts, state.round)
+        return Record(measured.metrics, work.counts)
 
     def rounds_to_record(state: State, _: None) -> tuple[State, Bundle]:
         state, work = engine.rounds(state, record_every)
         return state, Bundle.of(record(state, work))
 
+    rounds = state.round + jnp.arange(0, num_rounds + 1, record_every, dtype=jnp.int32)
     first = record(state, engine.no_work())
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
     sizes = message_sizes(engine.stacks, state.models)
-    return state, make_trace(engine.stacks, first, rest.records(), sizes)
+    return state, make_trace(engine.stacks, rounds, first, rest.records(), sizes)
 
 
 def params_of(state: State, model: int | None = None) -> Params:
