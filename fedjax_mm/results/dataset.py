@@ -85,8 +85,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     axes = (*dims, "round", "model")
     # Counts between records are int32 on the device, but their sums may need 64 bits.
     counts = {
-        name: np.cumsum(np.asarray(getattr(trace, name), np.int64), axis=-2)
-        for name in Counts._fields
+        name: np.asarray(getattr(trace, name)).cumsum(-2, dtype=np.int64) for name in Counts._fields
     }
     updates = counts["client_updates"]
     sizes = {

@@ -27,6 +27,7 @@ from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import Saving, claim_program, identity
 
 _SEGMENT_SECONDS = 1.0  # target duration of a segment
+_GROWTH = 16  # of the next segment, at most, because later rounds may take longer
 
 
 @refusing((ValueError, OverflowError))
@@ -162,7 +163,7 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
         so_far = _up_to(done, records, plan)
         yield first._replace(rounds=done, records=so_far, replica=replica, seconds=seconds)
         # Make segments last about a second, to react to signals promptly and hide the host's work.
-        count = step * max(1, int(count // step * min(4, _SEGMENT_SECONDS / seconds)))
+        count = step * max(1, int(count // step * min(_GROWTH, _SEGMENT_SECONDS / seconds)))
 
 
 def _up_to(rounds: int, records: Record, plan: Plan) -> Record:
