@@ -95,7 +95,9 @@ def whole(workload: AnyWorkload, label: str, client_map: ClientMap = "auto") -> 
 
 def _of_sweep(plan: Plan, num_rounds: int, updates: int) -> Made:
     rounds = num_rounds * len(plan.batches)
-    return Made(bench.program_of(plan), rounds, updates, depth=2)
+    # Accelerators compute several rounds in a loop of their own.
+    depth = 2 if all(each.rounds_at_once == 1 for each in plan.programs) else 3
+    return Made(bench.program_of(plan), rounds, updates, depth=depth)
 
 
 def arrivals(name: str, num_arrivals: int = NUM_ARRIVALS) -> Made:

@@ -84,9 +84,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     coords = _coordinates(dims, leading)
     axes = (*dims, "round", "model")
     # Counts between records are int32 on the device, but their sums may need 64 bits.
-    counts = {
-        name: np.asarray(getattr(trace, name)).cumsum(-2, dtype=np.int64) for name in Counts._fields
-    }
+    counts = {name: _cumulative(getattr(trace, name)) for name in Counts._fields}
     updates = counts["client_updates"]
     sizes = {
         "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
@@ -114,6 +112,13 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     if words := _nobody(dataset):
         warnings.warn(words, stacklevel=2)
     return dataset
+
+
+def _cumulative(counts: Any) -> np.ndarray:
+    """Returns sums along the records, the last axis but one."""
+    # Sum along the first axis, because NumPy takes half the time for whole rows.
+    sums = np.moveaxis(np.asarray(counts), -2, 0).cumsum(0, dtype=np.int64)
+    return np.moveaxis(sums, 0, -2)
 
 
 def _nobody(dataset: xr.Dataset) -> str | None:
@@ -188,7 +193,7 @@ def _own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
 def check_counts(counts: Any) -> None:
     """Raises `OverflowError` if a count between two records overflowed."""
     for name in Counts._fields:
-        if np.any(np.asarray(getattr(counts, name)) < 0):
+        if np.min(np.asarray(getattr(counts, name)), initial=0) < 0:
             raise OverflowError(
                 f"{name} between two records do not fit 32 bits; record more often (record_every)"
             )
