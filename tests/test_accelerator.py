@@ -6,14 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
-from benchmarks import accelerator
+from benchmarks import accelerator, timeline
 from benchmarks.accelerator import TINY, Row
 from benchmarks.accelerator_report import derived, write_report
+from benchmarks.programs import Made
+from fedjax_mm.bench import Program
 
 ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-m", "benchmarks.accelerator", "--tiny", "--out")
@@ -100,6 +106,39 @@ def test_a_worker_that_cannot_begin(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(RuntimeError, match="ended with 3 outside of its rows"):
         asyncio.run(accelerator.supervise(command, rows_that(None), tmp_path, 7))
+
+
+def test_a_process_measures_alone(tmp_path):
+    (tmp_path / "rows").mkdir()
+    entered = []
+
+    def enter(*, alone):
+        with accelerator.device_of(tmp_path, alone=alone):
+            entered.append(alone)
+
+    def started(*, alone):
+        thread = threading.Thread(target=enter, kwargs={"alone": alone})
+        thread.start()
+        return thread
+
+    with accelerator.device_of(tmp_path, alone=False):
+        started(alone=False).join()  # processes compile together
+        first = started(alone=True)
+        time.sleep(0.2)
+        second = started(alone=False)
+        time.sleep(0.2)
+        assert entered == [False]
+    first.join()
+    second.join()
+    assert entered == [False, True, False]  # those that came later have waited
+
+
+def test_a_timeline_counts_kernels():
+    compiled = jax.jit(lambda x: lax.fori_loop(0, 50, lambda _, x: jnp.sin(x @ x), x))
+    run = lambda: compiled(jnp.ones((64, 64))).block_until_ready()  # noqa: E731
+    found = timeline.profiled(Made(Program(run, 0.0, 0.0), num_rounds=50, updates=0))
+    assert max(found.times.values()) >= 50
+    assert 0 < found.busy <= found.span
 
 
 def test_shares_of_the_ceilings():

@@ -1,6 +1,7 @@
 """What differs on accelerators, computed on the CPU: the results are those of CPUs."""
 
 import signal
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,8 @@ import pytest
 
 from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rr, params_of, simulate, sweep
 from fedjax_mm.data import synthetic
-from fedjax_mm.loops import local_steps
+from fedjax_mm.loops import local_steps, loop_until
+from fedjax_mm.shuffles import shuffled
 from fedjax_mm.sweeps import Callback, Checkpoints, Execution, Grid, Setup, Until
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
@@ -38,6 +40,47 @@ def test_unrolled_local_steps_are_those_of_the_loop(steps, accelerator):
     np.testing.assert_array_equal(numbers(steps), expected)
     np.testing.assert_array_equal(numbers(jnp.int32(steps)), expected)
     assert jaxprs[0] != jaxprs[1] or steps == 1
+
+
+@pytest.mark.parametrize("number", [1, 4, 9])
+def test_a_loop_of_several_steps_ends_where_one_of_single_steps_does(number, accelerator):
+    def count():
+        return loop_until(lambda x: x >= number, lambda x: jnp.minimum(x + 1, number), jnp.int32(0))
+
+    jaxprs = [str(jax.make_jaxpr(lambda: count())())]
+    assert count() == number
+    accelerator()
+    jaxprs.append(str(jax.make_jaxpr(lambda: count())()))
+    assert count() == number
+    assert jaxprs[0] != jaxprs[1]
+
+
+@pytest.mark.parametrize("size", [2, 7, 1000])
+def test_a_random_order_is_that_of_cpus(size, accelerator):
+    order = shuffled.__wrapped__  # because a compiled one would be used again
+    words, places = jnp.array([3, 5], jnp.uint32), jnp.arange(size)
+    expected = order(words, places, size)
+    accelerator()
+    np.testing.assert_array_equal(order(words, places, size), expected)
+    assert sorted(expected.tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 40])
+def test_a_quadratic_has_the_updates_of_cpus(block_size, accelerator):
+    def updates():
+        params = jnp.sin(jnp.arange(task.dim))
+        return [task.local_sgd(params, jnp.int32(client), 0.1, 5) for client in range(3)]
+
+    task = quadratic(3, block_size, mu=0.1)
+    expected = updates()
+    jaxprs = [str(jax.make_jaxpr(lambda: updates())())]
+    accelerator()
+    found = updates()
+    jaxprs.append(str(jax.make_jaxpr(lambda: updates())()))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), found, expected
+    )
+    assert jaxprs[0] != jaxprs[1]
 
 
 @pytest.mark.parametrize("name", ["quadratic", "classification"])
