@@ -1,7 +1,6 @@
 """What differs on accelerators, computed on the CPU: the results are those of CPUs."""
 
 import signal
-from functools import partial
 
 import jax
 import jax.numpy as jnp
