@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_TOGETHER = 0.1  # seconds in which signals count as one
 
 
 def die_of_interrupts() -> None:
@@ -40,6 +43,7 @@ def tidy_interrupts() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         del frame
         came.append(number)
+        _ignore_copies(mine)
         for each in mine:
             signal.signal(each, signal.SIG_DFL)
         raise KeyboardInterrupt
@@ -60,6 +64,13 @@ def tidy_interrupts() -> Iterator[None]:
             signal.signal(number, before[number])
         if signal.SIGTERM in came:
             signal.raise_signal(signal.SIGTERM)
+
+
+def _ignore_copies(numbers: Iterable[int]) -> None:
+    """Ignores signals for a moment, because `timeout` signals a process and then its group."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(_TOGETHER)
 
 
 @contextmanager
@@ -85,6 +96,7 @@ def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         del frame
         noted.append(number)
+        _ignore_copies(usual)
         restore()
         print(f"\n{until}; once more stops at once", file=sys.stderr)
 

@@ -1,9 +1,11 @@
 """Ctrl-C: whatever the libraries make of it, it ends the block, which tidies up."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -90,3 +92,32 @@ def test_sigterm_ends_the_block_which_tidies_up_and_then_the_process(is_ignored)
     )
     done = child(code)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "tidied\n", "")
+
+
+@pytest.mark.parametrize(
+    ("block", "ends"),
+    [("tidy_interrupts()", (-signal.SIGTERM, "tidied")), ("noted_signals(True, '')", (0, "saved"))],
+)
+def test_a_signal_that_comes_twice_at_once_counts_once(block, ends):
+    """`timeout` sends it to the process, and to the group of processes."""
+    code = (
+        "import time; from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
+        f"with {block} as noted:\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        "        for _ in range(100):\n"
+        "            time.sleep(0.05)\n"
+        "            if noted: break\n"
+        "    finally:\n"
+        "        print('saved' if noted else 'tidied', flush=True)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        time.sleep(0.03)
+        os.killpg(process.pid, signal.SIGTERM)
+        said = process.stdout.read().strip()
+    assert (process.returncode, said) == ends
