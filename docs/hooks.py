@@ -411,7 +411,9 @@ _FENCE = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+)", re.DOTALL | re.MULTILI
 
 
 def on_config(config: Any) -> Any:
-    """Adds the generated pages to the navigation."""
+    """Adds the generated pages to the navigation, and a menu of versions to a published site."""
+    if config.site_url:
+        config.extra["version"] = {"provider": "mike"}
     made = {
         "Tutorials": [{title: file} for file, title in tutorials().items()],
         "Papers": list(papers()),
