@@ -127,7 +127,8 @@ def test_models_of_several_structures_are_single_runs_however_jobs_are_computed(
     assert (result["at_work"].diff("round") != 0).any()
 
 
-def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path):
+def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_mm.sweeps.execute._GROWTH", 4)  # so that it stops in the middle
     how = Execution([progress(signalling(signal.SIGTERM, 0.1, []))])
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep_of(GRID, how._replace(checkpoints=checkpoints))
