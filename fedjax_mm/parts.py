@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _MOST = 2**32 - 1  # JAX silently drops higher bits of a seed
 _ROUNDS = (1, 2, 3)  # rounds at which schedules are checked
-_ORDER = "the order is simulate(rng_key, tasks, algorithm, assignment, num_rounds)"
+_ORDER = "simulate takes (rng_key, tasks, algorithm, assignment, num_rounds)"
 _TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
 
 
@@ -178,7 +178,7 @@ def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:
         return value
     lacks = [field for field in _TASK if not hasattr(value, field)]
     if isinstance(value, Task | Algorithm | Assignment) and not isinstance(value, type):
-        remedy = _ORDER
+        remedy = f"give {remedy.removeprefix('give ')}; {_ORDER}"
     elif isinstance(value, type):
         remedy = f"give an instance, {remedy}"
     elif callable(value) and hasattr(value, "__name__"):

@@ -501,7 +501,7 @@ def test_sweep_shows_the_last_values(own_sweep):
             row = f"MFA-RR │ 12 │ 0.05 │ {rate:g} │ "
             shown = text if here.notnull().all() else "diverged"
             assert f"{row}{shown} │" in words(outcome.out)
-    assert "also in result.nc: loss, distance, client_updates" in words(outcome.out)
+    assert "also in the file: loss, distance, client_updates" in words(outcome.out)
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])

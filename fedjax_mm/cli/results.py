@@ -121,11 +121,11 @@ def show_last(dataset: xr.Dataset) -> None:
         rows = [rows[i * len(rows) // _MOST_ROWS] for i in range(_MOST_ROWS)]
     show_table([*columns], rows, title=title)
     if len(rows) < len(points):
-        words = f"{len(rows)} of {len(points):,} points, evenly spread; result.nc has all"
+        words = f"{len(rows)} of {len(points):,} points, evenly spread; the file has all"
         say(f"  {words}", style="dim")
     if len(shown) < len(cells):
         rest = ", ".join(name for name in cells if name not in shown)
-        say(f"  also in result.nc: {rest}", style="dim")
+        say(f"  also in the file: {rest}", style="dim")
 
 
 def _stopped(ended: np.ndarray) -> str:

@@ -89,7 +89,11 @@ def _find(directory: Path, name: CIFARName, labels: CIFARLabels) -> tuple[list[P
         for place in places:
             if (place / file).is_file():
                 return place / file
-        raise FileNotFoundError(f"no {file} in {' or '.join(map(str, places))}")
+        words = f"no {file} in {' or '.join(map(str, places))}"
+        for other, (files, _) in _FILES.items():
+            if other != name and any((place / files[0]).is_file() for place in places):
+                words += f", but {files[0]}: give name={other!r}"
+        raise FileNotFoundError(words)
 
     train, test = _FILES[name]
     return list(map(find, train)), find(test)

@@ -126,6 +126,14 @@ class Pool(NamedTuple):
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
 
+    def __repr__(self) -> str:
+        sizes = [len(y) for _, y in (self.train, self.test)]
+        shape = np.shape(self.train[0])[1:]
+        return (
+            f"{self.name}, {self.kind}: {sizes[0]} + {sizes[1]} examples of {shape}, "
+            f"{self.num_classes} classes"
+        )
+
 
 def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:
     """Stacks datasets with the same number of clients, such as several draws, for `select`.

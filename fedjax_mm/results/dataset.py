@@ -238,7 +238,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
     Args:
       config: the settings of the run.
       seed: the seed of all draws.
-      data: "real", "synthetic" or "surrogate".
+      data: "real", "synthetic", "surrogate" or "not stated".
     """
     device = jax.devices()[0]
     packages = ("fedjax-mm", "jax", "jaxlib", "optax", "numpy", "xarray")
@@ -359,7 +359,7 @@ def open_result(directory: Path | str) -> xr.Dataset:
       ...     _ = result.to_netcdf(pathlib.Path(directory, "result.nc"))
       ...     opened = open_result(directory)
       >>> opened.attrs["manifest"]["data"]
-      'synthetic'
+      'not stated'
     """
     path = Path(directory)
     if path.is_dir() or not path.suffix:

@@ -47,5 +47,8 @@ class InterruptedRunError(Exception):
         """Stores the signal and the fraction of work done, or None if nothing new was computed."""
         where = "before it computed anything" if done is None else f"at {done:.0%} and saved"
         name = signal.Signals(number).name
-        super().__init__(f"{name}: stopped {where}; continue with --resume")
+        super().__init__(
+            f"{name}: stopped {where}; continue with --resume, "
+            "or in Python by the same call with Checkpoints(directory, resume=True)"
+        )
         self.number = number

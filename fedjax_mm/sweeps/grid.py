@@ -80,7 +80,7 @@ class Grid:
         share one, and `build` gets a `OneOf`, whose number is traced.
       cost: the relative cost of a local training at a point, for estimating the time left.
       first_seed: the number of the first seed, to add seeds to an earlier run.
-      data: "real", "synthetic" or "surrogate", for the manifest.
+      data: "real", "synthetic" or "surrogate", for the manifest; by default "not stated".
       config: the settings that describe the runs, for the manifest and for checking an unfinished
         run; by default the axes.
       keep: "params" keeps the final parameters, as in `sweep`.
@@ -103,7 +103,7 @@ class Grid:
     together: Mapping[str, Callable[[Any], Hashable]] = dataclasses.field(default_factory=dict)
     cost: Callable[..., float] | None = None
     first_seed: int = 0
-    data: str = "synthetic"
+    data: str = "not stated"
     config: Mapping[str, Any] | None = None
     keep: Literal["params"] | None = None
 

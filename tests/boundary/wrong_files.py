@@ -17,17 +17,17 @@ ARRAYS = {"x_train": X, "y_train": Y, "x_test": X[:2], "y_test": Y[:2]}
 NAN = np.where(np.arange(24).reshape(6, 4) == 13, np.nan, 0)
 
 
-def cifar(name, file, content, **options):
+def cifar(dataset, file, content, **options):
     """A call of `load_cifar` with a file that is not right, or without it."""
 
     def call():
         folder = Path(tempfile.mkdtemp())
-        whole = CIFAR if name == "cifar-10" else CIFAR_100
+        whole = CIFAR if dataset == "cifar-10" else CIFAR_100
         for each, right in (whole | {file: content}).items():
             if each == file and content is None:
                 continue
             (folder / each).write_bytes(right)
-        load_cifar(folder, name=name, **options)
+        load_cifar(folder, **{"name": dataset} | options)
 
     return call
 
@@ -88,6 +88,11 @@ CASES = {
     "cifar file missing": (
         cifar("cifar-10", "data_batch_5.bin", None),
         r"no data_batch_5.bin in .* or .*cifar-10-batches-bin",
+        FileNotFoundError,
+    ),
+    "files of cifar-100 as cifar-10": (
+        cifar("cifar-100", "train.bin", CIFAR_100["train.bin"], name="cifar-10"),
+        r"no data_batch_1.bin in .*, but train.bin: give name='cifar-100'",
         FileNotFoundError,
     ),
     "cifar-100 instead of cifar-10": (

@@ -151,7 +151,7 @@ UNEVEN = classification(
 )
 LONG = fedavg(local_sgd(0.1, epochs=2**30, batch_size=2))
 LOCAL = local_sgd(0.1, steps=2)
-ORDER = r"the order is simulate\(rng_key, tasks, algorithm, assignment, num_rounds\)"
+ORDER = r"simulate takes \(rng_key, tasks, algorithm, assignment, num_rounds\)"
 
 CASES = {
     # Seeds.

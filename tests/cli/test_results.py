@@ -124,7 +124,7 @@ def test_show_names_what_there_is_no_room_for(monkeypatch, capsys):
     monkeypatch.setattr(results.console, "_width", 40)
     results.show_last(dataset())
     out = " ".join(capsys.readouterr().out.split())
-    assert "also in result.nc: loss" in out
+    assert "also in the file: loss" in out
     monkeypatch.setattr(results, "_MOST_ROWS", 3)
     results.show_last(dataset())
     out = " ".join(capsys.readouterr().out.split())

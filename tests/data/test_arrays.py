@@ -45,6 +45,11 @@ def test_types_that_tasks_use():
     assert federate((jax.numpy.asarray(X), jax.numpy.asarray(Y)), PARTS).num_classes == 5
 
 
+def test_a_pool_is_shown_in_one_line():
+    pool = Pool("digits", "real", 5, (X, Y), (X[:50], Y[:50]))
+    assert repr(pool) == "digits, real: 300 + 50 examples of (4, 4, 1), 5 classes"
+
+
 def test_repr_tells_shapes_of_stacks_and_of_traced_data():
     draws = stack_data([synthetic(3, dim=4, seed=seed) for seed in (0, 1)])
     assert repr(draws).startswith("2 draws of 3 clients, at most ")

@@ -308,7 +308,8 @@ def test_two_processes_agree_with_one(tmp_path, cases):
         pytest.param(
             "plan._lower = struck(signal.SIGTERM, plan._lower)\n",
             [143, 143],
-            "SIGTERM: stopped before it computed anything; continue with --resume\n",
+            "SIGTERM: stopped before it computed anything; continue with --resume, "
+            "or in Python by the same call with Checkpoints(directory, resume=True)\n",
             id="stopped while it compiles",
         ),
         pytest.param(

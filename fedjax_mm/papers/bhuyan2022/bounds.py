@@ -178,7 +178,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
     axes = {"algorithm": list(config.algorithms)} | axes
     how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
     with jax.enable_x64(config.precision == "float64"):
-        result = sweep(Grid(build, axes, **how), execution, on_divergence="stop")
+        result = sweep(Grid(build, axes, data="synthetic", **how), execution, on_divergence="stop")
     words = "distance |w_t - w*|, mean over models"
     measured = {
         "distance": result.distance.mean("model").assign_attrs(long_name=words),

@@ -237,6 +237,7 @@ def run_growing(
             | {"left_out": list(config.left_out)},
             **how,
             shared={"data": config.task()},
+            data="synthetic",
         )
         return sweep(grid, execution, on_divergence="stop")
 

@@ -238,6 +238,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
             num_rounds=rounds,
             record_every=clusters,
             shared={"data": config.task()},
+            data="synthetic",
             **how,
         )
         result = sweep(grid)

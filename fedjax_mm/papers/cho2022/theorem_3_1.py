@@ -246,6 +246,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
             num_rounds=max(config.num_rounds),
             shared={"task": make_task(config)},
             **config.model_dump(include={"num_seeds", "seed"}),
+            data="synthetic",
         )
         result = sweep(grid, execution, on_divergence="stop")
     return _reduced(result, config)

@@ -165,6 +165,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         num_rounds=config.contacts,
         **config.model_dump(include={"num_seeds", "seed"}),
         shared={"H": H.astype(np.float32), "b": b.astype(np.float32)},
+        data="synthetic",
     )
     result = sweep(grid, execution)
     runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
