@@ -175,7 +175,7 @@ def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
-    """Returns the gains, the numbers of successful seeds, and each model's accuracies and rounds."""
+    """Returns gains, numbers of successful seeds, and each model's accuracies and rounds."""
     missed = config.num_seeds - measured.reached
     text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
     gains = cells(measured.gain, measured.gain_standard_error, missing="no mean")

@@ -12,8 +12,8 @@ tested*: it neither supports nor contradicts. Samples that are all equal decide 
 they lie exactly at the margin, "at least" and "within" hold and "more than" does not.
 
 Verdicts are recomputed whenever seeds are added, and each verdict may err. If seeds are doubled
-from 3 to 96 and the true mean is exactly at its margin, one of the two errors is made with probability
-1.4 % (0.7 % for each side). With 3 standard errors instead of Student's quantile it would be
+from 3 to 96 and the true mean is exactly at its margin, one of the two errors is made with
+probability 1.4 % (0.7 % for each side). With 3 standard errors instead of Student's quantile it would be
 12.7 %.
 """
 
