@@ -13,8 +13,8 @@ they lie exactly at the margin, "at least" and "within" hold and "more than" doe
 
 Verdicts are recomputed whenever seeds are added, and each verdict may err. If seeds are doubled
 from 3 to 96 and the true mean is exactly at its margin, one of the two errors is made with
-probability 1.4 % (0.7 % for each side). With 3 standard errors instead of Student's quantile it would be
-12.7 %.
+probability 1.4 % (0.7 % for each side). With 3 standard errors instead of Student's quantile it
+would be 12.7 %.
 """
 
 import math

@@ -316,7 +316,7 @@ class Program:
         return traced
 
     def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:
-        """Builds the points with all smallest and all largest values, so that factories check both."""
+        """Builds the points with all smallest and all largest values, for factories to check."""
         # Use concrete numbers, because factories cannot check traced ones.
         axes = [name for name in self.grid.axes if self.grid.is_numeric(name)]
 

@@ -243,7 +243,7 @@ def run_growing(
 
 
 def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:
-    """Evaluates the bound over rounds t and the num_models, local_steps and left_out of the cases."""
+    """Evaluates the bound over rounds t and the cases' num_models, local_steps and left_out."""
     constants = known(config)
     V = constants.variance(cases.left_out, cases.local_steps)
 

@@ -73,7 +73,7 @@ class Trained(Seeded):
     num_clients: TwoOrMore | None = None
     """The number of clients. Defaults to 100 for MNIST and 24 for the digits."""
     cohort_sizes: Trend[Count] | None = None
-    """Increasing cohort sizes. Defaults to the paper's for MNIST, or smaller ones for the digits."""
+    """Increasing cohort sizes. Defaults to the paper's for MNIST, smaller ones for the digits."""
     learning_rate: Positive = 0.1
     local_epochs: Count
     num_seeds: TwoOrMore
