@@ -92,8 +92,8 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
     """Wraps an algorithm so that attackers add noise to their updates.
 
     Adds independent N(0, s^2) noise to every entry of an attacker's update, where s is `noise`
-    times the root mean square of the whole update. `attacked` makes the same clients report inflated
-    losses.
+    times the root mean square of the whole update. `attacked` makes the same clients report
+    inflated losses.
 
     Args:
       algorithm: any algorithm.

@@ -60,8 +60,8 @@ def bandit(
       cohort_size: K, from round M + 1 on.
       policy: "random" draws clients and models uniformly. "weighted-sum" selects the clients with
         the largest ``sum_m p_m A_m``, each for the model with its largest A. "pareto" draws from
-        the clients whose bounds are Pareto-optimal, or selects all of them if there are fewer than K,
-        each for the model that it trained least recently. In "rank-list" the models take turns
+        the clients whose bounds are Pareto-optimal, or selects all of them if there are fewer than
+        K, each for the model that it trained least recently. In "rank-list" the models take turns
         picking the unassigned client with the largest A. With more than two models, the first one
         to pick rotates each round.
       weights: p for "weighted-sum", one positive number per model; None means equal weights.

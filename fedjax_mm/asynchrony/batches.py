@@ -148,8 +148,8 @@ def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
     # the data of its model and compute every stack.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
     # At most about half of the jobs arrive before one of their replacements, and a list has room
-    # for that many. A row has room for a quarter, because rows are computed with their padding and most
-    # batches fill only a quarter.
+    # for that many. A row has room for a quarter, because rows are computed with their padding and
+    # most batches fill only a quarter.
     per_model = min(number, -(-max(dispatch.at_work) // (2 if is_list else 4)))
     most = min(number, dispatch.num_jobs, dispatch.num_models * per_model)
     return Bounds(most, per_model, min(per_model, dispatch.ratio))

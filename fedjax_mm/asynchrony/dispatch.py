@@ -77,9 +77,9 @@ def fedast(
     model. The server takes one step per b_m = ceil(R_m / ratio) updates that have arrived. The new
     job trains the same model, unless R_m other jobs already do, in which case it trains the first
     model with fewer than its R_m. Every 0.75 R M arrivals (R jobs in total), R_m is set in
-    proportion to the relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
-    updates, once all models have had 8. It is at least `ratio`, and a multiple of `ratio` except
-    for the remainder of R.
+    proportion to the relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the
+    model's last 8 updates, once all models have had 8. It is at least `ratio`, and a multiple of
+    `ratio` except for the remainder of R.
 
     Args:
       num_clients: N. A client may run several jobs at a time.
