@@ -181,8 +181,8 @@ def aggregate(
             task: Task, key: PRNGKeyArray, size: Array, trained: Trained, model: StackState
         ) -> StackState:
             is_trained = stack.algorithm.steps_idle or size > 0
-            # The sums of an idle model are 0. Replace them by 1, because the gradient of 0/0 is NaN
-            # even if `where` discards the value.
+            # The sums of an idle model are 0. Replace them with 1, because the gradient of 0/0 is
+            # NaN even if `where` discards the value.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
             old, states = (model.params, model.server), trained.client_states
             server_key = keys.server_key(key)

@@ -51,7 +51,7 @@ def add_chunk(
     """
 
     def select(leaf: Array) -> Array:
-        # Replace absent clients by zeros rather than multiply by 0, because 0 * NaN is NaN.
+        # Replace absent clients with zeros rather than multiply by 0, because 0 * NaN is NaN.
         mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
         return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 

@@ -20,6 +20,7 @@ def mifa(local: LocalSGD) -> Algorithm:
     rounds without participants. The updates are the clients' states, which take the memory of N M
     models per run for N clients and M models. Factors from the assignment are ignored, and clients
     that do not participate keep their h_k. `noisy` does not change the h_k.
+
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.
 

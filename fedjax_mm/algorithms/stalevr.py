@@ -21,9 +21,7 @@ class Past(NamedTuple):
     """Memory of one client and model or, on the server, of all clients for one model."""
 
     update: Params  # h, the last update sent
-    round: Int[
-        Array, "*clients"
-    ]  # the round that sent h or, if beta is exact, trained; 0 if none
+    round: Int[Array, "*clients"]  # the round that sent h or, if beta is exact, trained; 0 if none
     decline: Float[Array, "*clients"]  # last measured decline of beta per round
     is_measured: Bool[Array, "*clients"]
 

@@ -65,7 +65,7 @@ def ifca(
         if number < num_clients:
             clients = permutation(rng_key, num_clients, number)
         losses = look.losses()[:, clients]
-        # Replace NaN by infinity, because `argmin` would assign every client to a diverged model.
+        # Replace NaN with infinity, because `argmin` would assign every client to a diverged model.
         models = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=0)
         scale = None
         if average == "gradients":

@@ -233,7 +233,7 @@ def _step(
         def of_model(
             task: Task, model: Array, is_due: Array, number: Array, total: Any, old: Version
         ) -> Version:
-            # Replace the weight of an empty buffer by 1, because 0/0 is NaN.
+            # Replace the weight of an empty buffer with 1, because 0/0 is NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
             key = keys.step_key(rng_key, model, number)
             given = base.ServerContext(number, task, old.params, old.server, (), full, key)

@@ -64,7 +64,7 @@ class Available(Config):
     unbiased: fields.Flag = False
 
     def wrap(self, assignment: Assignment, numbers: Numbers) -> Assignment:
-        """Wraps an assignment by `available`, with settings replaced by `numbers`."""
+        """Wraps an assignment with `available`, with settings replaced by `numbers`."""
         law = instantiate(self, _LAWS[self.name], numbers)
         how: dict[str, Any] = {"when_absent": self.when_absent, "unbiased": self.unbiased}
         return available(assignment, law, **how)
@@ -165,7 +165,7 @@ class Compression(Config):
     error_feedback: fields.Flag = True
 
     def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Wraps an algorithm by `compressed`, with settings replaced by `numbers`."""
+        """Wraps an algorithm with `compressed`, with settings replaced by `numbers`."""
         rule = instantiate(self, _COMPRESSORS[self.name], numbers)
         return compressed(algorithm, rule, error_feedback=self.error_feedback)
 
@@ -194,7 +194,7 @@ class Privacy(Config):
     adaptive: Adaptive | None = None
 
     def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Wraps an algorithm by `private`, with settings replaced by `numbers`."""
+        """Wraps an algorithm with `private`, with settings replaced by `numbers`."""
         rule = None
         if self.adaptive:
             rule = instantiate(self.adaptive, AdaptiveClip, numbers.get("adaptive", {}))
@@ -295,12 +295,12 @@ class Byzantine(Config):
         return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
 
     def wrap_task(self, task: Task, **numbers: Any) -> Task:
-        """Wraps a task by `attacked`, with settings replaced by `numbers`."""
+        """Wraps a task with `attacked`, with settings replaced by `numbers`."""
         attackers = self.attackers(task.num_clients, **numbers)
         return instantiate(self, attacked, numbers, task=task, clients=attackers)
 
     def wrap(self, algorithm: Algorithm, num_clients: int, **numbers: Any) -> Algorithm:
-        """Wraps an algorithm by `noisy`, with attackers among `num_clients` training clients."""
+        """Wraps an algorithm with `noisy`, with attackers among `num_clients` training clients."""
         attackers = self.attackers(num_clients, **numbers)
         return instantiate(self, noisy, numbers, algorithm=algorithm, clients=attackers)
 

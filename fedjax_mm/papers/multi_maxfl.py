@@ -111,7 +111,7 @@ def ask(
     answers: Callable[[np.ndarray], Sequence[np.ndarray]] = _answers,
     num_classes: int | None = None,
 ) -> FederatedData:
-    """Replaces the labels by one column of answers per question.
+    """Replaces the labels with one column of answers per question.
 
     Args:
       data: the clients' data, with one label per example.

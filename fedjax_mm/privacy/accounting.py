@@ -41,7 +41,7 @@ def epsilon(
       noise_multiplier: z of `private`, the same for all models.
       num_rounds: T.
       delta: the delta of (epsilon, delta).
-      neighbors: "zero" replaces one client's contributions by zeros and keeps the assignment.
+      neighbors: "zero" replaces one client's contributions with zeros and keeps the assignment.
         Sampling amplifies privacy if clients participate independently, as in
         ``available(full_participation(N), bernoulli(q))``. "replace" replaces one client's data,
         which moves a sum by up to 2 C. Sampling amplifies privacy if every round draws a new

@@ -33,7 +33,7 @@ class AdaptiveClip(NamedTuple):
 
     Attributes:
       quantile: gamma, the target fraction of updates that are not clipped.
-      count_noise: s_b, the standard deviation of the noise on the number of unclipped clients minus
+      rate: eta, the learning rate of log C.
       count_noise: s_b, the standard deviation of the noise on the number of unclipped clients minus
         half the participants; a twentieth of the clients per round is usual. It must exceed half
         the noise multiplier of `private`, which covers both releases together.
@@ -73,7 +73,7 @@ def private(
     """DP-FedAvg: clips the clients' updates and adds Gaussian noise to their sum.
 
     A client sends ``D_k min(1, C / |D_k|)``, where D_k is its update divided by its weight, as one
-    vector. The server replaces the mean by ``(sum_k D_k + N(0, (z C)^2 I)) / W``, even in rounds
+    vector. The server replaces the mean with ``(sum_k D_k + N(0, (z C)^2 I)) / W``, even in rounds
     without participants. All clients have weight 1, and factors from the assignment are ignored. W
     is public and fixed, because dividing by the number of participants would reveal it. Use
     `epsilon` for the accounting.

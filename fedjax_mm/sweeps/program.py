@@ -72,7 +72,7 @@ class Given(NamedTuple):
 class Replica(NamedTuple):
     """State of a run between segments.
 
-    models: the state of each stack.
+    Attributes:
       models: the state of each stack.
       assignment: the assignment's state, or the clock's.
       since: the work since the last record.
@@ -450,7 +450,7 @@ def num_bytes(tree: Any) -> int:
 
 
 def without_keys(tree: Any) -> Any:
-    """Replaces random keys by plain arrays, which can be saved."""
+    """Replaces random keys with plain arrays, which can be saved."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 

@@ -84,9 +84,7 @@ class Quadratic:
         squares = jnp.sum(error**2)
         # Use the quadratic form, because a difference of losses would lose precision near the
         # optimum.
-        before = jnp.pad(
-            error[:-1], (1, 0)
-        )  # equal lengths let one kernel compute both sums
+        before = jnp.pad(error[:-1], (1, 0))  # equal lengths let one kernel compute both sums
         curvature = jnp.sum((error - before) ** 2) + error[-1] ** 2
         excess = (curvature / self.num_clients + self.mu * squares) / 2
         loss, distance = self.optimum + excess, jnp.sqrt(squares)

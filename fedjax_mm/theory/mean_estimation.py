@@ -104,7 +104,7 @@ def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
     """
     low = np.minimum(theta_hat_1, theta_hat_2, dtype=np.float64)
     high = np.maximum(theta_hat_1, theta_hat_2, dtype=np.float64)
-    # Compare the means instead of gamma_hat_G with 0, because half of the smallest subnormal is 0.
+    # Compare the means rather than gamma_hat_G > 0, because half of the smallest subnormal is 0.
     require("Lemma A.4", {"gamma_hat_G > 0": high > low}, gamma_hat_G=(high - low) / 2)
     ends = np.stack([low, low + 2, high - 2, high], axis=-1)
     return ends.reshape(*low.shape, 2, 2)

@@ -340,7 +340,7 @@ def _check_rate(method: Method, measured: xr.Dataset) -> Iterator[Check]:
     statement, here = _METHODS[method], measured.sel(algorithm=method)
     theorem, power = statement.theorem, f"({statement.time} + gamma)^-{statement.exponent:g}"
     flat = here.stack(case=("mu", "M", "E"))
-    # Sort unknown exponents first, because they cannot decide anything.
+    # Select an unknown exponent before all others, because it leaves the check undecided.
     slow = flat.isel(case=flat.exponent_high.fillna(-np.inf).argmin("case"))
     where = ", ".join(label(dim, slow[dim].item()) for dim in ("mu", "M", "E"))
     rate = f"{slow.exponent:.2f} ({slow.exponent_low:.2f} to {slow.exponent_high:.2f})"

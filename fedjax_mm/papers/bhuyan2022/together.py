@@ -143,7 +143,7 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
       alone: over ``("part", "round", ...)``.
     """
     start, end = alone.isel(round=0, drop=True), alone.isel(round=-1, drop=True)
-    # Replace targets that the initial model already meets by unreachable ones, because they would
+    # Replace targets that the initial model already meets with unreachable ones, because they would
     # stop a run in round 0, which does not count.
     return end.where((end > start).any("part"), 2.0)
 

@@ -139,7 +139,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: TwoClients) -> Figu
     exact, upper = (fn(np.sqrt(fine), config.gamma) for fn in (exact_appeal, lemma_a_1))
     lower = np.full(2, measured["Theorem A.1"])
     appeal, error = (measured[name].T for name in ("appeal", "standard_error"))
-    # Draw the two hidden surrogates last, because they would otherwise be covered by others.
+    # Style FedAvg, MaxFL, and the two surrogates, whose marks lie on top of FedAvg's.
     styles = zip(plots.lines(appeal, error), ("o", "s-", "+", "x"), strict=True)
     lines = [
         *(line._replace(style=style) for line, style in styles),

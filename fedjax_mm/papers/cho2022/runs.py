@@ -132,7 +132,7 @@ def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
     found: dict[str, Point] = {}
     if config.selection is None:
         return found
-    # Replace the NaN of a diverged seed by a value below any score.
+    # Replace the NaN of a diverged seed with a value below any score.
     means = scores.mean("selection_seed", skipna=False).fillna(-1.0)
     first, second = (means[f"selection_{name}"].values for name in (config.chosen_by, SCORES[0]))
     for name, settings in config.selection.methods.items():

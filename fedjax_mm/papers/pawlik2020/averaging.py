@@ -77,13 +77,13 @@ class Averaging(Config):
     noise: Annotated[Increasing[NonNegative], Field(min_length=2)] = (0.5, 2.0)
     """sigma."""
     rates: Annotated[Increasing[Positive], Field(min_length=1)] = (0.05, 0.3, 1.0)
-    """gamma L of the theorem, at most 1."""
-    intervals: Annotated[Increasing[Count], Field(min_length=1)] = (1, 2, 5)
     """The theorem's gamma L, at most 1."""
+    intervals: Annotated[Increasing[Count], Field(min_length=1)] = (1, 2, 5)
+    """I, the number of iterations between averaging steps."""
     num_iterations: Count = 1000
     """The theorem's T, up to which the bound is compared."""
     horizons: Annotated[Increasing[Count], Field(min_length=2)] = (256, 4096, 65_536)
-    """The corollary's T, which set its rate. Each is 16 times the previous one."""
+    """The corollary's T, which determines its rate. Each is 16 times the previous one."""
     num_seeds: TwoOrMore = 40
     seed: Seed = 0
 

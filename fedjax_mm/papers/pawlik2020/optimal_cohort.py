@@ -195,7 +195,7 @@ def _gap(H: np.ndarray, b: np.ndarray) -> float:
 def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
     """Adds, by heterogeneity, how C* compares with the best measured C."""
     squares, least = result.measured, result.measured.min("C")
-    # Find the size with the nearest ratio to C*, because C* is not an integer.
+    # Find the size whose ratio to C* is closest to 1, because C* is not an integer.
     nearest = abs(np.log(result.C) - np.log(result.optimal_size)).argmin("C")
     found = {
         "best C": result.C[squares.argmin("C")].drop_vars("C"),
