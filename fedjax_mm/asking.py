@@ -90,8 +90,7 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
         )
     if not shape[0]:
         raise ValueError(
-            f"{what} returns no slots, room for nobody; give at least one, with the client -1 if "
-            "nobody trains"
+            f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
         )
     if cohort.scale is not None and np.shape(cohort.scale) != shape:
         raise ValueError(

@@ -131,7 +131,7 @@ def _check_began_with(engine: Engine, state: State) -> None:
     """Raises `ValueError` if the engine's runs have states of another structure or shape."""
     if jnp.ndim(state.round):
         raise ValueError(
-            f"state is of runs {list(jnp.shape(state.round))}; call advance inside of jax.vmap, too"
+            f"state is of runs {list(jnp.shape(state.round))}; call advance inside jax.vmap, too"
         )
     wanted = jax.eval_shape(lambda key: engine.start(key, None), state.rng_key)
     remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"

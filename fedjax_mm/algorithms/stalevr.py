@@ -130,8 +130,8 @@ def stalevr(
 def _check_factors(context: ClientContext) -> None:
     if not context.is_scaled:
         raise ValueError(
-            "stalevr needs the factors 1/p of its assignment, which gives none; take "
-            "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), also with one "
+            "stalevr needs the factors 1/p of its assignment, which gives none; use "
+            "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), even for one "
             "model and all clients"
         )
 

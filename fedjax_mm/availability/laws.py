@@ -98,8 +98,8 @@ def markov(comes: Probability, leaves: Probability) -> Law:
     total = jnp.asarray(comes, float) + jnp.asarray(leaves, float)
     if not isinstance(total, jax.core.Tracer) and not np.all(np.asarray(total) > 0):
         raise ValueError(
-            "comes and leaves are both 0, so that nobody ever changes; take "
-            "bernoulli(probability), or one of them positive"
+            "comes and leaves are both 0, so no client ever changes; use "
+            "bernoulli(probability), or make one of them positive"
         )
     share = jnp.asarray(comes, float) / total
 

@@ -118,8 +118,8 @@ def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> 
         raise ValueError("unbiased is for when_absent='skip'; replaced clients need no factors")
     if unbiased and not _is_known(law.share):
         raise ValueError(
-            "unbiased needs the shares of presence, which must be positive, and a timetable has "
-            "them with a period only; give one, or leave unbiased out"
+            "unbiased needs the shares of presence, which must be positive and which a timetable "
+            "has only with a period; give a period, or leave out unbiased"
         )
 
 

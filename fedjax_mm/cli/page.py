@@ -50,8 +50,8 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
     """
     if kind == "md" and (not out.suffix or out.stem == "figures"):
         raise ValueError(
-            f"{out.name} is no name of a page, whose items have a folder of that name without its "
-            "suffix; give another one, such as results.md"
+            f"{out.name} cannot name a page, because its items go to a folder of that name without "
+            "the suffix; choose another name, such as results.md"
         )
     if not directory.is_dir():
         raise ValueError(f"{directory}: there is no such directory; give one with results")

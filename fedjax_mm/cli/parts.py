@@ -89,7 +89,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
     if changes := "; ".join([*differences(found, plain(wanted))][:3]):
         raise RefusedError(
             f"{path} is a part of another run: {changes}; choose another directory with --out, or "
-            "give it up with --overwrite"
+            "replace it with --overwrite"
         )
     return True
 

@@ -33,7 +33,7 @@ def show(path: Path) -> None:
         dataset = open_result(file)
         about = _about(dataset)
     except Exception as error:  # damaged content can raise any exception
-        raise RefusedError(f"{file}: this is no result; {remedy}") from error
+        raise RefusedError(f"{file}: this is not a result; {remedy}") from error
     show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
     show_last(dataset)

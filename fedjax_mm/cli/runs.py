@@ -136,7 +136,7 @@ def _is_there(
             reason = f"there is none in {directory}" if found is None else found.damage
             raise ValueError(
                 f"--first-seed {first} adds seeds to a finished result, but {reason}; run the "
-                "seeds before it at first"
+                "seeds before it first"
             )
         have = found.content["config"]["num_seeds"]
         if have != first:

@@ -101,7 +101,7 @@ def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[s
     names, rows = lines[1].split(), [line.split() for line in lines[2:]]
     if int(lines[0]) != len(rows):
         raise ValueError(
-            f"{path}: line 1 promises {lines[0].strip()} images, there are {len(rows)}"
+            f"{path}: line 1 declares {lines[0].strip()} images, but there are {len(rows)}"
         )
     columns = [1 + names.index(_known(name, names)) for name in attributes]
     if not columns:

@@ -207,7 +207,9 @@ def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:
     every = np.concatenate(rows)
     unknown = every[(every < 0) | (every >= num_examples)]
     if len(unknown):
-        raise ValueError(f"the parts name row {unknown[0]} of {num_examples} {split} examples")
+        raise ValueError(
+            f"the parts have row {unknown[0]}, but there are {num_examples} {split} examples"
+        )
     return rows
 
 

@@ -54,13 +54,13 @@ def read_idx(path: str | Path) -> np.ndarray:
         expected = math.prod(shape) * dtype.itemsize
         # Read no more than the header declares, because a small compressed file may expand
         # indefinitely.
-        raw = bytearray(_read(path, file, expected, f"the header promises {expected} bytes"))
+        raw = bytearray(_read(path, file, expected, f"the header declares {expected} bytes"))
         rest = len(_read(path, file, _MOST_REST, ""))
     size, record = len(raw), math.prod(shape[1:]) * dtype.itemsize
     if size < expected:
         raise ValueError(
             f"{path}: record {size // record} of {shape[0]} is cut off: "
-            f"the header promises {expected} bytes of values, there are {size}"
+            f"the header declares {expected} bytes of values, but there are {size}"
         )
     if rest:
         more = " or more" * (rest == _MOST_REST)

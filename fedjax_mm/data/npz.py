@@ -72,7 +72,7 @@ def _arrays(path: Path) -> list[np.ndarray]:
             room = psutil.virtual_memory().available
             arrays = [] if missing or needed > room else [file[name] for name in _NAMES]
         if not all(isinstance(x, np.ndarray) for x in arrays):  # otherwise one is raw bytes
-            raise ValueError("an array has not NumPy's format")
+            raise ValueError("an array is not in NumPy's format")
     except Exception as error:  # damaged content can raise any exception
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(f"{path}: not a file of arrays: {reason}") from error

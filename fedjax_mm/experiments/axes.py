@@ -109,7 +109,7 @@ class Points:
         self.values = {key: [self._value(here, key) for here in at[key]] for key in at}
         if "seed" in self.values.get("task.data_seed", ()):
             raise ValueError(
-                'axes.task.data_seed: "seed" is no value among others; write it without a list'
+                'axes.task.data_seed: "seed" cannot be one of several; write it without a list'
             )
         real = [key for key, values in self.values.items() if all(type(v) is float for v in values)]
         self.data_axes = [
@@ -147,7 +147,9 @@ class Points:
         for key in named:
             if key not in self.names.values():
                 known = ", ".join(self.names.values()) or "none"
-                raise ValueError(f"together has {key!r}, which is no axis; the axes are {known}")
+                raise ValueError(
+                    f"together has {key!r}, which is not an axis; the axes are {known}"
+                )
             if key not in able:
                 raise ValueError(
                     f"together has {key!r}, whose values cannot share a program; only local_steps "

@@ -65,7 +65,7 @@ class Submitit(_Executor):
         except RuntimeError as error:  # srun is not installed
             raise ValueError(
                 f"executor submitit: {error}; start it where Slurm is, or try it on this machine "
-                "by executor.cluster = 'local'"
+                "with executor.cluster = 'local'"
             ) from error
         try:
             executor.update_parameters(**self.parameters)

@@ -14,7 +14,7 @@ from fedjax_mm.files import check_regular
 
 SomeConfig = TypeVar("SomeConfig", bound=Config)
 
-_TOO_DEEP = "lists or tables lie too deep in each other; no setting lies so deep"
+_TOO_DEEP = "lists or tables are nested too deeply; no setting is nested that deeply"
 
 
 def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> SomeConfig:

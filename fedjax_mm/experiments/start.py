@@ -62,8 +62,8 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
     arrays = [x for each in start.values() for x in each.values()]
     if not all(x.dtype.kind in "biuf" and np.isfinite(x).all() for x in arrays):
         raise ValueError(
-            f"params: {path} has entries that are no finite numbers; give those of a run that did "
-            "not diverge"
+            f"params: {path} has entries that are not finite; give the parameters of a run that "
+            "did not diverge"
         )
     return start
 

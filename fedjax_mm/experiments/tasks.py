@@ -364,7 +364,7 @@ class LeafConfig(_Network):
         return self._with_flips(load_leaf(self.directory, dataset=self.dataset))
 
     def build(self, data: FederatedData) -> Task:
-        """Builds the task, keeping FEMNIST's pixels between 0 and 1."""
+        """Builds the task, scaling FEMNIST's pixels to values between 0 and 1."""
         scale = 1 / 255 if self.dataset == "femnist" else None
         return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=scale)
 

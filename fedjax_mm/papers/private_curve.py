@@ -100,7 +100,7 @@ def measure(result: xr.Dataset, config: PrivateCurve) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
-    """Checks that noise costs accuracy, and costs more when many models are trained."""
+    """Checks that noise costs accuracy, and more with many models, which alone cost nothing."""
     percent = measured["percent"]
     fall = percent.isel(noise_multiplier=0) - percent.isel(noise_multiplier=-1)
     yield check(

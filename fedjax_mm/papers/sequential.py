@@ -142,7 +142,7 @@ def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.D
         path = saved.directory / RESULT
         damage = read_about(path.with_name(_ABOUT)).damage if path.exists() else ""
         if damage:
-            words = f"the saved result in {path.parent} is passed over: {damage}; made again"
+            words = f"the saved result in {path.parent} is skipped: {damage}; computing it again"
             warnings.warn(words, stacklevel=2)
         elif path.exists():
             result = open_result(path)
@@ -164,8 +164,8 @@ def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:
     now["config"] |= {"num_seeds": saved["config"]["num_seeds"]}
     if others := [name for name in _SAME if saved[name] != now[name]]:
         raise ValueError(
-            f"{path} is of another run, with other {' and '.join(others)}; run it as it was, or "
-            f"delete {path.parents[1]} to start again"
+            f"{path} is from another run, with a different {' and '.join(others)}; run it as it "
+            f"was, or delete {path.parents[1]} to start again"
         )
 
 

@@ -156,8 +156,8 @@ def _sampling_of(assignment: Assignment) -> Sampling:
 
 def _refuse(what: str) -> NoReturn:
     raise UncoveredError(
-        f"epsilon is infinite: the assignment {what}, which is not accounted for; take one that "
-        "depends on no data, such as mfa_rand or mfa_rr"
+        f"epsilon is infinite: the assignment {what}, which is not accounted for; use one that "
+        "does not depend on data, such as mfa_rand or mfa_rr"
     )
 
 

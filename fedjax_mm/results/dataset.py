@@ -137,8 +137,8 @@ def _nobody(dataset: xr.Dataset) -> str | None:
         which += f", first in {', '.join(point)}"
     return (
         f"nobody trained in any round of {which}: the assignment chose no client. variance_reduced "
-        "by losses chooses none whose loss is 0, appealing none to whom no model appeals, and "
-        "available none that is away; change the start, thresholds or law"
+        "by losses chooses none whose loss is 0, appealing none that no model appeals to, and "
+        "available none that is absent; change the start, thresholds or law"
     )
 
 

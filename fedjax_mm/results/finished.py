@@ -58,7 +58,7 @@ def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) 
     if text := "; ".join(list(found)[:3]):
         raise ValueError(
             f"{path.parent} holds the finished result of another run: {text}; choose another "
-            "directory with --out, or give it up with --overwrite"
+            "directory with --out, or replace it with --overwrite"
         )
     return Finished(content, damage or "stopped" * ("stopped" in about))
 

@@ -18,7 +18,7 @@ def check_selectable(axis: str) -> None:
     check_name("an axis", axis)
     if axis in _OF_XARRAY:
         raise ValueError(
-            f"an axis is called {axis!r}, like an argument of sel and isel, which would not "
+            f"an axis is called {axis!r}, like an argument of sel and isel, which cannot "
             "select on it; rename it, for example to 'algorithm' or 'rule'"
         )
 

@@ -85,7 +85,7 @@ def load_params(path: Path | str) -> SavedParams:
             labels, *arrays = dict(file).items()
         named = json.loads(labels[1].item())
         if not all(isinstance(values, list) for values in named.values()):
-            raise ValueError("its labels are no lists")
+            raise ValueError("its labels are not lists")
         return SavedParams(named, dict(arrays))
     except Exception as error:  # damaged content can raise any exception
         reason = " ".join(str(error).split())[:80] or type(error).__name__

@@ -74,7 +74,7 @@ class Tracked(NamedTuple):
         try:
             dataset = open_result(file)
         except Exception as error:  # damaged content can raise any exception
-            raise ValueError(f"{file}: this is no result; {remedy}") from error
+            raise ValueError(f"{file}: this is not a result; {remedy}") from error
         leading = [
             str(dim)
             for values in dataset.data_vars.values()

@@ -129,8 +129,8 @@ class Checkpoints:
         """
         if any(self._place.glob("part-*")):
             raise ValueError(
-                f"the unfinished run in {self.directory} was another one, without stages; delete "
-                f"{self._place} to start again"
+                f"the unfinished run in {self.directory} is a different one, without stages; "
+                f"delete {self._place} to start again"
             )
         return Checkpoints(self._place / name, resume=True)
 
@@ -181,7 +181,7 @@ class Checkpoints:
         try:
             saved = json.loads(path.read_text())
             if not is_sealed(saved):
-                raise ValueError("its digest is another one")
+                raise ValueError("its digest does not match")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"{path} is damaged, or was edited, so that the run cannot be continued; delete "
@@ -191,7 +191,7 @@ class Checkpoints:
         changes = list(differences(before, identity))
         if changes:
             raise ValueError(
-                f"the unfinished run in {self.directory} was another one: "
+                f"the unfinished run in {self.directory} is a different one: "
                 f"{'; '.join(changes[:3])}; run it as it was, or delete {self._place} to "
                 "start again"
             )
@@ -287,7 +287,7 @@ def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
     except Exception as error:  # damaged content can raise any exception
         # Shorten the message, because NumPy may quote everything it has read.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_WORDS]
-        words = f"the checkpoint {path} is damaged and passed over: {reason}"
+        words = f"the checkpoint {path} is damaged and was skipped: {reason}"
         warnings.warn(words, stacklevel=3)
         return None
     return state
@@ -305,7 +305,7 @@ def arrays_in(content: bytes, label: str) -> list[np.ndarray]:
     *names, digest = types.tolist()
     typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
     if digest != _digest(label, typed):
-        raise ValueError("its digest is another one")
+        raise ValueError("its digest does not match")
     return typed
 
 

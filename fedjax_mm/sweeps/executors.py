@@ -104,7 +104,7 @@ def compute_parts(
                 except Exception as error:  # executors raise different errors for dead workers
                     left.append(part)
                     if tries[part] == TRIES:
-                        words = f"part {part} was given out {TRIES} times, and its workers died"
+                        words = f"part {part} was submitted {TRIES} times, but its workers died"
                         problem = ChildProcessError(f"{words}: {error}")
                     continue
                 if isinstance(piece, _Failure):
@@ -132,7 +132,7 @@ def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
     try:
         return executor.submit(_work, sent, part, is_double, os.getpid())
     except Exception as error:  # raised by a pool with killed processes, or by a scheduler
-        raise ChildProcessError(f"the executor did not take part {part}: {error}") from error
+        raise ChildProcessError(f"the executor rejected part {part}: {error}") from error
 
 
 def _work(sent: bytes, part: Part, is_double: bool, parent: int) -> Piece | _Failure:

@@ -241,7 +241,7 @@ def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
     header, *arrays = arrays
     about = json.loads(header.tobytes())
     if not is_sealed(about):
-        raise ValueError("its digest is another one")
+        raise ValueError("its digest does not match")
     rest, runs = iter(arrays), list[Runs]()
     for program, count in about.pop("runs"):
         runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
@@ -299,7 +299,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
     if missing := sorted(set(range(1, of + 1)) - found):
         raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
     if any((each != 1).any() for each in times):
-        raise ValueError("the parts do not have every run once; compute all of them again")
+        raise ValueError("the parts do not contain every run once; compute all of them again")
     kinds = " and ".join(sorted({each["kind"] for each in devices}))
     device = {**devices[0], "kind": kinds}
     return result.dataset(wall_seconds=seconds, device=device, parts=of), result.params
@@ -312,7 +312,7 @@ def _check_alike(piece: Piece, wanted: Mapping[str, Any]) -> None:
     changes = list(differences(mine, plain({name: wanted[name] for name in names})))
     if changes:
         raise ValueError(
-            f"part {piece.part} is of another run: {'; '.join(changes[:3])}; compute it again"
+            f"part {piece.part} is from another run: {'; '.join(changes[:3])}; compute it again"
         )
 
 

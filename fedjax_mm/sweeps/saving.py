@@ -151,7 +151,7 @@ def _unfinished(compiled: Compiled, arrays: list[np.ndarray]) -> Replica:
         replica: Replica = jax.tree.unflatten(jax.tree.structure(wanted), arrays)
         check_alike("states have other shapes", replica, wanted, shapes=True)
     except ValueError as error:
-        raise RefusedError(f"the saved state is of another run: {error}") from error
+        raise RefusedError(f"the saved state is from another run: {error}") from error
     return replica
 
 

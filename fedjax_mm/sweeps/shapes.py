@@ -50,8 +50,8 @@ def kept_shapes(programs: Sequence[Program]) -> list[Params]:
     for program, shapes in zip(programs, each, strict=False):
         for number, (one, other) in enumerate(zip(longest, shapes, strict=False)):
             words = (
-                f"keep is 'params', but those of model {number + 1} are others in {program.label} "
-                "than elsewhere; run these points one by one"
+                f"keep is 'params', but those of model {number + 1} differ in {program.label} "
+                "from those elsewhere; run these points one by one"
             )
             check_alike(words, one, other, shapes=True)
     return longest

@@ -43,7 +43,7 @@ class WithMetrics(View):
         for name in self.of_clients:
             if name not in own:
                 raise ValueError(
-                    f"per_client has {name!r}, which is no metric of the task; the metrics are "
+                    f"per_client has {name!r}, which is not a task metric; the metrics are "
                     f"{', '.join(map(repr, own)) or 'none'}"
                 )
         for name in metrics.keys() & own.keys():

@@ -259,7 +259,7 @@ class Rate:
           TypeError: if it is not a `Rate` but, for example, a number.
         """
         if not isinstance(given, cls):
-            remedy = "give Rate(beta=..., gamma=...), which falls as the theorem wants it"
+            remedy = "give Rate(beta=..., gamma=...), which decays as the theorem requires"
             raise TypeError(f"{statement} needs a Rate, not {given!r}; {remedy}")
         return given
 

@@ -51,7 +51,7 @@ class GainBounds(Bounds):
 
 
 def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Dataset:
-    """Adds the measured gain, and the bounds with a sum and a maximum, to `run_bounds`."""
+    """Adds gains to the result of `run_bounds`: measured, from (127), and with a maximum."""
     every = run_bounds(config, execution)
     known, dataset = symbols(every, config)[0].squeeze("mu"), every.isel(algorithm=0, mu=0)
     error = dataset.distance.mean("seed").transpose("local_steps", "num_models", "round")
