@@ -6,7 +6,7 @@ import lazy_loader
 
 # Import each name on first use, because importing everything would take as long as importing JAX,
 # mostly for modules that a program never uses. `__init__.pyi` lists the names and their modules,
-# for this and for type checkers.
+# both for this and for type checkers.
 _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 

@@ -4,7 +4,7 @@ from fedjax_mm.interrupts import die_of_interrupts
 
 
 def run() -> None:
-    """Runs the program, so that Ctrl-C ends it without a traceback even during imports."""
+    """Runs the program such that Ctrl-C ends it without a traceback, even during imports."""
     die_of_interrupts()
     from fedjax_mm.cli import start
 

@@ -1,6 +1,6 @@
 """Calls the functions of assignments and algorithms, and checks their results.
 
-Wrappers call the assignment they wrap in the same way as the engine.
+Wrappers call the assignment they wrap in the same way as the engine does.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from fedjax_mm.checks import check_alike, described
 def assign(
     assignment: Assignment, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
 ) -> tuple[Cohort, Any]:
-    """Returns the cohort of a round and the assignment's new state, both checked.
+    """Returns the cohort of a round and the assignment's new state, after checking both.
 
     Client numbers are not checked, because tracers have no values.
 
@@ -52,15 +52,15 @@ def assign(
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
     _check_cohort(what, cohort)
-    if assignment.observe is None:  # `observe` returns the next state otherwise
+    if assignment.observe is None:  # otherwise `observe` returns the next state
         check_state(f"{what} returns", state, new)
     return cohort, new
 
 
 def observe_inside(assignment: Assignment) -> ObserveFn | None:
-    """Returns `observe` for a wrapper that keeps its assignment's state in a field `state`.
+    """Returns `observe` for a wrapper whose field `state` holds the state of its assignment.
 
-    It is None if the assignment has none.
+    Returns None if the assignment has no `observe`.
     """
     inner = assignment.observe
     if inner is None:
@@ -73,7 +73,7 @@ def observe_inside(assignment: Assignment) -> ObserveFn | None:
 
 
 def _check_cohort(what: str, cohort: Cohort) -> None:
-    """Raises an error unless a cohort consists of matching arrays."""
+    """Raises an error if a cohort does not consist of matching arrays."""
     numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
     for name, given in numbers.items():
         if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
@@ -90,8 +90,7 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
         )
     if not shape[0]:
         raise ValueError(
-            f"{what} returns no slots, room for nobody; give at least one, with the client -1 if "
-            "nobody trains"
+            f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
         )
     if cohort.scale is not None and np.shape(cohort.scale) != shape:
         raise ValueError(
@@ -171,12 +170,12 @@ def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerS
 def _own(
     algorithm: Algorithm, call: str, params: Params = None, update: Any = None
 ) -> Iterator[None]:
-    """Adds the function, and what it got, to errors that JAX or Python raises in it.
+    """Adds the function, and its arguments, to errors raised in it by JAX or Python.
 
     Args:
-      algorithm: whose function is called.
-      call: the call, as a user would write the function's head.
-      params: the model's parameters, if the function gets a sum of updates.
+      algorithm: the algorithm whose function is called.
+      call: the call, written as in the function's signature.
+      params: the model's parameters, if the function receives a sum of updates.
       update: that sum.
     """
     try:
@@ -191,7 +190,7 @@ def _own(
 
 
 def _check_arrays(what: str, tree: Any) -> None:
-    """Raises `TypeError` unless the leaves of a pytree are numbers or arrays."""
+    """Raises `TypeError` if a leaf of a pytree is neither a number nor an array."""
     for leaf in jax.tree.leaves(tree):
         if not _is_array(leaf):
             raise TypeError(f"{what} {described(leaf)}; give a pytree of arrays")
@@ -212,7 +211,7 @@ def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
 
 
 def name_of(part: Assignment | Algorithm) -> str:
-    """Returns a part's name for messages, if possible that of its factory."""
+    """Returns a part's name for messages, preferably that of its factory."""
     function: Any
     if isinstance(part, Assignment):
         kind, function = "assignment", part.assign
@@ -230,7 +229,7 @@ def check_state(
     source: str = "init returned",
     remedy: str = "keep shapes and types",
 ) -> None:
-    """Raises `ValueError` unless a round keeps the structure, shapes and types of a state."""
+    """Raises `ValueError` if a round changes the structure, shapes or types of a state."""
     check_alike(f"{who} {what} of another structure than {source}", old, new)
     for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
         before, after = jax.typeof(one), jax.typeof(other)

@@ -59,23 +59,23 @@ Params: TypeAlias = Any  # a pytree of arrays
 ServerState: TypeAlias = Any  # a pytree that an algorithm defines, for one model
 ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one model and one client
 Scalar: TypeAlias = float | Float[Array, ""]
-Index: TypeAlias = Int[Array, ""]  # the number of a client or a local step, from 0
+Index: TypeAlias = Int[Array, ""]  # the index of a client or a local step
 
-Metrics: TypeAlias = dict[str, Float[Array, "..."]]  # numbers, or arrays of them, by name
+Metrics: TypeAlias = dict[str, Float[Array, "..."]]  # numbers or arrays, by name
 
 Round: TypeAlias = int | Int[Array, ""]
-"""The round t = 1, 2, ... of the papers: the first round is 1."""
+"""The round t = 1, 2, ... as in the papers, where the first round is 1."""
 
 
 Steps: TypeAlias = int | Int[Array, ""]
-"""A number of local steps. A traced number rules out reverse-mode differentiation."""
+"""A number of local steps. If it is traced, reverse-mode differentiation is not possible."""
 
 
 class Padded(NamedTuple):
     """A traced count with a static upper bound: `number` of `size` slots are in use.
 
     Attributes:
-      size: the static upper bound, of a batch's examples or of models.
+      size: the static upper bound, on a batch's examples or on models.
       number: the count in use. Unused examples have weight 0. Unused models are not trained, so
         they keep their initial parameters.
     """
@@ -85,15 +85,15 @@ class Padded(NamedTuple):
 
 
 BatchSize: TypeAlias = int | Padded | None
-"""B, the examples of a batch; None takes all of the client's."""
+"""B, the number of examples in a batch; None uses all of the client's examples."""
 
 
 class Batching(NamedTuple):
     """How a client's examples are batched for its local steps.
 
     Attributes:
-      size: B, the rows of a batch. None uses all of the client's examples, padded to the largest
-        client, so every client's full gradient costs as much as the largest one's.
+      size: B, the number of rows in a batch. None uses all of the client's examples, padded to the
+        largest client, so every client's full gradient costs as much as the largest one's.
       order: "iid" draws every row independently and uniformly; "epochs" visits every example once
         per epoch of ``ceil(n_k / B)`` steps, in a new order each epoch. Padding rows of the last
         batch have weight 0.
@@ -109,10 +109,10 @@ class Batching(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """Learning problem of one model, with all clients' data.
+    """Learning problem of one model, with the data of all clients.
 
-    A task is a pytree, so data are arguments of the compiled program. Numbers and data are leaves,
-    over which you can vmap; shapes are static fields.
+    A task is a pytree, so its data are arguments of the compiled program. Numbers and data are
+    leaves, over which you can vmap; shapes are static fields.
     """
 
     @property
@@ -120,31 +120,32 @@ class Task(Protocol):
         """N, the number of clients that may train."""
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Returns initial parameters of one model."""
+        """Returns the initial parameters of one model."""
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns the client's weight in weighted means, n_k, its number of examples."""
+        """Returns n_k, the client's weight in weighted means and number of examples."""
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
         """Returns the examples of local step `step`, counted from 0.
 
-        All steps of one client in one round get the same `rng_key`.
+        All steps of a client in a round get the same `rng_key`.
         """
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
-        """Returns the loss that a client's local step descends."""
+        """Returns the loss that a client's local steps minimize."""
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
         """Returns a global model's metrics by name.
 
-        A metric is a number or an array; `rng_key` is for metrics that draw random numbers. A tuple
-        attribute `per_client` of the task names metrics whose first axis is the clients axis.
+        A metric is a number or an array, and `rng_key` is for metrics that draw random numbers. The
+        task's tuple attribute `per_client`, if any, names metrics whose first axis is the clients
+        axis.
         """
 
 
 @runtime_checkable
 class EpochTask(Task, Protocol):
-    """A task with num_batches(client, size), the number of batches of an epoch."""
+    """A task with num_batches(client, size), the number of batches per epoch."""
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
         """Returns the steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
@@ -166,7 +167,7 @@ class DemandingTask(MeasuredTask, Protocol):
         """Returns rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns, for each client, whether F_k(w) < rho_k, so that it would participate."""
+        """Returns, for each client, whether F_k(w) < rho_k; such a client would participate."""
 
 
 @runtime_checkable
@@ -181,11 +182,11 @@ class AnalyticTask(Task, Protocol):
 
 @runtime_checkable
 class RoundTask(Task, Protocol):
-    """A task that changes over rounds, such as one whose clients' data drift.
+    """A task that changes over rounds, for example because the clients' data drift.
 
-    At the beginning of round t the engine replaces the task by that of round t, which local
-    training, the server step, the functions of `Look` and the metrics recorded after the round all
-    use. Initial parameters, states and metrics use the task of round 0. Asynchronous runs do not
+    At the beginning of round t the engine replaces the task with that of round t, which is used by
+    local training, the server step, the functions of `Look` and the metrics recorded after the
+    round. Initial parameters, states and metrics use the task of round 0. Asynchronous runs do not
     support such tasks, because jobs overlap rounds.
     """
 
@@ -202,9 +203,9 @@ class ClientContext(NamedTuple):
       task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: a factor of the client's weight, 1 unless `Cohort.scale` is set; 0 if the client does
-        not take part.
-      takes_part: whether the client takes part; see `Cohort.takes_part`.
+      scale: the factor of the client's weight, 1 unless `Cohort.scale` is set; 0 if the client does
+        not participate.
+      takes_part: whether the client participates; see `Cohort.takes_part`.
       is_scaled: whether the assignment sets `Cohort.scale`.
     """
 
@@ -241,9 +242,9 @@ class ClientContext(NamedTuple):
 class SparseUpdate(NamedTuple):
     """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
 
-    It may replace an array in `Contribution.update`. A client that changes few coordinates of a
-    large model then takes time and memory only for these coordinates. A sum of such updates has a
-    value for every coordinate and no indices.
+    It may replace an array in `Contribution.update`, so that a client that changes few coordinates
+    of a large model takes time and memory only for these. A sum of such updates has a value for
+    every coordinate and no indices.
     """
 
     scale: Float[Array, ""]
@@ -252,15 +253,15 @@ class SparseUpdate(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """Message of one client, whose first three fields the server sees as sums over participants.
+    """Message of one client, whose first three fields reach the server summed over participants.
 
     Attributes:
-      update: a pytree of arrays or `SparseUpdate`s; its size counts as uploaded.
-      weight: a number.
+      update: a pytree of arrays or `SparseUpdate`s, whose size counts as uploaded.
+      weight: the client's weight in the mean.
       num_gradients: the number of gradients computed by the client.
       report: a small pytree that is not summed but passed to the assignment's `observe`. The
         library's methods send ``{"loss": mean training loss of the batches}``. The reports of all
-        models have the same structure.
+        models must have the same structure.
     """
 
     update: Any
@@ -270,14 +271,14 @@ class Contribution(NamedTuple):
 
 
 class InitFn(Protocol):
-    """Function that makes the initial states."""
+    """A function that makes the initial states."""
 
     def __call__(self, task: Task, params: Params) -> tuple[ServerState, ClientState]:
         """Returns the server state and one client's state, which is copied to every client."""
 
 
 class ClientFn(Protocol):
-    """Function that trains one client."""
+    """A function that trains one client."""
 
     def __call__(
         self, context: ClientContext, server_state: ServerState, client_state: ClientState
@@ -308,9 +309,9 @@ class ServerContext(NamedTuple):
 
 
 class ServerFn(Protocol):
-    """Function that aggregates a round's contributions.
+    """A function that aggregates a round's contributions.
 
-    Models without participants keep their parameters and state unless `Algorithm.steps_idle` is
+    Models without participants keep their parameters and state, unless `Algorithm.steps_idle` is
     set.
     """
 
@@ -325,16 +326,16 @@ class Algorithm(NamedTuple):
       init: makes the initial states; ``()`` is an empty state.
       client: computes one client's contribution.
       server: applies the sum of the contributions.
-      num_steps: returns the number of local steps that a client will take, to compute clients with
-        similar numbers together. None if all numbers are equal.
+      num_steps: returns the number of local steps that a client will take, so that clients with
+        similar numbers can be computed together. None if all numbers are equal.
       equal_steps: whether all clients of a given task take the same number of steps, as in epochs
-        over equally large clients; `num_steps` is then ignored.
+        over equally large clients, in which case `num_steps` is ignored.
       steps_idle: whether the server also steps in rounds without participants, with sums of 0, as
         in methods that use earlier updates.
-      asks_for_thresholds: whether clients need thresholds, which lets files be checked before
-        tracing.
-      metrics: returns further metrics by name, from a model and its server state, to record with
-        the task's metrics; None has none.
+      asks_for_thresholds: whether clients need thresholds, which allows experiment files to be
+        checked before tracing.
+      metrics: returns additional metrics by name, from a model and its server state, to record
+        along with the task's metrics; None means no additional ones.
     """
 
     init: InitFn
@@ -350,22 +351,22 @@ class Algorithm(NamedTuple):
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cohort:
-    """Clients that train in a round, and the model that each trains.
+    """Clients that train in a round, and the model that each of them trains.
 
     A NumPy array of models is static. If each model has a row of slots, as in `of_rows`, rows are
-    computed in parallel. Static models are part of the pytree's structure and stay static in states
-    and in `jax.lax.cond`. Traced models cost one local training per slot, however clients are
-    distributed over models.
+    computed in parallel. Static models are part of the pytree's structure, and stay static in
+    states and in `jax.lax.cond`. Traced models cost one local training per slot, however clients
+    are distributed over models.
 
     Attributes:
-      clients: client numbers; -1 in any slot is padding and contributes nothing. A client may train
+      clients: client indices; -1 in any slot is padding and contributes nothing. A client may train
         several models, each at most once.
-      models: model numbers; -1 is padding.
-      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1.
-      num_gradients: all gradients of the round, including those computed for choosing clients; None
+      models: model indices; -1 is padding.
+      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None means 1.
+      num_gradients: all gradients of the round, including those computed to choose clients; None
         counts the cohort's gradients.
-      takes_part: whether clients take part; None is all. The others train and their gradients
-        count, but their weight is 0.
+      takes_part: whether each client participates; None means all do. The others train and their
+        gradients count, but their weight is 0.
       is_known: whether models are static.
 
     Example:
@@ -384,7 +385,7 @@ class Cohort:
     def __post_init__(self) -> None:
         """Stores whether models are static, because the type of the array may change later.
 
-        Traced models also become a NumPy array when a state is fetched from a device.
+        Traced models also become NumPy arrays when a state is fetched from a device.
         """
         object.__setattr__(self, "is_known", isinstance(self.models, np.ndarray))
 
@@ -418,7 +419,7 @@ class Cohort:
         return cohort
 
     def participates(self) -> Bool[Array, " slots"]:
-        """Marks the slots of clients that take part."""
+        """Marks the slots of participants."""
         is_there = (jnp.asarray(self.clients) >= 0) & (self.models >= 0)
         return is_there if self.takes_part is None else is_there & self.takes_part
 
@@ -450,7 +451,7 @@ def _not_offered() -> Any:
 
 
 class Look(NamedTuple):
-    """Functions by which an assignment may evaluate the models before a round.
+    """Functions that an assignment may use to evaluate the models before a round.
 
     Functions that are not called cost nothing.
 
@@ -459,10 +460,10 @@ class Look(NamedTuple):
       appeals: returns whether each model appeals to each client, ``bool[models, clients]``, in one
         pass over all data; see `requiring`.
       weights: returns n_k in each model's task, ``float[models, clients]``.
-      updates: trains all models on all clients, with the keys of the round, so that the cohort will
-        send exactly these updates.
-      metric: returns a recorded metric of every model, ``float[models]``, by name; given several
-        names, the first that a model's task has.
+      updates: trains all models on all clients, using the keys of the round, so that the cohort
+        will send exactly these updates.
+      metric: returns a recorded metric of every model by name, ``float[models]``; given several
+        names, the first one that a model's task has.
     """
 
     losses: Callable[[], Float[Array, "models clients"]] = _not_offered
@@ -473,7 +474,7 @@ class Look(NamedTuple):
 
 
 class AssignFn(Protocol):
-    """Function that chooses which clients train which models."""
+    """A function that chooses which clients train which models."""
 
     def __call__(
         self, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
@@ -482,27 +483,27 @@ class AssignFn(Protocol):
 
 
 class ObserveFn(Protocol):
-    """Function that updates the state of an assignment after a round."""
+    """A function that updates the state of an assignment after a round."""
 
     def __call__(self, round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
         """Returns the new state, given the one that `assign` returned.
 
         Reports ``[slots, ...]`` are in the order of the cohort, with zeros for padding. Clients
-        that do not take part are padding here.
+        that do not participate count as padding here.
         """
 
 
 class Sampling(NamedTuple):
-    """Sampling of clients by an assignment that does not depend on their data.
+    """How an assignment that does not depend on the clients' data samples them.
 
-    It is needed for privacy accounting.
+    Privacy accounting requires this.
 
     Attributes:
       most_models: the maximum number of models that a client trains in a round.
-      rate: the maximum probability that a client takes part in a round, if clients and rounds are
-        independent; else 1, which is always valid.
-      cohort_size: the maximum number of participants per round, if they are a uniform subset,
-        redrawn every round; else None.
+      rate: the maximum probability that a client participates in a round, if clients and rounds are
+        independent; otherwise 1, which is always valid.
+      cohort_size: the maximum number of participants per round, if they are a uniform subset that
+        is redrawn every round; otherwise None.
     """
 
     most_models: int
@@ -511,7 +512,7 @@ class Sampling(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """Strategy that chooses which clients train which models.
+    """A strategy that chooses which clients train which models.
 
     Attributes:
       num_clients: N, the number of clients to choose from.
@@ -519,8 +520,8 @@ class Assignment(NamedTuple):
       init: makes the initial state from a key.
       assign: chooses the cohort of a round.
       observe: updates the state with the participants' reports; None ignores them.
-      metrics: returns further metrics ``[models, ...]`` by name, from the state, to record with the
-        tasks' metrics; None has none.
+      metrics: returns additional metrics ``[models, ...]`` by name, from the state, to record along
+        with the tasks' metrics; None means no additional ones.
       sampling: how clients are sampled; None if unknown or data-dependent. Replace it together with
         `assign`, because privacy accounting relies on it.
       num_wrappers: the number of wrappers around the assignment, each of which draws with its own
@@ -542,14 +543,14 @@ class Assignment(NamedTuple):
 class Trace:
     """Records of a run.
 
-    The first entry of every array is the state before the recorded rounds.
+    The first entry of every array describes the state before the recorded rounds.
 
     Attributes:
-      round: ``int32[records]``, the number of rounds done.
+      round: ``int32[records]``, the number of completed rounds.
       metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
         for each model, ``float[records, models, ...]``.
       client_updates: ``int32[records, models]``, local trainings of participants since the previous
-        record. Clients that do not take part are not counted, but their gradients are.
+        record. Clients that do not participate are not counted, but their gradients are.
       gradients: ``int32[records, models]``, gradients computed since the previous record. In both
         counts, -1 marks an overflow of 32 bits.
       idle_rounds: ``int32[records, models]``, rounds since the previous record in which the model

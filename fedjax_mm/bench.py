@@ -69,14 +69,14 @@ def build(
     """Compiles a workload.
 
     Running a learning workload returns the final parameters. Nothing is evaluated, and the clients
-    of one replica are split over the devices.
+    of a single replica are split over the devices.
 
     Args:
       workload: the workload.
       label: one of its labels.
       client_map: as in `simulate`.
-      devices: the devices to use; None is all.
-      params: initial parameters of a learning workload; None draws them.
+      devices: the devices to use; None means all.
+      params: the initial parameters of a learning workload; None draws them.
     """
     if isinstance(workload, SweepWorkload):
         return program_of(make_plan(workload.grid()))
@@ -100,7 +100,7 @@ def quadratic_program(
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
 ) -> Uncompiled:
-    """Returns the program of a workload on quadratics, which returns the traces of all seeds."""
+    """Returns the program of a workload on quadratics, which computes the traces of all seeds."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
@@ -152,7 +152,7 @@ def count_steps(
     client_map: ClientMap = "auto",
     num_devices: int = 1,
 ) -> tuple[int, int]:
-    """Counts the local steps that one round of one model computes, and the useful ones.
+    """Counts the local steps that a round of one model computes, and the useful ones among them.
 
     Other steps are padding, or belong to clients that finish before the longest one in their chunk.
 
@@ -191,7 +191,7 @@ def count_steps(
     steps = jax.vmap(num_steps)(clients)
 
     def of_device(_: Any) -> Any:
-        # `jax.vmap` provides the named device axis that `in_chunks` uses.
+        # Use `jax.vmap` to provide the named device axis that `in_chunks` needs.
         rows = in_chunks(jnp.broadcast_to(steps, clients.shape), order, size, "devices")
         return sum(each.shape[1] * jnp.sum(each.max(axis=1)) for each in rows)
 
@@ -200,7 +200,7 @@ def count_steps(
 
 
 def compile_program(uncompiled: Uncompiled, options: Mapping[str, Any] | None = None) -> Program:
-    """Compiles a workload with XLA's `options` for this program, such as flags of the GPU."""
+    """Compiles a workload with extra XLA `options`, such as GPU flags."""
     function, arguments, where = uncompiled
     clock = time.perf_counter()
     lowered = jax.jit(function).lower(*arguments)
@@ -215,7 +215,7 @@ def compile_program(uncompiled: Uncompiled, options: Mapping[str, Any] | None = 
 
 
 def program_of(plan: Plan) -> Program:
-    """Returns all programs of a sweep as one."""
+    """Combines all programs of a sweep into one."""
 
     def follow() -> Any:
         return carry_out(plan, Execution())[0]
@@ -241,10 +241,10 @@ def median_seconds(program: Program, repeats: int) -> float:
 
 
 def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> dict[str, float]:
-    """Measures the best GFLOP/s of an n x n float32 product, 2 n^3 operations, by form.
+    """Measures the best GFLOP/s of an n x n float32 matrix product, 2 n^3 operations, by form.
 
     The forms are `NumPy`, `jax` on one device, and `jax, all devices`, with one product per device.
-    The peak is the largest.
+    The peak is the largest of them.
     """
     devices = np.array(jax.devices())
     by_device = NamedSharding(Mesh(devices, ("device",)), PartitionSpec("device"))

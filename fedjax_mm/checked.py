@@ -2,7 +2,7 @@
 
 A number's annotation states its range, as in ``mu: Annotated[Scalar, Ge(0)]``, and a choice is a
 ``Literal``. `checked` rejects other values when the factory is called, experiment files enforce the
-same limits, and the reference shows them.
+same limits, and the reference documentation shows them.
 """
 
 import dataclasses
@@ -47,30 +47,30 @@ CountOrZero: TypeAlias = Annotated[int, Interval(ge=0, lt=2**31)]
 """A count that may be 0."""
 
 TwoOrMore: TypeAlias = Annotated[int, Interval(ge=2, lt=2**31)]
-"""A count of things of which one alone makes no sense, such as classes."""
+"""A count of at least 2, for example of classes."""
 
 Seed: TypeAlias = Annotated[int, Interval(ge=0, lt=2**32)]
-"""A seed that is no key."""
+"""An integer seed, as opposed to a key."""
 
 Positive: TypeAlias = Annotated[Scalar, Gt(0)]
 """A positive number, which may be traced."""
 
 NonNegative: TypeAlias = Annotated[Scalar, Ge(0)]
-"""A number that is not negative; it may be traced."""
+"""A nonnegative number, which may be traced."""
 
 Fraction: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
-"""A fraction that leaves something on both sides: 0 and 1 do not."""
+"""A fraction strictly between 0 and 1."""
 
 Share: TypeAlias = Annotated[float, Interval(ge=0, le=1)]
-"""A fraction; 0 is nothing, and 1 is all."""
+"""A fraction from 0 to 1, inclusive."""
 
 Percent: TypeAlias = Annotated[float, Interval(ge=0, le=100)]
 """A percentage, from 0 to 100."""
 
 Rule: TypeAlias = Callable[[str, Any], Any]
-"""Function of an argument's name and value; it returns the value, a whole number as an int.
+"""Checks a value, given an argument's name, and returns it, with whole numbers as ints.
 
-It raises an error if the value is not allowed.
+Raises an error if the value is not allowed.
 """
 
 _TESTS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
@@ -82,7 +82,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
     values. Counts of any integer type become ints. Traced numbers are accepted, because they have
     no value yet, but their shape is checked unless they are counts. Other annotations are ignored.
-    Unknown arguments raise an error with their names.
+    Unknown arguments raise an error that names them.
 
     Example:
       >>> @checked
@@ -116,7 +116,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def refusing_unknown(kind: type[T]) -> type[T]:
-    """Lets a class refuse arguments that it does not have, by their names.
+    """Makes a class reject unknown arguments by name.
 
     Example:
       >>> @refusing_unknown
@@ -143,10 +143,10 @@ def refusing_unknown(kind: type[T]) -> type[T]:
 
 
 def check_argument(name: str, value: Any, annotation: Any) -> Any:
-    """Returns a value after checking it against an annotation, with counts as ints.
+    """Checks a value against an annotation and returns it, with counts as ints.
 
     Args:
-      name: the argument's name, for the message.
+      name: the argument's name, for error messages.
       value: any value; traced numbers are accepted.
       annotation: an annotation with a range or choices.
 
@@ -212,8 +212,8 @@ def rule_of(annotation: Any) -> Rule | None:
 
 
 def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
-    """Returns the message about an argument that a function does not have."""
-    # Above 0.72, because `optimizer` is not meant to be `server_optimizer`.
+    """Returns an error message about an argument that a function does not have."""
+    # Require a similarity above 0.72, so that `optimizer` does not suggest `server_optimizer`.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
     if known[0] == "local" and not close:
@@ -224,9 +224,9 @@ def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
 def _rules(
     function: Callable[..., Any],
 ) -> tuple[list[Callable[[Any], Any]], dict[str, Any], list[str]]:
-    """Returns the checks of a function's arguments, by position and by name, and the names.
+    """Returns the checks of a function's arguments, by position and by name, and their names.
 
-    There are no names if the function takes any.
+    There are no names if the function accepts arbitrary arguments.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     found = {name: rule_of(each.annotation) for name, each in parameters.items()}
@@ -308,7 +308,7 @@ def _ends(limits: Interval) -> tuple[Any, Any]:
 
 
 def _words(limits: Interval) -> str:
-    """Returns the end of the message "it must ...", such as "be positive"."""
+    """Completes the message "it must ...", for example with "be positive"."""
     low = limits.gt if limits.ge is None else limits.ge
     high = limits.lt if limits.le is None else limits.le
     opening, closing = "(" if limits.ge is None else "[", ")" if limits.le is None else "]"

@@ -1,4 +1,4 @@
-"""Argument checks, made before anything is compiled."""
+"""Argument checks, made before any compilation."""
 
 import contextlib
 import operator
@@ -16,25 +16,25 @@ from jaxtyping import Array, Bool
 T = TypeVar("T")
 
 _MOST = 2**31 - 1  # counts are int32
-_LONGEST = 40  # characters of a value shown in a message
-NO_VALUE = (  # JAX's errors when Python needs the value of a tracer
+_LONGEST = 40  # most characters of a value to show in a message
+NO_VALUE = (  # JAX raises these when Python needs the value of a tracer
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
 _NAME = re.compile(r"(?=.{1,250}\Z)[\w\u0080-\U0010ffff][^/\x00-\x1f\x7f]*(?<! )")
-"""NetCDF's names: no slash or control character, no space at the end, and another first letter."""
+"""Matches names valid in NetCDF: no slashes, control characters or trailing spaces."""
 _SHAPES = ("one number", "one number for each, [clients]")
 
 
 def check_numbers(
     name: str, value: Any, is_allowed: Callable[[Any], Any], allowed: str, *, ndim: int = 0
 ) -> None:
-    """Raises an error unless all numbers in `value` are finite and allowed.
+    """Raises an error if a number in `value` is not finite or not allowed.
 
     Args:
-      name: the argument's name, for the message.
+      name: the argument's name, for error messages.
       value: a number or an array. For tracers only the shape is checked.
       is_allowed: maps an array to an array of bools.
       allowed: completes the message "it must ...".
@@ -44,13 +44,13 @@ def check_numbers(
       TypeError: if it is not a number but, for example, None or a string.
       ValueError: if it has the wrong number of axes, is not finite or not allowed.
     """
-    is_array = isinstance(value, jax.Array)  # including traced ones
+    is_array = isinstance(value, jax.Array)  # includes traced arrays
     if not is_array and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; it must be a number, and {allowed}")
     if np.ndim(value) != ndim:
         more = "; vmap or sweep over several" if ndim == 0 else ""
         raise ValueError(f"{name} is of shape {np.shape(value)}; give {_SHAPES[ndim]}{more}")
-    # Accept tracers, because they have no values; the code that vmaps or jits checks those.
+    # Accept tracers, because they have no values and are checked by the code that vmaps or jits.
     if isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
@@ -59,26 +59,26 @@ def check_numbers(
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Checks by `check_numbers` that every number in `value` is positive."""
+    """Checks with `check_numbers` that every number in `value` is positive."""
     check_numbers(name, value, lambda numbers: numbers > 0, "be positive")
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    """Checks by `check_numbers` that every number in `value` is at least 0."""
+    """Checks with `check_numbers` that every number in `value` is at least 0."""
     check_numbers(name, value, lambda numbers: numbers >= 0, "not be negative")
 
 
 def check_between(name: str, value: Any, least: int, most: int, most_name: str = "") -> None:
-    """Checks by `check_numbers` that ``least <= value <= most``."""
+    """Checks with `check_numbers` that ``least <= value <= most``."""
     limit = f"{most_name} = {most}" if most_name else f"{most}"
     allowed = f"lie between {least} and {limit}"
     check_numbers(name, value, lambda x: (x >= least) & (x <= most), allowed)
 
 
 def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
-    """Returns a positive 31-bit integer of any integer type as an int.
+    """Checks that a value is a positive 31-bit integer of any integer type, and returns an int.
 
-    A tracer is returned unchanged, and so is None if it is `optional`.
+    A tracer is returned unchanged, and so is None if `optional`.
 
     Raises:
       ValueError: if it is anything else.
@@ -93,12 +93,12 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
 
 
 def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:
-    """Raises `ValueError` unless the local steps of a client's epochs fit int32.
+    """Raises `ValueError` if the local steps of a client's epochs do not fit int32.
 
     Args:
       epochs: passes over the client's examples.
       num_batches: the maximum number of batches per epoch over clients.
-      where: the beginning of the message.
+      where: the beginning of the error message.
     """
     if (steps := epochs * num_batches) > _MOST:
         raise ValueError(
@@ -123,7 +123,7 @@ def whole(value: Any) -> int | None:
 
 
 def described(value: Any) -> str:
-    """Describes an invalid argument briefly, for messages.
+    """Describes an invalid argument briefly, for error messages.
 
     Example:
       >>> described(described), described(int), described([1, 2]), described("x")
@@ -145,14 +145,14 @@ def described(value: Any) -> str:
 
 
 def check_choice(name: str, value: Any, *choices: Any) -> None:
-    """Raises `ValueError` unless `value` is one of the choices."""
+    """Raises `ValueError` if `value` is not one of the choices."""
     if not isinstance(value, str | None) or value not in choices:
         *first, last = map(repr, choices)
         raise ValueError(f"{name} is {described(value)}; it must be {', '.join(first)} or {last}")
 
 
 def check_name(what: str, name: Any) -> None:
-    """Raises `ValueError` unless a result can be saved with a metric or an axis of this name.
+    """Raises `ValueError` if a result could not be saved with a metric or axis of this name.
 
     Example:
       >>> check_name("a metric", "test/acc")
@@ -179,7 +179,7 @@ def needs(task: Any, capability: type[T]) -> T:
 
 
 def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:
-    """Returns `flags` as an array after checking that it has one bool per client."""
+    """Checks that `flags` has one bool per client, and returns it as an array."""
     flags = jnp.asarray(flags)
     if flags.ndim != 1 or flags.dtype != jnp.bool_:
         raise ValueError(
@@ -194,7 +194,7 @@ def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, "
 
 
 def check_per_client(name: str, tree: Any, num_clients: int) -> None:
-    """Raises `ValueError` unless every array has one number per client."""
+    """Raises `ValueError` if an array does not have one number per client."""
     for values in jax.tree.leaves(tree):
         if values.shape != (num_clients,):
             raise ValueError(
@@ -204,7 +204,7 @@ def check_per_client(name: str, tree: Any, num_clients: int) -> None:
 
 
 def check_tested_clients(num_tested: int, num_clients: int) -> None:
-    """Raises `ValueError` unless all clients have test examples."""
+    """Raises `ValueError` if some clients have no test examples."""
     if num_tested != num_clients:
         raise ValueError(
             f"{num_tested} clients have test examples and {num_clients} for training; give every "
@@ -213,7 +213,7 @@ def check_tested_clients(num_tested: int, num_clients: int) -> None:
 
 
 def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
-    """Returns both as ints, after checking that `record_every` divides `num_rounds`.
+    """Checks that `record_every` divides `num_rounds`, and returns both as ints.
 
     Raises:
       TypeError: if one is traced.
@@ -235,7 +235,7 @@ def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
 
 
 def check_client_map(client_map: Any) -> Any:
-    """Returns a checked `ClientMap`, converting a chunk size to an int."""
+    """Checks a `ClientMap` and returns it, with a chunk size as an int."""
     size = whole(client_map)
     if size is None and isinstance(client_map, str) and client_map in ("auto", "vmap", "scan"):
         return client_map
@@ -248,7 +248,7 @@ def check_client_map(client_map: Any) -> Any:
 
 
 def check_client_axis(client_axis: Any) -> Any:
-    """Returns a `client_axis` if it is None or a mesh axis of the `jax.shard_map` around it."""
+    """Returns `client_axis` if it is None or a mesh axis of the surrounding `jax.shard_map`."""
     if client_axis is None:
         return None
     try:
@@ -279,7 +279,7 @@ def one_each(
 
 
 def check_num_clients(of_tasks: Sequence[int], drawn_from: int, by: str = "assignment") -> None:
-    """Raises `ValueError` unless every task has the assignment's number of clients."""
+    """Raises `ValueError` if a task does not have the assignment's number of clients."""
     if set(of_tasks) != {drawn_from}:
         raise ValueError(
             f"the tasks have {sorted(set(of_tasks))} clients to train but the {by} draws "
@@ -300,19 +300,19 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
 
 
 def fit_params(params: Any, like: Any) -> Any:
-    """Returns the user's initial parameters with a models axis, after checking them.
+    """Adds a models axis to the user's initial parameters, after checking them.
 
     Args:
       params: one model's parameters, shared by all; arrays ``[models, ...]``; or a list with one
         entry per model.
-      like: the shapes ``[models, ...]`` and types of parameters that the tasks would draw.
+      like: the shapes ``[models, ...]`` and types of the parameters that the tasks would draw.
     """
 
     def fit(given: Any, wanted: jax.ShapeDtypeStruct) -> Array:
         is_known = not isinstance(given, jax.Array) or (
             not isinstance(given, jax.core.Tracer) and given.is_fully_addressable
         )
-        with np.errstate(over="ignore"):  # numbers out of range become infinite
+        with np.errstate(over="ignore"):  # out-of-range numbers become infinite
             if is_known and not np.isfinite(np.asarray(given).astype(wanted.dtype)).all():
                 raise ValueError(
                     "initial parameters have entries that are not finite; give those of a run that "
@@ -328,7 +328,7 @@ def fit_params(params: Any, like: Any) -> Any:
 
     words = "initial parameters must have the structure of "
     num_models = max((len(x.shape) and x.shape[0] for x in jax.tree.leaves(like)), default=0)
-    # A list may also hold the parameters of one model, if it has the task's structure.
+    # A list may also be one model's parameters, if it has the task's structure.
     structures = {jax.tree.structure(tree) for tree in (params, like)}
     if isinstance(params, list | tuple) and len(structures) > 1:
         if len(params) == num_models:
@@ -341,17 +341,17 @@ def fit_params(params: Any, like: Any) -> Any:
 
 
 def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
-    """Raises `ValueError`, showing the difference, unless pytrees have equal structures.
+    """Raises a `ValueError` that shows the difference if pytrees differ in structure.
 
     Args:
-      problem: the beginning of the message.
+      problem: the beginning of the error message.
       trees: the pytrees to compare.
       shapes: whether arrays must also have equal shapes and types.
     """
     structures = dict.fromkeys(jax.tree.structure(tree) for tree in trees)
     if len(structures) > 1:
         raise ValueError(f"{problem}: {' and '.join(map(str, structures))}")
-    if shapes and len(trees) > 1:  # chex rejects a single tree
+    if shapes and len(trees) > 1:  # chex does not accept a single tree
         try:
             chex.assert_trees_all_equal_shapes_and_dtypes(*trees)
         except AssertionError as error:
@@ -361,7 +361,7 @@ def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
 def check_sizes(
     num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
 ) -> int:
-    """Returns the cohort size K after checking M <= K <= N."""
+    """Checks that M <= K <= N, and returns the cohort size K."""
     cohort = num_clients if cohort_size is None else cohort_size
     check_between("cohort_size", cohort, 1, num_clients, "num_clients")
     if num_models > cohort:
@@ -380,7 +380,7 @@ def tracing(what: str) -> Iterator[None]:
     """Adds a hint to JAX's concretization errors: what was being traced, and a remedy.
 
     Args:
-      what: the part that is traced, such as "a round".
+      what: what is being traced, such as "a round".
     """
     try:
         yield

@@ -14,21 +14,21 @@ from jaxtyping import Array, Bool, Int
 from fedjax_mm.base import AnalyticTask, Params, Steps, Task
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
-"""Setting for how local trainings are computed: "vmap" computes all clients of all models at once,
-"scan" one client at a time, and a number n computes n clients at a time, of all models if these
-have one structure and share their data, else of one model; "auto" chooses by the device and the
-size of a model."""
+"""How local trainings are computed: "vmap" computes all clients of all models at once, "scan" one
+client at a time, and a number n computes n clients at a time, of all models if these share their
+structure and data, else of one model; "auto" chooses based on the device and the size of a
+model."""
 
-_CHUNK_BYTES = 32 * 2**10  # bytes of parameters that one CPU device trains at once
+_CHUNK_BYTES = 32 * 2**10  # bytes of parameters that one CPU device trains at a time
 
 
 def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size: int) -> int | None:
-    """Returns the number of clients computed at once over all models, or None for all.
+    """Returns the number of clients to compute at once over all models, or None for all.
 
     Args:
       client_map: as in `simulate`.
       task: the models' task.
-      params: the models' parameters, with a leading axis; only shapes matter.
+      params: the models' parameters, with a leading axis; only their shapes matter.
       group_size: the number of clients in the groups of all these models.
     """
     if isinstance(client_map, int):
@@ -49,7 +49,7 @@ def longest_first(
 
     Args:
       num_steps: returns the local steps of a job.
-      clients: the clients' numbers; -1 is padding.
+      clients: client indices; -1 is padding.
       jobs: the jobs, ``[slots, ...]``.
     """
     steps = jax.vmap(num_steps)(jobs)
@@ -67,7 +67,7 @@ def in_chunks(
     if order is not None:
         rows = jax.tree.map(itemgetter(order), rows)
     if client_axis is not None:
-        # Assign rows to devices in turn, so that each gets its share of long trainings.
+        # Assign rows to devices in turn, so that each device gets its share of long trainings.
         dealt = _cut(rows, lax.axis_size(client_axis))
         rows = jax.tree.map(lambda x: x[:, lax.axis_index(client_axis)], dealt)
     first, size = 0, len(jax.tree.leaves(rows)[0])
@@ -90,12 +90,12 @@ def _cut(rows: Any, width: int) -> Any:
 def put_rows(
     tree: Any, rows: Int[Array, " chunk"] | tuple[Int[Array, " chunk"], ...], new: Any
 ) -> Any:
-    """Returns arrays with new rows along one or more axes, dropping rows out of range."""
+    """Writes rows into arrays along one or more axes, dropping rows that are out of range."""
     return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), tree, new)
 
 
 def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
-    """Returns chunk sizes and the number of chunks of each, smallest first if `growing`.
+    """Returns chunk sizes and the number of chunks of each size, smallest first if `growing`.
 
     Growing chunks compute at most twice the steps that clients need, if clients are sorted by
     decreasing steps and not vmapped over replicas.
@@ -107,7 +107,7 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
     # The bound holds because a chunk of w clients takes w times the steps of its first client, at
     # position r, which is at most the total steps of the w clients before r. If each size covers at
     # least as many clients as the next, no client is counted more than twice.
-    chunk_size = -(-group_size // -(-group_size // chunk_size))  # equal sizes, no chunk more
+    chunk_size = -(-group_size // -(-group_size // chunk_size))  # equal sizes, no extra chunk
     size, sizes, done = 1 if growing else chunk_size, [], 0
     while done < group_size:
         larger = min(4 * size, chunk_size) if 8 * size < chunk_size else chunk_size
@@ -118,7 +118,7 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
 
 
 def repeat_first(present: Bool[Array, " chunk"], rows: Any) -> Any:
-    """Replaces a chunk's padding by its first client."""
+    """Replaces a chunk's padding with its first client."""
 
     # Repeat the first client, because it takes the most steps, and vmap of a while_loop runs until
     # the longest client is done anyway.
@@ -155,7 +155,7 @@ def _is_any_of_replicas(
     axis_size: int, in_batched: list[bool], present: Bool[Array, "..."]
 ) -> tuple[Bool[Array, ""], bool]:
     # Reduce over replicas, because `jax.vmap` computes both branches of a `lax.cond` whose
-    # condition has a replicas axis. `add_chunk` later masks absent clients.
+    # condition has a replicas axis. `add_chunk` masks absent clients later.
     del axis_size, in_batched
     return is_any(jnp.any(present, axis=0)), False
 
@@ -163,9 +163,9 @@ def _is_any_of_replicas(
 def vmap_unless_one(size: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """Maps a function over a leading axis of static size."""
 
-    # Remove an axis of length 1 instead of mapping over it, because `jax.vmap` computes both
-    # branches of a `lax.cond`, and XLA turns convolutions with a batch of kernels into loops, even
-    # for a batch of one.
+    # Remove an axis of length 1 rather than map over it, because `jax.vmap` computes both branches
+    # of a `lax.cond`, and XLA turns convolutions with a batch of kernels into loops, even for a
+    # batch of one.
     def call(*args: Any) -> Any:
         alone = function(*jax.tree.map(itemgetter(0), args))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)

@@ -17,16 +17,16 @@ Places: TypeAlias = Int[Array, "models width"] | Int[np.ndarray, "models width"]
 def places_of(
     clients: Numbers, models: Numbers, num_models: int, width: int | None = None
 ) -> Places:
-    """Returns the slots of each model, in their order, in rows padded with -1.
+    """Returns the slots of each model, in order, as rows padded with -1.
 
     Padding comes last, so that chunks of padding can be skipped. The result is a NumPy array if
     `models` is.
 
     Args:
-      clients: client numbers; negative ones are padding.
+      clients: client indices; negative ones are padding.
       models: the model that each client trains; negative ones are padding.
       num_models: M.
-      width: for traced models, the width of rows: an upper bound on a model's clients. By default
+      width: for traced models, the width of rows, an upper bound on a model's clients; defaults to
         the number of slots.
 
     Example:
@@ -41,7 +41,7 @@ def places_of(
         longest = max(map(len, each))
         return np.stack([np.pad(x, (0, longest - len(x)), constant_values=-1) for x in each])
     slots = jnp.arange(len(models), dtype=jnp.int32)
-    # Use a row out of range, which is dropped, because -1 would write to the last model.
+    # Use a row that is out of range and thus dropped, because -1 would write to the last model.
     row = jnp.where((clients >= 0) & (models >= 0), models, num_models)
     mine = row[:, None] == jnp.arange(num_models)
     before = jnp.take_along_axis(jnp.cumsum(mine, axis=0), models[:, None], axis=1)[:, 0] - 1
@@ -57,7 +57,7 @@ def by_rows(tree: Any, places: Places) -> Any:
     """Returns arrays ``[models, width, ...]`` from arrays ``[slots, ...]``, padded with -1."""
     if _is_reshape(places):
         return jax.tree.map(lambda x: x.reshape(*places.shape, *x.shape[1:]), tree)
-    # Use an index out of range, which gives the fill value, because -1 would read the last slot.
+    # Use an out-of-range index to get the fill value, because -1 would read the last slot.
     where = jnp.where(places >= 0, places, jnp.iinfo(jnp.int32).max)
 
     def get(x: Array) -> Array:

@@ -30,10 +30,10 @@ from fedjax_mm.sums import dense_update
 
 __all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
 
-_BITS = 32  # of a number
+_BITS = 32  # per number
 
 SomeShare = Annotated[Scalar, Interval(gt=0, le=1)]
-"""A share of the coordinates, which may be traced."""
+"""A fraction of the coordinates, which may be traced."""
 
 
 class Compressor(NamedTuple):
@@ -69,7 +69,7 @@ def top_k(share: SomeShare) -> Compressor:
         del rng_key
         return jnp.where(_largest(jnp.abs(vector), _number(share, vector.size)), vector, 0)
 
-    # Count in floats, because the bits of large models exceed 32-bit numbers.
+    # Count in floats, because the number of bits of a large model may not fit 32-bit integers.
     return Compressor(
         compress, lambda d: float(_BITS + math.ceil(math.log2(max(d, 2)))) * _number(share, d)
     )
@@ -156,7 +156,7 @@ class Feedback(NamedTuple):
 
     Attributes:
       state: the algorithm's client state.
-      error: the part of the updates that has not been sent yet; () without error feedback.
+      error: the part of the updates not sent yet; () without error feedback.
     """
 
     state: ClientState
@@ -171,14 +171,14 @@ def compressed(
 
     A client's whole update, divided by its weight, is compressed as one vector. With error feedback
     a client adds its error e to the update v, ``p = e + v``, and sets ``e <- p - sent``. A client
-    that does not take part keeps its e. The metric ``message_bits`` is the size of a message, and
+    that does not participate keeps its e. The metric ``message_bits`` is the size of a message, and
     `to_dataset` adds the cumulative upload in bits as ``bits_up``.
 
     Args:
       algorithm: any algorithm whose messages are proportional to the clients' weights.
-      compressor: such as ``top_k(0.01)``, `random_k`, `qsgd` or `sign`.
-      error_feedback: whether clients keep the unsent part, which stores one copy of the model per
-        client. Biased compressors need it.
+      compressor: the compressor, such as ``top_k(0.01)``, `random_k`, `qsgd` or `sign`.
+      error_feedback: whether clients keep the unsent part, which takes one copy of the model per
+        client. Biased compressors require it.
 
     Raises:
       TypeError: if an argument has another type.
@@ -223,7 +223,8 @@ def compressed(
         message = compressor.compress(keys.compression_key(context.rng_key), vector)
         is_active = jnp.asarray(context.takes_part) & (sent.weight > 0)
         kept = jnp.where(is_active, vector - message, client_state.error) if error_feedback else ()
-        # Some methods give a weight even to clients that do not take part.
+        # Mask the weight, because some methods give a weight even to clients that do not
+        # participate.
         factor = jnp.where(is_active, sent.weight, 0)
         update = jax.tree.map(lambda x: x * factor.astype(x.dtype), unravel(message))
         return sent._replace(update=update), Feedback(state, kept)
@@ -238,7 +239,7 @@ def compressed(
 
 
 def is_made_by(algorithm: Algorithm, name: str) -> bool:
-    """Returns whether an algorithm was made by the function of this name, such as a wrapper."""
+    """Returns whether an algorithm was made by the function with this name, such as a wrapper."""
     return getattr(algorithm.client, "__qualname__", "").startswith(f"{name}.<locals>")
 
 
@@ -269,7 +270,7 @@ def of_weight_one(sent: Contribution, params: Params) -> Any:
 
 
 def _number(share: Scalar, size: int) -> Any:
-    """Returns k, the number of coordinates of a share of d."""
+    """Returns k, the number of coordinates that is a given fraction of d."""
     return jnp.clip(jnp.round(jnp.asarray(share, jnp.float32) * size).astype(jnp.int32), 1, size)
 
 

@@ -1,7 +1,7 @@
 """The engine of `simulate` and `sweep`, which computes the rounds or the arrivals of a run.
 
-A round is look -> assign -> train -> aggregate -> observe -> count. Its steps are in `rounds.py`.
-In an asynchronous run, a round is `arrivals_per_round` arrivals, which `asynchrony/` computes.
+A round is look -> assign -> train -> aggregate -> observe -> count, with steps in `rounds.py`.
+In an asynchronous run, a round is `arrivals_per_round` arrivals, computed by `asynchrony/`.
 
 Models of equal structure form a *stack* and are computed together. The clients that train in a
 round form a *cohort*. A *chunk* is the part of a cohort that is computed at once.
@@ -42,26 +42,26 @@ from fedjax_mm.train import Options
 
 
 class State(NamedTuple):
-    """State between two rounds."""
+    """State between rounds."""
 
     rng_key: PRNGKeyArray
-    round: Int[Array, ""]  # number of rounds done
-    models: tuple[StackState, ...]  # one for each stack
-    assignment: Any  # the clock and the stored versions in asynchronous runs
+    round: Int[Array, ""]  # number of completed rounds
+    models: tuple[StackState, ...]  # one per stack
+    assignment: Any  # in asynchronous runs, the clock and the stored versions
 
 
 class Engine(NamedTuple):
-    """Compiled parts of a run, made by `engine_of`.
+    """Compiled parts of a run, built by `engine_of`.
 
     Attributes:
       stacks: the models.
       start: returns the state before round 1, given a key and initial parameters.
-      rounds: runs a static number of rounds from a state, and returns the new state and the work
-        done.
-      metrics: returns the metrics that are not from tasks, given the assignment's state and the
+      rounds: runs a static number of rounds from a state, and returns the new state and the
+        completed work.
+      metrics: returns the metrics that do not come from tasks, given the assignment's state and the
         work since the last record.
       no_work: returns the work before the first round.
-      most_updates: returns the maximum local trainings in a round, given the state before it.
+      most_updates: returns the maximum number of local trainings in a round, given the prior state.
       is_synchronous: whether training is synchronous.
     """
 
@@ -81,7 +81,7 @@ def engine_of(
     client_map: ClientMap = "auto",
     client_axis: str | None = None,
 ) -> Engine:
-    """Returns the engine of a run, with the arguments and errors of `simulate`."""
+    """Returns the engine of a run, given the arguments of `simulate`, and raises its errors."""
     options = Options(checks.check_client_map(client_map), checks.check_client_axis(client_axis))
     if isinstance(assignment, Dispatch):
         stacks = stacks_of(tasks, algorithm, assignment, by="dispatch")
@@ -186,7 +186,7 @@ def _in_arrivals(stacks: list[Stack], dispatch: Dispatch, options: Options) -> E
 def start_models(
     rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None
 ) -> tuple[StackState, ...]:
-    """Returns the models before round 1, with the user's parameters or those drawn by tasks."""
+    """Returns the models before round 1, with parameters given by the user or drawn by tasks."""
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         algorithm = stack.algorithm

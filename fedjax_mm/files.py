@@ -12,7 +12,7 @@ import numpy as np
 
 
 def prepare_directory(path: Path) -> None:
-    """Creates the directory and checks, before any work, that it is writable.
+    """Creates a directory and checks that it is writable, before any work is done.
 
     Raises:
       ValueError: if it is not, naming the directory and the reason.
@@ -36,7 +36,7 @@ def wanted_for_results(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises `ValueError` for a special file, such as a named pipe, which may never end."""
+    """Raises `ValueError` for special files, such as named pipes, whose reading may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path}: not a regular file")
 
@@ -49,9 +49,9 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
     """
     aside = path.with_name(
         f".{path.name}.part"
-    )  # a fixed name, to replace the file of a killed write
+    )  # the name is fixed, to replace the file of a killed write
     try:
-        # Remove it first, because it may be a link, whose target would be overwritten.
+        # Remove the file first, because it may be a link whose target would be overwritten.
         aside.unlink(missing_ok=True)
         write(aside)
         with aside.open("rb+") as file:
@@ -61,13 +61,13 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
         aside.replace(path)
         _sync_directory(path.parent)
     except OSError as error:
-        # Name the path, because a write error, unlike an open error, does not.
+        # Name the path, because a write error, unlike an open error, does not include it.
         reason = error.strerror or error
         named = OSError(f"cannot write {path}: {reason}; make room, or give another directory")
         named.errno = error.errno
         raise named from error
     finally:
-        with suppress(OSError):  # this error would hide the reason
+        with suppress(OSError):  # an error here would hide the reason
             aside.unlink(missing_ok=True)
 
 
@@ -83,13 +83,13 @@ def _sync_directory(path: Path) -> None:
 
 
 def save_json(content: Mapping[str, Any], path: Path) -> None:
-    """Writes indented JSON, with null for numbers that are not finite."""
+    """Writes indented JSON, with null for non-finite numbers."""
     text = json.dumps(plain(content), indent=2, allow_nan=False)
     write_aside(path, lambda aside: aside.write_text(text + "\n"))
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds a digest to the content, by which `is_sealed` detects later edits."""
+    """Adds a digest to the content, with which `is_sealed` detects later edits."""
     own = {key: value for key, value in content.items() if key != "digest"}
     return {**own, "digest": hashlib.sha256(json.dumps(plain(own)).encode()).hexdigest()}
 
@@ -100,7 +100,7 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Converts a value to JSON types, with None for numbers that are not finite."""
+    """Converts a value to JSON types, with None for non-finite numbers."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ _TOGETHER = 0.1  # seconds in which signals count as one
 
 
 def die_of_interrupts() -> None:
-    """Lets Ctrl-C kill the process at once, for phases in which nothing is written.
+    """Lets Ctrl-C kill the process immediately, for phases in which nothing is written.
 
     During imports and interpreter shutdown, a `KeyboardInterrupt` may surface as any other error.
     """
@@ -24,17 +24,17 @@ def die_of_interrupts() -> None:
 
 @contextmanager
 def tidy_interrupts() -> Iterator[None]:
-    """Ends the block with `KeyboardInterrupt` on Ctrl-C or SIGTERM, so that it cleans up.
+    """Ends the block with `KeyboardInterrupt` on Ctrl-C or SIGTERM, so that it can clean up.
 
-    A second signal kills the process at once. SIGTERM also kills the process after the block. If a
-    library has converted or swallowed the exception, it is raised at the end of the block.
+    A second signal kills the process immediately. SIGTERM also kills the process after the block.
+    If a library has converted or swallowed the exception, it is raised at the end of the block.
     """
     came = list[int]()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ends = (
         signal.SIG_DFL,
         signal.default_int_handler,
-    )  # otherwise ignored, or handled by the program
+    )  # otherwise the signal is ignored, or handled by the program
     mine = [number for number, handler in before.items() if handler in ends]
     if threading.current_thread() is not threading.main_thread() or not mine:
         yield
@@ -75,13 +75,13 @@ def _ignore_copies(numbers: Iterable[int]) -> None:
 
 @contextmanager
 def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
-    """Records the first SIGINT or SIGTERM in a list instead of terminating.
+    """Records the first SIGINT or SIGTERM in a list rather than terminating.
 
     A second signal has its usual effect.
 
     Args:
       is_noting: whether to record signals; otherwise nothing changes.
-      until: text for the user that tells when the block checks the list.
+      until: text that tells the user when the block checks the list.
     """
     noted: list[int] = []
     if not is_noting or threading.current_thread() is not threading.main_thread():

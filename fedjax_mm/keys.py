@@ -1,11 +1,11 @@
 """Random keys: every draw depends only on the seed, the round, the model and the client.
 
 A seed's key folds the seed's number into a sweep's root key, and a round's key folds the round into
-the seed's key. Into the round's key are folded 0 for the assignment, 1 + m for model m, and
-`_METRICS` for the metrics. Into a model's key are folded the client's number, or `_SERVER` for the
-server. Round 0 precedes the first round. Asynchronous jobs have no round; their keys fold into the
-seed's key `_JOBS`, then the job's number, then 0 for the client, 1 for the delay and 2 for the
-training.
+the seed's key. The assignment folds 0 into the round's key, model m folds in 1 + m, and the metrics
+fold in `_METRICS`. A client folds its number into the model's key, and the server folds in
+`_SERVER`. Round 0 precedes the first round. Asynchronous jobs have no round: their keys fold
+`_JOBS` into the seed's key, then the job's number, and then 0 for the client, 1 for the delay and
+2 for the training.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from fedjax_mm.base import Index, Round
 
 ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
-_METRICS = 2**31 - 1  # far from model numbers, so that draws do not depend on M
+_METRICS = 2**31 - 1  # far from model indices, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from round numbers
 _DELAYS = 2**31 - 2  # far from values that an assignment folds into its own key, like the next ones
 _PRESENCE = 2**31 - 3
@@ -52,12 +52,12 @@ def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def presence_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
-    """Returns the key of clients' presence, for a wrapper at a given nesting depth."""
+    """Returns the key for the clients' presence, for a wrapper at a given nesting depth."""
     return jax.random.fold_in(jax.random.fold_in(assignment_key, _PRESENCE), num_wrappers)
 
 
 def losses_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
-    """Returns the key of lost messages in a round, for a wrapper at a given nesting depth.
+    """Returns the key for lost messages in a round, for a wrapper at a given nesting depth.
 
     It is used as a round's key in `model_keys`.
     """
@@ -65,27 +65,27 @@ def losses_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
 
 
 def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key by which clients with several processors draw further models."""
+    """Returns the key with which clients with several processors draw additional models."""
     return jax.random.fold_in(assignment_key, _PROCESSORS)
 
 
 def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
-    """Returns the keys of some models, numbered from 0, in a round."""
+    """Returns the keys of the given models in a round."""
     return jax.vmap(jax.random.fold_in, (None, 0))(round_key, 1 + jnp.asarray(models))
 
 
 def metrics_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
-    """Returns the keys of some models' metrics after a round."""
+    """Returns the keys for the given models' metrics after a round."""
     return model_keys(jax.random.fold_in(round_key, _METRICS), models)
 
 
 def start_keys(rng_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
-    """Returns the keys of some models' initial parameters, given the seed's key."""
+    """Returns the keys for the given models' initial parameters, given the seed's key."""
     return model_keys(round_key(rng_key, 0), models)
 
 
 def preparation_key(start_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of work before round 1, such as training clients' own models.
+    """Returns the key for work before round 1, such as training clients' own models.
 
     Args:
       start_key: the key of the model's initial parameters.
@@ -94,17 +94,17 @@ def preparation_key(start_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def client_key(model_key: PRNGKeyArray, client: Index) -> PRNGKeyArray:
-    """Returns the key of a client, given that of the round and model."""
+    """Returns the key of a client, given the key of the round and model."""
     return jax.random.fold_in(model_key, client)
 
 
 def server_key(model_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of the server's draws, given that of the round and model."""
+    """Returns the key for the server's draws, given the key of the round and model."""
     return jax.random.fold_in(model_key, _SERVER)
 
 
 def step_key(rng_key: PRNGKeyArray, model: Int[Array, ""], number: Int[Array, ""]) -> PRNGKeyArray:
-    """Returns the key of a model's server step in an asynchronous run, given the seed's key."""
+    """Returns the key for a model's server step in an asynchronous run, given the seed's key."""
     return server_key(jax.random.fold_in(round_key(rng_key, number), 1 + model))
 
 
@@ -114,7 +114,7 @@ def slot_keys(
     models: Int[Array, " slots"],
     num_models: int,
 ) -> PRNGKeyArray:
-    """Returns a key per slot of a cohort, which depends only on its client and model."""
+    """Returns one key per slot of a cohort, which depends only on the slot's client and model."""
     each = model_keys(round_key, jnp.arange(num_models, dtype=jnp.int32))
     return jax.vmap(client_key)(each[models], jnp.maximum(clients, 0))
 
@@ -125,7 +125,7 @@ def noise_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def compression_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key by which a client's update is compressed."""
+    """Returns the key for compressing a client's update."""
     return jax.random.fold_in(client_key, _COMPRESSION)
 
 
@@ -135,15 +135,15 @@ def job_key(rng_key: PRNGKeyArray, number: Int[Array, ""]) -> PRNGKeyArray:
 
 
 def draw_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key by which the client of a job is drawn."""
+    """Returns the key for drawing the client of a job."""
     return jax.random.fold_in(job_key, 0)
 
 
 def delay_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key by which the delay of a job is drawn."""
+    """Returns the key for drawing the delay of a job."""
     return jax.random.fold_in(job_key, 1)
 
 
 def training_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of a job's local training."""
+    """Returns the key for a job's local training."""
     return jax.random.fold_in(job_key, 2)

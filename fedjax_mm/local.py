@@ -28,13 +28,13 @@ from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
 LocalOptimizer: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
-"""Function that makes an optax optimizer from the round's learning rate, such as `optax.sgd`."""
+"""Makes an optax optimizer from the round's learning rate, such as `optax.sgd`."""
 
 GradientFn: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
 """``(params, *batches) -> (loss, gradient)``: the loss to report, and the vector that a local step
-descends along. `jax.value_and_grad` of the task's loss is one."""
+descends along, as returned for example by `jax.value_and_grad` of the task's loss."""
 
-_LARGE_BYTES = 2**20  # bytes of parameters
+_LARGE_BYTES = 2**20  # bytes of parameters above which a model is large
 
 
 class LocalUpdate(NamedTuple):
@@ -67,13 +67,13 @@ def train_locally(
     """Returns a client's parameters after `num_steps` steps, and the mean loss of its batches.
 
     Args:
-      context: the client's problem.
+      context: the client's inputs.
       optimizer: an optax optimizer with a fixed learning rate.
       num_steps: E. If it is traced, the result cannot be differentiated in reverse.
       how: how batches are drawn.
       gradient_fn: replaces the gradient of the task's loss.
-      num_batches: the number of batches that each step gets.
-      start: the parameters to start from; by default the global ones.
+      num_batches: the number of batches per step.
+      start: the parameters to start from; defaults to the global parameters.
     """
     value_and_gradient = (
         jax.value_and_grad(context.task.loss) if gradient_fn is None else gradient_fn
@@ -85,8 +85,8 @@ def train_locally(
         return [context.task.batch(context.rng_key, context.client, step, how) for step in steps]
 
     # Draw the next step's batch in each step, because XLA would otherwise fuse the draw of a row
-    # index into the gather and repeat it for every feature, while a loop-carried value is computed
-    # once.
+    # index into the gather and repeat it for every feature, whereas a loop-carried value is
+    # computed once.
     def step(step: Int[Array, ""], carry: Any) -> Any:
         params, state, batches, losses = carry
         loss, gradients = value_and_gradient(params, *batches)
@@ -113,7 +113,7 @@ def _all_at_once(gradients: Params) -> Params:
 
 
 class Epochs(NamedTuple):
-    """A number of local steps given as passes over a client's examples."""
+    """A number of local steps, given as passes over a client's examples."""
 
     number: int
     batch_size: int | None
@@ -123,11 +123,11 @@ class LocalSGD(NamedTuple):
     """Settings of local training, built and documented by `local_sgd`.
 
     Attributes:
-      learning_rate: a number, or a schedule of the round.
+      learning_rate: a number, or a schedule over rounds.
       steps: E, epochs, or None if the method determines the number of steps.
-      batch_size: a number, a schedule of the round, or None for all examples.
+      batch_size: a number, a schedule over rounds, or None for all examples.
       order: the order in which batches are drawn.
-      optimizer: makes the optimizer from the round's rate.
+      optimizer: makes the optimizer from the round's learning rate.
     """
 
     learning_rate: Scalar | Schedule
@@ -156,7 +156,7 @@ class LocalSGD(NamedTuple):
         return epochs * batches
 
     def equal_steps(self, task: Task) -> bool:
-        """Returns whether all clients take the same number of steps, even if traced."""
+        """Returns whether all clients take the same number of steps, even if it is traced."""
         is_given = not isinstance(self.steps, Epochs)
         return is_given or isinstance(self.num_steps(task, jnp.int32(0)), int)
 
@@ -177,7 +177,7 @@ class LocalSGD(NamedTuple):
         num_steps: Int[Array, ""] | None = None,
         start: Params | None = None,
     ) -> LocalUpdate:
-        """Trains a client by `train_locally` and returns its update.
+        """Trains a client with `train_locally` and returns its update.
 
         `num_steps` overrides the number of steps in the settings.
         """
@@ -197,7 +197,7 @@ class LocalSGD(NamedTuple):
         """Trains a client, using the task's closed form of local SGD if it has one.
 
         The update may then be sparse, and the report is the loss at the global parameters, or NaN
-        if the task does not give clients' losses.
+        if the task does not provide its clients' losses.
         """
         task, is_plain = context.task, self.batch_size is None and self.optimizer is optax.sgd
         steps = self.steps if is_plain else None
@@ -228,15 +228,15 @@ def local_sgd(
     """Returns settings of local training, the first argument of every method.
 
     Args:
-      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      steps: E local steps of every client; give this or `epochs`. Only `afl` needs neither.
+      learning_rate: eta, a number (which may be traced) or a schedule over rounds t = 1, 2, ...
+      steps: E local steps per client; exclusive with `epochs`. Only `afl` needs neither.
       epochs: passes over the client's examples, each of ``ceil(n_k / B)`` local steps.
       batch_size: B examples per local step; None uses the full gradient. With a schedule N_s(t),
         each step of round t draws N_s(t) of the client's examples without replacement, at most all.
       order: "iid" draws every example of a batch independently; "epochs" visits all examples in a
-        new order each epoch. The default is "epochs" if `epochs` is given, else "iid".
-      optimizer: makes an optax optimizer from the round's rate. Its state is reset every round.
-        With `optax.sgd` and full gradients a task may use its closed form.
+        new order each epoch. Defaults to "epochs" if `epochs` is given, and otherwise to "iid".
+      optimizer: makes an optax optimizer from the round's learning rate. Its state is reset every
+        round. With `optax.sgd` and full gradients, a task may use its closed form.
 
     Raises:
       ValueError: if a number is not positive, or settings contradict each other.
@@ -304,7 +304,7 @@ def steps_of(method: str, local: LocalSGD, *, only_sgd: bool = False) -> Steps:
     """Returns E for a method whose clients all take E local steps.
 
     Args:
-      method: the method's name, for messages.
+      method: the method's name, for error messages.
       local: the method's first argument.
       only_sgd: whether the method supports only SGD as optimizer.
 
@@ -361,9 +361,9 @@ def averaging(
 
     Args:
       train: trains a client, as `LocalSGD.train` does.
-      weight: returns a client's weight; by default n_k.
+      weight: returns a client's weight; defaults to n_k.
       num_gradients: the number of gradients that a client computes per round.
-      server: returns the new w from w and the sums; by default w plus the weighted mean update.
+      server: returns the new w from w and the sums; defaults to adding the weighted mean update.
 
     Example: the simplest method, with one gradient step at a rate of 0.1.
       >>> import jax
@@ -409,7 +409,7 @@ def stateless(
 
 
 def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
-    """Returns a stateless server function, given a step on w and the sums."""
+    """Returns a stateless server function, given a step from w and the sums."""
 
     def server(context: base.ServerContext) -> tuple[Params, base.ServerState]:
         return step(context.params, context.total), context.server_state

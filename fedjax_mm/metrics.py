@@ -1,4 +1,4 @@
-"""Measures of recorded curves, in NumPy, whose last axis holds the recorded rounds."""
+"""Measures of recorded curves, in NumPy, whose last axis is over recorded rounds."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def first_round_below(errors: Any, rounds: Any, threshold: Any) -> Float[np.ndar
     Args:
       errors: ``[..., records]``.
       rounds: ``[records]``, the recorded rounds.
-      threshold: a number, or an array for the leading axes.
+      threshold: a number, or an array over the leading axes.
 
     Example:
       >>> first_round_below([[3.0, 2.0, 1.0], [3.0, 3.0, 3.0]], [0, 10, 20], 2.0).tolist()

@@ -1,4 +1,4 @@
-"""Checks of an experiment's parts: tasks, algorithms, assignments, optimizers, rates, seeds.
+"""Checks of an experiment's parts: tasks, algorithms, assignments, optimizers, rates and seeds.
 
 Arguments of public functions are checked here once, before tracing. Arrays of examples are checked
 in `fedjax_mm.data.arrays`, and the results of assignments in `asking.py`.
@@ -19,7 +19,7 @@ from fedjax_mm.checks import NO_VALUE, check_numbers, check_positive, described,
 T = TypeVar("T")
 
 _MOST = 2**32 - 1  # JAX silently drops higher bits of a seed
-_ROUNDS = (1, 2, 3)  # rounds at which schedules are checked
+_ROUNDS = (1, 2, 3)  # the rounds at which schedules are checked
 _ORDER = "simulate takes (rng_key, tasks, algorithm, assignment, num_rounds)"
 _TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
 
@@ -46,7 +46,7 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
 
 
 def _check_functions(what: str, part: Any, needed: Sequence[str], others: Sequence[str]) -> None:
-    """Raises `TypeError` unless the fields of a part are functions, or None if not needed."""
+    """Raises `TypeError` if a field of a part is not a function, or None where allowed."""
     for field in (*needed, *others):
         given = getattr(part, field)
         if not callable(given) and (given is not None or field in needed):
@@ -54,7 +54,7 @@ def _check_functions(what: str, part: Any, needed: Sequence[str], others: Sequen
 
 
 def check_trained(tasks: Any, algorithm: Any) -> None:
-    """Raises `TypeError` unless the arguments are tasks and algorithms, single or in a list."""
+    """Raises `TypeError` if the arguments are not tasks and algorithms, single or in a list."""
     several = (("tasks", tasks, check_task), ("algorithm", algorithm, check_algorithm))
     for name, given, check in several:
         if type(given) not in (list, tuple):
@@ -65,7 +65,7 @@ def check_trained(tasks: Any, algorithm: Any) -> None:
 
 
 def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
-    """Returns `value` if it is a `kind`, or raises a `TypeError` with the remedy."""
+    """Returns `value` if it is a `kind`, or raises a `TypeError` with a remedy."""
     if not isinstance(value, kind):
         article = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{name} is {described(value)}, not {article}; {remedy}")
@@ -73,7 +73,7 @@ def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
 
 
 def check_optimizer(name: str, value: Any) -> None:
-    """Raises `TypeError` unless `value` is an optax optimizer."""
+    """Raises `TypeError` if `value` is not an optax optimizer."""
     if not isinstance(value, optax.GradientTransformation):
         call = f"; call it, as in {value.__name__}(1.0)" if hasattr(value, "__name__") else ""
         remedy = call or "; give one, such as optax.sgd(1.0)"
@@ -81,7 +81,7 @@ def check_optimizer(name: str, value: Any) -> None:
 
 
 def check_optimizer_factory(name: str, value: Any) -> None:
-    """Raises `TypeError` unless `value` makes an optax optimizer from a learning rate."""
+    """Raises `TypeError` if `value` does not make an optax optimizer from a learning rate."""
     remedy = "give a function of the round's rate, such as optax.sgd"
     if isinstance(value, optax.GradientTransformation):
         raise TypeError(f"{name} is an optax optimizer; {remedy}, without calling it")
@@ -93,7 +93,7 @@ def check_optimizer_factory(name: str, value: Any) -> None:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Raises an error unless a rate is a positive number or a schedule of non-negative numbers.
+    """Raises an error if a rate is not a positive number or a schedule of nonnegative numbers.
 
     Raises:
       TypeError: if it is not a number, or a schedule that does not return one.
@@ -108,7 +108,7 @@ def check_rate(name: str, value: Any) -> None:
 
 
 def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
-    """Raises an error unless a schedule's first values are non-negative numbers.
+    """Raises an error if a schedule's first values are not nonnegative numbers.
 
     Values that depend on tracers are not checked. Errors are those of `check_rate`.
     """
@@ -133,11 +133,11 @@ def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
 
 
 def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
-    """Returns the random key of a seed, or the given key.
+    """Returns the random key for a seed, or the given key.
 
     Args:
       seed: a key, or an integer from 0 to 2^32 - 1; either may be traced.
-      name: the argument's name, for messages.
+      name: the argument's name, for error messages.
 
     Raises:
       TypeError: if it is neither.
@@ -166,7 +166,7 @@ def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
 
 
 def check_seed(name: str, seed: Any) -> int:
-    """Returns a seed as an int after checking that it is an integer from 0 to 2^32 - 1."""
+    """Checks that a seed is an integer from 0 to 2^32 - 1, and returns it as an int."""
     number = whole(seed)
     if number is None or not 0 <= number <= _MOST:
         raise ValueError(f"{name} is {described(seed)}; it must be a whole number, 0 ... {_MOST}")
@@ -193,6 +193,6 @@ def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is clients' data, a pool of examples, arrays, or a network without data."""
+    """Returns whether a value is clients' data, a pool, arrays, or a network without data."""
     names = ("train", "examples", "shape", "apply", "columns")
     return isinstance(value, tuple | dict) or any(hasattr(value, name) for name in names)

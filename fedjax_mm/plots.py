@@ -36,26 +36,26 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
 _DOT = (1.0, 1.2)
 _MOST_PANELS = 6
-_MOST_BARS = 30  # points with error bars; lines with more get an error band
-_MOST_INSIDE = 3  # entries of a legend inside a panel
+_MOST_BARS = 30  # points with error bars; longer lines get an error band
+_MOST_INSIDE = 3  # most legend entries inside a panel
 GRAY = "0.55"
 
 Entries = Mapping[str, Any]
-"""Entries of a legend: what matplotlib drew, by its text."""
+"""Legend entries: what matplotlib drew, by label."""
 
 
 class Line(NamedTuple):
     """A curve, points or bars.
 
     Attributes:
-      label: the label in the legend, if not empty.
+      label: the label in the legend, or "" for none.
       x: ``[points]``.
-      y: ``[points]``; NaN is not drawn.
+      y: ``[points]``; NaN is skipped.
       errors: standard errors, drawn as error bars if given.
-      style: "bar", or a matplotlib style such as "--" or "o", in which "?" stands for the marker of
-        the line's number.
-      color: a number or a matplotlib color; None is the line's number in its panel. There are 8
-        colors; the next 8 numbers use them with a dot after each dash, then with two.
+      style: "bar", or a matplotlib style such as "--" or "o", in which "?" stands for the marker
+        chosen by the line's position.
+      color: a number or a matplotlib color; None uses the line's position in its panel. There are 8
+        colors; the next 8 numbers reuse them with a dot after each dash, and further ones with two.
     """
 
     label: str
@@ -101,13 +101,13 @@ def diagonal(label: str, x: np.ndarray) -> Line:
 def lines(
     values: xr.DataArray, errors: xr.DataArray | None = None, style: str = "-?", **how: Any
 ) -> list[Line]:
-    """Returns a line per coordinate of the first dimension, with the second as x.
+    """Returns one line per coordinate of the first dimension, with the second one as x.
 
     Args:
-      values: over ``(series, x)``, or ``(x,)`` for one line.
+      values: values over ``(series, x)``, or ``(x,)`` for one line.
       errors: the standard errors, with the same dimensions.
       style: the style of all lines.
-      **how: other attributes of all lines; a `label` is prepended to the series' label.
+      **how: other attributes of all lines; a `label` is prepended to the series' labels.
 
     Example:
       >>> loss = xr.DataArray([[3.0, 1.0], [3.0, 2.0]], {"M": [2, 9], "round": [0, 10]})
@@ -137,15 +137,15 @@ def panels(
     style: str = "-?",
     **how: Any,
 ) -> list[Panel]:
-    """Returns a panel per coordinate of the first dimension.
+    """Returns one panel per coordinate of the first dimension.
 
     Args:
-      values: over ``(panel, series, x)``, with NaN for missing values. All x become ticks if they
-        are words or a few integers.
+      values: values over ``(panel, series, x)``, with NaN for missing ones. All x become ticks if
+        they are words or a few integers.
       errors: the standard errors, with the same dimensions.
       xlabel: the x-label of every panel.
       ylabel: the y-label of every panel.
-      more: further lines of every panel.
+      more: additional lines for every panel.
       style: the style of the lines.
       **how: other attributes of the panels.
 
@@ -238,7 +238,7 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
     if (any(is_full) or is_same) and is_clear:
         return {text: handle for each in entries for text, handle in each.items()}
     for axes, texts, full in zip(figure.axes, entries, is_full, strict=True):
-        if full:  # below the panel's x-label
+        if full:  # place the legend below the panel's x-label
             below: dict[str, Any] = {"bbox_to_anchor": (0.5, 0), "borderaxespad": 6, "ncols": 2}
             axes.legend(fontsize=7.5, loc="upper center", **below)
         elif texts:
@@ -260,7 +260,7 @@ def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
     if isinstance(color, int):
         turn, color = divmod(color, len(COLORS))
         color = COLORS[color]
-    # Lines with the same color also differ in their markers.
+    # Use different markers too, because lines may share a color.
     style = line.style.replace("?", MARKERS[(number + turn) % len(MARKERS)])
     kind = next((kind for kind in _DASHES if style.startswith(kind)), None)
     return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
@@ -273,10 +273,10 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
         return
     errors = line.errors
-    if errors is not None and len(line.x) > _MOST_BARS:  # denser error bars would merge
+    if errors is not None and len(line.x) > _MOST_BARS:  # denser error bars would overlap
         axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
         errors = None
-    is_wide = line.style == "_"  # a dash as wide as the points it represents
+    is_wide = line.style == "_"  # draws dashes as wide as the points they represent
     sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
     curve, *_ = axes.errorbar(line.x, line.y, errors, fmt=style, **how, **sizes)
     if dashes:
@@ -298,12 +298,12 @@ def _ticks(x: np.ndarray) -> dict[str, float]:
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
-    """Returns panels of a sweep's last values, with a numeric axis as x and another as panels.
+    """Draws a sweep's last values, with a numeric axis as x and another one as panels.
 
     Args:
-      dataset: the result of a sweep. Lines are the values of the axis ``algorithm``, or, without
-        it, of the first axis of words unless it is the only axis.
-      metric: the metric to draw; by default the excess loss, else the loss, else the first metric.
+      dataset: the result of a sweep. Lines are the values of the axis ``algorithm`` or, without it,
+        of the first axis of words, unless it is the only axis.
+      metric: the metric to draw; defaults to the excess loss, the loss, or else the first metric.
 
     Raises:
       ValueError: if the dataset lacks the metric.
@@ -326,7 +326,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     if metric not in dataset:
         found = [name for name, values in dataset.data_vars.items() if "round" in values.dims]
         raise ValueError(f"metric is {metric!r}; choose from {', '.join(map(str, found))}")
-    if "algorithm" not in dataset.dims:  # use another axis of words, or draw one line
+    if "algorithm" not in dataset.dims:  # use another axis of words, or draw a single line
         dims = list(map(str, dataset[metric].dims[:-3]))
         words = [dim for dim in dims if dataset[dim].dtype.kind not in "fiu"]
         if len(dims) > 1 and words:
@@ -335,10 +335,10 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
             dataset = dataset.expand_dims(algorithm=[""])
     values = dataset[metric]
     axes = [str(dim) for dim in values.dims[:-3] if dim != "algorithm"]
-    # Prefer an axis of real numbers, then of counts, then any.
+    # Prefer an axis of real numbers, then of counts, then any axis.
     x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
     panel, *others = [name for name in axes if name != x] or ["panel"]
-    # Average over the models of a run, skipping models that the run lacks but not diverged ones.
+    # Average over the models of a run, skipping models that are absent but not diverged ones.
     is_whole = (dataset.diverged < 0).all("model")
     end = values.isel(round=-1).astype(float).mean("model").where(is_whole)
     end = end.isel(dict.fromkeys(others, 0))
@@ -402,21 +402,21 @@ def arrange(
     """Lays out the title, the panels, a shared legend and the caption from top to bottom."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(caption, int(width * 14.5))
-    bottom, legend = 0.12 + 0.165 * len(lines), 0.0  # in inches
+    bottom, legend = 0.12 + 0.165 * len(lines), 0.0  # both in inches
     columns = max(1, int(width / (0.7 + 0.065 * max(map(len, entries), default=1))))
     rows = -(-len(entries) // columns)
     if entries:
         columns, legend = -(-len(entries) // rows), 0.1 + 0.17 * rows
-        height += legend  # the panels keep their size
+        height += legend  # the panels must keep their size
         figure.set_size_inches(width, height)
-        # Reorder the entries so that they read by rows, because matplotlib fills column by column.
+        # Reorder the entries to read row by row, because matplotlib fills column by column.
         texts = [text for i in range(columns) for text in list(entries)[i::columns]]
         handles = [entries[text] for text in texts]
         place: dict[str, Any] = {"bbox_to_anchor": (0.5, bottom / height), "borderaxespad": 0.2}
         figure.legend(handles, texts, fontsize=8, ncols=columns, loc="lower center", **place)
     figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)
     # Place the title in inches too, because a fraction of a tall figure's height would exceed the
-    # room that the layout leaves.
+    # space that the layout leaves.
     figure.suptitle(title, fontsize=11.5, y=1 - 0.08 / height, va="top")
     rect = (0, (bottom + legend) / height, 1, 1 - 0.08 / height)
     figure.set_layout_engine("tight", rect=rect)

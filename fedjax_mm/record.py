@@ -46,11 +46,11 @@ class Counts(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Work done since the last record.
+    """Work since the last record.
 
     Attributes:
-      counts: the recorded part.
-      staleness: each model's total staleness of arrived jobs; () in synchronous runs.
+      counts: the part that is recorded.
+      staleness: the total staleness of each model's arrived jobs; () in synchronous runs.
     """
 
     counts: Counts
@@ -68,7 +68,7 @@ RESERVED = (
     *("seed", "round", "model", "client", "diverged", "ended"),
     *(*Counts._fields, "parameters_up", "parameters_down"),
 )
-"""Names that every result has, so that no metric and no axis may have them."""
+"""Names used by every result, which metrics and axes must not have."""
 
 
 class Record(NamedTuple):
@@ -78,7 +78,7 @@ class Record(NamedTuple):
       metrics: the models' metrics, by name.
       counts: the counts since the last record.
       is_finite: False for a model with a non-finite parameter or loss; () outside sweeps.
-      is_used: marks the models in use; () if all are.
+      is_used: marks the models in use; () if all are in use.
     """
 
     metrics: dict[str, Any]
@@ -92,13 +92,13 @@ class Record(NamedTuple):
 class Bundle:
     """A record whose arrays of the same shape and type are stacked, or several such records.
 
-    A loop records a bundle instead of a record, because an accelerator launches a kernel for each
+    A loop records a bundle rather than a record, because an accelerator launches a kernel for each
     array that it writes.
 
     Attributes:
       arrays: ``[parts, ...]``, or ``[records, parts, ...]``.
-      places: the array and the part of each leaf of the record.
-      structure: the record's tree.
+      places: the array, and the index within it, of each leaf of the record.
+      structure: the record's tree structure.
     """
 
     arrays: list[Array]
@@ -119,7 +119,7 @@ class Bundle:
         return cls([jnp.stack(each) for each in groups.values()], tuple(places), structure)
 
     def records(self) -> Record:
-        """Returns the records ``[records, ...]`` of a loop's bundles."""
+        """Returns the records ``[records, ...]`` in a loop's bundles."""
         made: Record = self.structure.unflatten([self.arrays[i][:, j] for i, j in self.places])
         return made
 
@@ -143,12 +143,12 @@ def make_trace(
 def join_traces(first: Trace, *later: Trace) -> Trace:
     """Joins the traces of a run and its continuations.
 
-    The first record of a continuation, which repeats the last record before it, is dropped.
+    The first record of each continuation is dropped, because it repeats the last record before it.
 
     Args:
-      first: the trace of `simulate` or `advance`.
-      later: traces of `advance`, each from the final state of the run before it. Leading axes from
-        `jax.vmap` are those of `first`.
+      first: the trace returned by `simulate` or `advance`.
+      later: traces returned by `advance`, each from the final state of the previous run. Leading
+        axes from `jax.vmap` must match those of `first`.
 
     Raises:
       ValueError: if a trace does not begin at the last round of the previous one, or if traces
@@ -177,7 +177,8 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
                 f"a trace ends in round {np.max(ends[0])}, but the next begins in round "
                 f"{np.max(ends[1])}; give those of `simulate` and of `advance` from its state"
             )
-        # Drop the first record of a continuation, because it repeats the last one, without counts.
+        # Drop the first record of a continuation, because it repeats the last one without its
+        # counts.
         rest = jax.tree.map(lambda x: lax.slice_in_dim(x, 1, None, axis=axis), other)
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis), one, rest)
 
@@ -208,7 +209,7 @@ def measure(
       round: t.
       states: the models' states.
       client_map: as in `simulate`.
-      own: metrics ``[models, ...]`` that are not the tasks'.
+      own: metrics ``[models, ...]`` that do not come from the tasks.
     """
 
     def of_model(
@@ -260,11 +261,11 @@ def measure(
 
 
 def check_metrics(what: str, found: Any) -> None:
-    """Raises an error unless a function of metrics returns a dict of real numbers or arrays.
+    """Raises an error if a function of metrics does not return a dict of real numbers or arrays.
 
     Raises:
       TypeError: if it returns something else.
-      ValueError: if a result could not have a metric of that name.
+      ValueError: if a result could not have a metric with that name.
     """
     if not isinstance(found, dict):
         raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")
@@ -308,7 +309,7 @@ def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
 def add_counts(done: T, new: T) -> T:
     """Adds two pytrees of counts, with -1 for sums that overflow int32."""
 
-    # Mark overflow by -1, because int32 wraps around silently and other counts are non-negative.
+    # Mark overflow by -1, because int32 wraps around silently and other counts are nonnegative.
     def add(done: Array, new: Array) -> Array:
         new = new.astype(jnp.int32)
         total = done + new

@@ -1,6 +1,6 @@
 """The steps of a round, stack by stack: look -> assign -> train -> aggregate -> observe.
 
-Local training is in `train.py`, the models axis in `stacks.py`, and every key in `keys.py`.
+Local training is in `train.py`, the models axis in `stacks.py`, and all keys in `keys.py`.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
             return stack
         if all(jax.tree.leaves(stack.shared)):
             return stack._replace(task=at(stack.task))
-        # Arrays shared by models have no models axis before or after.
+        # Arrays shared by models have no models axis, neither before nor after.
         axes = jax.tree.map(lambda same: None if same else 0, stack.shared)
         return stack._replace(task=jax.vmap(at, (axes,), axes)(stack.task))
 
@@ -70,7 +70,7 @@ def look(
     states: Sequence[StackState],
     options: Options,
 ) -> Look:
-    """Returns functions that evaluate the models after a round, for use by the assignment."""
+    """Returns functions with which the assignment can evaluate the models after a round."""
     num_models = sum(len(stack.models) for stack in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
@@ -149,7 +149,7 @@ def train_cohort(
     message: MessageFn = as_it_is,
     keeps_states: bool = True,
 ) -> list[Trained]:
-    """Trains the cohort of a round, and returns each stack's result."""
+    """Trains the cohort of a round and returns each stack's result."""
 
     def start(model_key: PRNGKeyArray, model: StackState, job: Jobs) -> Start:
         key = keys.client_key(model_key, job.client)
@@ -173,7 +173,7 @@ def aggregate(
 ) -> tuple[StackState, ...]:
     """Applies the server step to every model.
 
-    A model without participants is unchanged unless its algorithm has `steps_idle`.
+    Models without participants are unchanged unless their algorithm has `steps_idle`.
     """
 
     def of_stack(stack: Stack, state: StackState, trained: Trained) -> StackState:
@@ -181,8 +181,8 @@ def aggregate(
             task: Task, key: PRNGKeyArray, size: Array, trained: Trained, model: StackState
         ) -> StackState:
             is_trained = stack.algorithm.steps_idle or size > 0
-            # The sums of an idle model are 0. Replace them by 1, because the gradient of 0/0 is NaN
-            # even if `where` discards the value.
+            # The sums of an idle model are 0. Replace them with 1, because the gradient of 0/0 is
+            # NaN even if `where` discards the value.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
             old, states = (model.params, model.server), trained.client_states
             server_key = keys.server_key(key)
@@ -220,7 +220,7 @@ def observe(
     if now.cohort.is_known:
         order = np.argsort(np.concatenate([stack.slots(now.cohort)[1] for stack in stacks]))
         all_reports = jax.tree.map(lambda *each: jnp.concatenate(each)[order], *reports)
-    else:  # a slot's report is 0 in all stacks except its model's
+    else:  # a slot's report is 0 except in its model's stack
         all_reports = jax.tree.map(lambda *each: reduce(jnp.add, each), *reports)
     new = assignment.observe(now.round, *_received(now.cohort, all_reports), state)
     check_state(f"{name_of(assignment)} returns from observe", like, new)
@@ -228,7 +228,7 @@ def observe(
 
 
 def _received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
-    """Returns the cohort and the reports without clients that do not take part."""
+    """Returns the cohort and the reports, without clients that do not participate."""
     if cohort.takes_part is None:
         return cohort, reports
     takes_part = cohort.participates()

@@ -1,6 +1,6 @@
 """The papers' learning rates and sample sizes, as schedules of the round t = 1, 2, ...
 
-Any optax schedule also works. It is evaluated once per round, and all local steps use that rate.
+Any optax schedule works too. It is evaluated once per round, and all local steps use that rate.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from fedjax_mm.checked import Count, checked
 __all__ = ["Schedule", "growing_sample_size", "inverse_time", "per_frame"]
 
 Schedule: TypeAlias = Callable[[Any], Any]
-"""An optax schedule, evaluated at the round t (or the frame l) and constant inside a round."""
+"""An optax schedule, evaluated at the round t (or the frame l) and constant within a round."""
 
 
 def inverse_time(beta: Any, gamma: Any) -> Schedule:
@@ -49,15 +49,15 @@ def growing_sample_size(
     noise: tuple[Any, Any],
     growth: Any,
 ) -> Schedule:
-    """Returns N_s(t), the sample size required by Theorem 2 in round t, as a schedule.
+    """Returns a schedule of N_s(t), the sample size that Theorem 2 requires in round t.
 
     It is the smallest size with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``,
-    and at least 1. With a decaying rate it grows to all examples. Pass it to `fedavg` as
+    and at least 1. With a decaying rate it grows to include all examples. Pass it to `fedavg` as
     `batch_size`.
 
     Args:
       learning_rate: eta_t.
-      num_examples: S of the largest client; smaller clients use all of their examples sooner.
+      num_examples: S for the largest client; smaller clients use all of their examples sooner.
       local_steps: E.
       gradient_bound: G. This and the arguments below may be traced.
       noise: beta_1 and beta_2 of Assumption 4.
@@ -70,8 +70,9 @@ def growing_sample_size(
       >>> [int(size(t)) for t in (1, 100, 10_000)]
       [26, 98, 100]
 
-    Reference: Bhuyan, Moharir, Joshi, Theorem 2 and eq. (31); `theory.mfa.least_sample_size` is the
-    same in double precision, at most one example smaller.
+    Reference: Bhuyan, Moharir, Joshi, Theorem 2 and eq. (31). `theory.mfa.least_sample_size`
+      computes
+    the same in double precision, at most one example smaller.
     """
     beta_1, beta_2 = noise
 

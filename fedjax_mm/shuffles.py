@@ -2,7 +2,7 @@
 
 # Avoid `jax.random.permutation`, because it sorts, which on a CPU takes longer than a training step
 # of a small model, and half a second for a million clients. All draws here use 32-bit words, so
-# that a seed gives the same clients with and without x64.
+# that a seed gives the same clients with or without x64.
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from fedjax_mm.base import Padded
 from fedjax_mm.loops import loop_until
 
 RANK_LIMIT = 128
-"""Size up to which an order is drawn by ranking (n^2 comparisons), else by a keyed bijection."""
+"""The size up to which an order is drawn by ranking (n^2 comparisons), not a keyed bijection."""
 
-_FEISTEL_ROUNDS = 16  # with 8, permutations of five to seven are measurably non-uniform
-_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, made odd; spreads counters apart
+_FEISTEL_ROUNDS = 16  # with 8, permutations of 5 to 7 items are measurably non-uniform
+_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, made odd, to spread counters apart
 
 
 def permutation(
@@ -26,10 +26,10 @@ def permutation(
 
     Up to `RANK_LIMIT` entries are ranks of independent 32-bit words, which are uniform except for
     ties (probability below 2^-19). Beyond it, entry i is the image of i under a keyed bijection, at
-    a cost of O(length), so drawing a thousand of a million clients does not touch the others.
+    a cost of O(length), so drawing a thousand out of a million clients does not touch the others.
 
     A padded size with a traced number n gives a permutation of ``0, ..., n - 1`` followed by the
-    numbers from n on. It equals the permutation for the unpadded size n unless `RANK_LIMIT` lies
+    numbers from n on. It equals the permutation for the unpadded size n, unless `RANK_LIMIT` lies
     between n and the upper bound.
 
     Example:
@@ -52,7 +52,7 @@ def _by_rank(
     number = jnp.arange(size, dtype=jnp.int32)
     tie = (words[None, :] == words[:, None]) & (number[None, :] < number[:, None])
     is_before = (words[None, :] < words[:, None]) | tie
-    if drawn is not None:  # the words do not depend on `drawn`
+    if drawn is not None:  # the random words do not depend on `drawn`
         is_in = number < drawn
         is_before = jnp.where(is_in[:, None], is_before & is_in, number[None, :] < number[:, None])
     rank = jnp.sum(is_before, axis=1, dtype=jnp.int32)
@@ -63,12 +63,12 @@ def _by_rank(
 def shuffled(
     words: UInt32[Array, " 2"], places: Int[Array, "*places"], size: int | Int[Array, ""]
 ) -> Int[Array, "*places"]:
-    """Returns the entries at the given places of a random order of ``0, ..., size - 1``.
+    """Returns the entries at the given positions of a random order of ``0, ..., size - 1``.
 
     Args:
       words: the key, from `hash_words`.
-      places: the positions. Entries at positions from `size` on are arbitrary numbers below `size`.
-      size: from 1 to 2^31 - 1; it may be traced.
+      places: the positions. Entries at positions beyond `size` are arbitrary numbers below `size`.
+      size: the size of the order, from 1 to 2^31 - 1; it may be traced.
     """
     # Use a Feistel network over Z_a x Z_b with a b >= size, because it is a bijection, and encrypt
     # images of `size` or more again until they are below (Black and Rogaway, "Ciphers with
@@ -95,7 +95,7 @@ def shuffled(
     start = jnp.minimum(jnp.asarray(places, jnp.uint32), size - 1)
     is_out = jnp.ones(start.shape, bool)
     image, _ = loop_until(lambda carry: ~jnp.any(carry[1]), walk, (start, is_out))
-    # Swap 0 and 1 for half of the keys, because for odd a and b the network gives only even
+    # Swap 0 and 1 for half of the keys, because for odd a and b the network produces only even
     # permutations.
     swap = (words[0] & 1 == 1) & (image < 2) & (size > 1)
     return jnp.where(swap, 1 - image, image).astype(jnp.int32)
@@ -105,12 +105,12 @@ def shuffled(
 def drawn(
     words: UInt32[Array, " 2"], counters: Int[Array, "*draws"], size: int | Int[Array, ""]
 ) -> Int[Array, "*draws"]:
-    """Returns independent uniform draws from ``0, ..., size - 1``, one for each counter.
+    """Returns independent uniform draws from ``0, ..., size - 1``, one per counter.
 
     Args:
       words: the key, from `hash_words`.
       counters: a different number for every draw with this key.
-      size: positive; it may be traced. Probabilities are exact up to 2^-32.
+      size: a positive number, which may be traced. Probabilities are exact up to 2^-32.
     """
     word = _mix(_mix(jnp.asarray(counters, jnp.uint32) * _GOLDEN + words[0]) ^ words[1])
     size = jnp.asarray(size, jnp.uint32)
@@ -131,18 +131,17 @@ def hash_words(rng_key: PRNGKeyArray) -> UInt32[Array, " 2"]:
 
 
 def fold_words(words: UInt32[Array, " 2"], number: Int[Array, ""]) -> UInt32[Array, " 2"]:
-    """Derives a different key for every number."""
+    """Derives a different key from every number."""
     return _mix(words + jnp.asarray(number, jnp.uint32) * _GOLDEN)
 
 
 def _below(word: UInt32[Array, "*words"], size: UInt32[Array, ""]) -> UInt32[Array, "*words"]:
-    # Scale, because it is cheaper than a remainder and correct for sizes up to 2^16.
+    # Scale, because this is cheaper than a remainder and correct for sizes up to 2^16.
     return (word >> 16) * size >> 16
 
 
 def _mix(x: UInt32[Array, "*words"]) -> UInt32[Array, "*words"]:
-    # This is the finalizer of MurmurHash3, in which every bit of the input affects every bit of the
-    # output.
+    # This is the finalizer of MurmurHash3, in which every input bit affects every output bit.
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,7 +1,7 @@
 """Starts and continues runs of M models on one pool of clients, and reads their parameters.
 
 All functions are pure: you can jit them, differentiate them, and vmap them over seeds and over any
-number in the task or the algorithm. The rounds are in `engine.py`, the records in `record.py`.
+number in the task or the algorithm. The rounds are in `engine.py`, and the records in `record.py`.
 """
 
 from collections.abc import Sequence
@@ -35,24 +35,24 @@ def simulate(
     params: Params | None = None,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """Trains M models for `num_rounds` rounds and records metrics, beginning with round 0.
+    """Trains M models for `num_rounds` rounds and records metrics, starting with round 0.
 
     Args:
-      rng_key: a key or an integer seed. Every draw has a key derived from (seed, round, model,
+      rng_key: a key or an integer seed. Every draw uses a key derived from (seed, round, model,
         client), or from (seed, job), so results do not depend on `client_map` or on other replicas
         of a `vmap`.
-      tasks: one task for all models, or one per model. Tasks of equal structure are stacked, except
-        for arrays that they share; others are unrolled inside the compiled round.
+      tasks: one task for all models, or one per model. Tasks with equal structure are stacked,
+        except for arrays that they share; others are unrolled inside the compiled round.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
       assignment: chooses clients and models. A `Dispatch`, such as that of `asynchrony.fedast`,
         makes training asynchronous. A round is then `arrivals_per_round` arrivals, and reverse-mode
         differentiation is not supported.
       num_rounds: T.
       client_map: "auto", "vmap", "scan" or a chunk size. A chunk holds clients of all models if
-        models share their data, else of one model. The choice affects speed and memory, and results
-        only through the order of summation.
-      record_every: rounds between records; it divides `num_rounds`.
-      params: initial parameters: those of one model, shared by all; a list with one entry per
+        models share their data, and of one model otherwise. The choice affects speed and memory,
+        but affects results only through the order of summation.
+      record_every: the number of rounds between records, which must divide `num_rounds`.
+      params: the initial parameters: those of one model, shared by all; a list with one entry per
         model, as returned by `params_of`; or arrays with a leading models axis. None lets the tasks
         draw them.
       client_axis: inside `jax.shard_map`, the mesh axis over which clients are split; everything
@@ -60,10 +60,10 @@ def simulate(
 
     Returns:
       The final state, and the trace with ``1 + num_rounds / record_every`` records. The trace of an
-      asynchronous run has further metrics; see `fedast`.
+      asynchronous run has additional metrics; see `fedast`.
 
     Raises:
-      TypeError: if an argument has the wrong type, such as data instead of a task.
+      TypeError: if an argument has the wrong type, for example data instead of a task.
       ValueError: if arguments do not fit together.
 
     Example:
@@ -78,7 +78,7 @@ def simulate(
       >>> sweep(seeds, rates).metrics["excess_loss"].shape  # rates, seeds, records, models
       (2, 3, 21, 2)
     """
-    # Check these first, because `init` already computes.
+    # Check these first, because `init` already computes the initial state.
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
     client_map = checks.check_client_map(client_map)
     engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
@@ -93,7 +93,7 @@ def init(
     assignment: Assignment | Dispatch,
     params: Params | None = None,
 ) -> State:
-    """Returns the state before round 1, for arguments of `simulate`."""
+    """Returns the state before round 1, given the arguments of `simulate`."""
     return engine_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
 
 
@@ -111,7 +111,7 @@ def advance(
     """Runs `num_rounds` more rounds from a state.
 
     The first record is that of the given state. Arguments and errors are those of `simulate`.
-    `join_traces` appends the trace to the previous one.
+    Use `join_traces` to append the trace to the previous one.
     """
     check_instance("state", state, State, "give the first of the two that simulate returns")
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
@@ -128,10 +128,10 @@ def advance(
 
 
 def _check_began_with(engine: Engine, state: State) -> None:
-    """Raises `ValueError` unless runs of the engine have states of this structure and shape."""
+    """Raises `ValueError` if the engine's runs have states of another structure or shape."""
     if jnp.ndim(state.round):
         raise ValueError(
-            f"state is of runs {list(jnp.shape(state.round))}; call advance inside of jax.vmap, too"
+            f"state is of runs {list(jnp.shape(state.round))}; call advance inside jax.vmap, too"
         )
     wanted = jax.eval_shape(lambda key: engine.start(key, None), state.rng_key)
     remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
@@ -148,7 +148,7 @@ def _check_began_with(engine: Engine, state: State) -> None:
 def _run(
     engine: Engine, state: State, num_rounds: int, record_every: int, client_map: chunks.ClientMap
 ) -> tuple[State, Trace]:
-    """Returns the state after some rounds, and the trace from the given state on."""
+    """Returns the state after some rounds, and the trace starting at the given state."""
 
     @partial(jax.jit, inline=True)
     def record(state: State, work: Work) -> Record:
@@ -171,13 +171,13 @@ def params_of(state: State, model: int | None = None) -> Params:
     """Returns a model's parameters in a state, or a list of all models' in the order of the tasks.
 
     Args:
-      state: the state of `simulate` or `advance`. Parameters keep its leading axes from `jax.vmap`,
-        such as seeds and points.
-      model: the model's number, from 0, in the order of the tasks. None returns the list, which
+      state: the state returned by `simulate` or `advance`. Parameters keep its leading axes from
+        `jax.vmap`, such as seeds and points.
+      model: the index of the model in the order of the tasks. None returns the list, which
         `simulate` accepts as `params`.
 
     Raises:
-      ValueError: if no model has that number.
+      ValueError: if no model has that index.
 
     Example:
       >>> import jax

@@ -21,13 +21,13 @@ from fedjax_mm.parts import check_trained
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StackState:
-    """State of the models of one stack, with a leading axis of these models on every leaf.
+    """State of the models in one stack, with a leading models axis on every leaf.
 
     Attributes:
       params: the models' parameters.
       server: the server state of each model.
-      clients: the states of all clients, on the second axis.
-      models: the static numbers of the models, from 0.
+      clients: the states of all clients, along the second axis.
+      models: the static indices of the models.
     """
 
     params: Params
@@ -40,8 +40,8 @@ def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
     """Returns the parameters of every model, in the order of the tasks.
 
     Args:
-      states: of all stacks.
-      axis: the position of the models axis, after replica axes.
+      states: the states of all stacks.
+      axis: the position of the models axis, which follows any replica axes.
     """
 
     def at(row: int, params: Params) -> Params:
@@ -54,7 +54,7 @@ def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
 
 
 def with_params(states: Sequence[StackState], params: Sequence[Params]) -> tuple[StackState, ...]:
-    """Returns the states with the parameters of each stack."""
+    """Returns the states with the parameters of each stack replaced."""
     pairs = zip(states, params, strict=True)
     return tuple(dataclasses.replace(state, params=own) for state, own in pairs)
 
@@ -63,10 +63,10 @@ class Stack(NamedTuple):
     """Models with equal structure and algorithm, which are computed together.
 
     Attributes:
-      models: the numbers of the models, from 0.
+      models: the indices of the models.
       task: the stacked tasks.
-      shared: whether all models share each leaf of the task, which then has no models axis.
-      algorithm: how their clients train and how the server aggregates.
+      shared: whether each leaf of the task is shared by all models and has no models axis.
+      algorithm: how the models' clients train and how the server aggregates.
     """
 
     models: tuple[int, ...]
@@ -76,7 +76,7 @@ class Stack(NamedTuple):
 
     @property
     def num_clients(self) -> int:
-        """N, the same for all models."""
+        """N, which is the same for all models."""
         return self.task.num_clients
 
     @property
@@ -124,7 +124,7 @@ def stacks_of(
       tasks: one for all models, or one per model.
       algorithm: one for all models, or one per model.
       assignment: an `Assignment` or a `Dispatch`, with the numbers of clients and models.
-      by: the name of the assignment's kind, for messages.
+      by: the name of the assignment's kind, for error messages.
 
     Raises:
       TypeError: if a task or an algorithm has the wrong type.
@@ -133,7 +133,7 @@ def stacks_of(
     check_trained(tasks, algorithm)
     num_models = assignment.num_models
     # Convert to jax.Array, because NumPy arrays cannot be indexed by a traced index. Convert shared
-    # arrays once, so that they stay shared.
+    # arrays only once, so that they stay shared.
     arrays: dict[int, Array] = {}
     tasks = jax.tree.map(
         lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,

@@ -1,7 +1,7 @@
 """Sums of contributions: `zero_sum`, then `add_chunk` per chunk, then `finish_sum`.
 
 The server sees only a sum, so clients can be computed one by one, in chunks or all at once, using
-the memory of one chunk.
+the memory of a single chunk.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def _is_sparse(leaf: Any) -> bool:
 
 
 def scale_update(update: Any, factor: Scalar) -> Any:
-    """Multiplies an update by a number, including sparse parts."""
+    """Multiplies an update by a number, including its sparse parts."""
 
     def scale(leaf: Any) -> Any:
         if _is_sparse(leaf):
@@ -51,7 +51,7 @@ def add_chunk(
     """
 
     def select(leaf: Array) -> Array:
-        # Replace absent clients by zeros instead of multiplying by 0, because 0 * NaN is NaN.
+        # Replace absent clients with zeros rather than multiply by 0, because 0 * NaN is NaN.
         mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
         return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 
@@ -84,7 +84,7 @@ def dense_update(contribution: Contribution, params: Params) -> Contribution:
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
-    # Do not map over both, because a dense update may differ in structure from the parameters.
+    # Do not map over both, because a dense update may differ from the parameters in structure.
     if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):
         return update
 

@@ -25,7 +25,7 @@ from fedjax_mm.stacks import Stack, StackState, over_models
 
 
 class Options(NamedTuple):
-    """Settings of speed and memory, which affect results only through the order of summation."""
+    """Options for speed and memory, which affect results only through the order of summation."""
 
     client_map: chunks.ClientMap
     client_axis: str | None
@@ -36,13 +36,13 @@ class Jobs(NamedTuple):
     """Local trainings, ``[slots]`` each.
 
     Attributes:
-      client: the number of the client that trains; -1 is padding.
+      client: the index of the client that trains; -1 is padding.
       model: the row of the model in its stack. A NumPy array is static; None means that all jobs
-        train one model.
-      scale: factors of the clients' weights; None is 1.
-      takes_part: whether clients take part; None is all.
-      segment: the index of the model's sum that a contribution is added to; None if there is one.
-      origin: further data of a job, for `StartFn`.
+        train the same model.
+      scale: factors of the clients' weights; None means 1.
+      takes_part: whether clients participate; None means all do.
+      segment: the index of the model's sum to add a contribution to; None if there is only one.
+      origin: additional data of a job, for `StartFn`.
     """
 
     client: Any
@@ -63,17 +63,17 @@ class Start(NamedTuple):
 
 
 StartFn: TypeAlias = Callable[[Any, StackState, Jobs], Start]
-"""Function of the data that a model's jobs share, of the model, and of one job."""
+"""Maps the data shared by a model's jobs, the model and a job to a client's inputs."""
 
 SendFn: TypeAlias = Callable[[Scalar], tuple[Contribution, ClientState]]
 """Runs the client function with a factor of its weight."""
 
 MessageFn: TypeAlias = Callable[[SendFn, Scalar, Params], tuple[Contribution, ClientState]]
-"""Function that turns the client function's result into the client's message and new state."""
+"""Maps the client function's result to the client's message and new state."""
 
 
 class Trained(NamedTuple):
-    """Result of local training, of one client or of all jobs.
+    """Result of local training, for one client or for all jobs.
 
     Attributes:
       total: the sum of the contributions, ``[models, ...]`` or ``[models, segments, ...]``.
@@ -118,10 +118,10 @@ def train(
       start: makes a client's inputs.
       options: the options of the run.
       shared: per-model data for `start`, ``[models, ...]``.
-      num_segments: the number of sums per model; None is one, which may hold sparse updates.
+      num_segments: the number of sums per model; None means one, which may hold sparse updates.
       most_per_model: a static upper bound on the jobs of a model, if the jobs' models are traced.
       message: makes a client's message.
-      keeps_states: whether to store clients' new states.
+      keeps_states: whether to store the clients' new states.
     """
     size = chunks.chunk_size_of(options.client_map, stack.task, state.params, len(jobs.client))
     how = _How(stack, start, options, size, num_segments, message, keeps_states)
@@ -154,14 +154,14 @@ class _How(NamedTuple):
 
 
 class _Models(NamedTuple):
-    """Models trained by a list of jobs: all of a stack, or one without a models axis."""
+    """Models trained by a list of jobs: all models of a stack, or one without a models axis."""
 
     task_at: Callable[[Any], Task]
     shared: Any
     state: StackState
 
     def begin(self, start: StartFn, job: Jobs) -> tuple[Task, Start]:
-        """Returns a client's task and its start."""
+        """Returns a client's task and its inputs."""
         shared, model = self.shared, dataclasses.replace(self.state, clients=())
         if row := _row(job):
             shared, model = jax.tree.map(itemgetter(row), (shared, model))
@@ -169,20 +169,20 @@ class _Models(NamedTuple):
 
 
 def _row(jobs: Jobs) -> tuple[Any, ...]:
-    """Returns the index of the jobs' models, empty without a models axis."""
+    """Returns the index of the jobs' models, which is empty without a models axis."""
     return () if jobs.model is None else (jobs.model,)
 
 
 def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
-    """Trains a list of jobs of one model, or of all models of a stack.
+    """Trains a list of jobs of one model, or of all models in a stack.
 
     With a client axis, every device of the axis trains a share of the list.
     """
-    # Memory does not grow with the list, because clients are computed and summed `chunk_size` at a
-    # time, and only participants' rows of the client states are written.
+    # Compute and sum `chunk_size` clients at a time, and write only participants' rows of the
+    # client states, so that memory does not grow with the list.
     num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
 
-    @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
+    @partial(jax.jit, inline=True)  # traces once for `eval_shape` and all chunks
     def train_one(job: Jobs, state: ClientState) -> Trained:
         return _train_one(how, models, job, state)
 
@@ -217,7 +217,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     for some in chunks.in_chunks(listed, order, how.chunk_size, axis):
         trained, _ = lax.scan(add_jobs, trained, some)
     total = trained.total
-    if how.num_segments is None:  # done here, because XLA fuses it only without axes of length 1
+    if how.num_segments is None:  # here, because XLA fuses it only without axes of length 1
         total = each_model(sums.finish_sum)(total, models.state.params)
     return trained._replace(total=total if axis is None else lax.psum(total, axis))
 

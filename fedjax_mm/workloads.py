@@ -27,7 +27,7 @@ class Workload(NamedTuple):
     num_models: int
     num_rounds: int
     num_seeds: int
-    labels: tuple[str, ...] = tuple(ASSIGNMENTS)  # each is timed separately
+    labels: tuple[str, ...] = tuple(ASSIGNMENTS)  # each one is timed separately
 
     @property
     def client_updates(self) -> int:
@@ -70,14 +70,14 @@ class SweepWorkload(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A classifier of convolutions, each with ReLU and 2 x 2 max pooling, and of dense layers.
+    """A classifier of convolutions, each with ReLU and 2 x 2 max pooling, and dense layers.
 
-    The convolutions are 5 x 5 and keep the size.
+    The convolutions are 5 x 5 and preserve the image size.
 
     Attributes:
       example_shape: `[features]`, or `[height, width, channels]` for convolutions.
       channels: the outputs of each convolution.
-      widths: the outputs of each dense layer, with ReLU in between; the last are the classes.
+      widths: the outputs of each dense layer, with ReLU in between; the last one gives the classes.
     """
 
     example_shape: tuple[int, ...]
@@ -132,14 +132,14 @@ class LearningWorkload(NamedTuple):
     Examples are random, because the work does not depend on their values.
 
     Attributes:
-      name: W2, ...
+      name: the name of the workload, such as W2.
       model: the classifier.
       num_clients: K.
       num_examples: n, the same for every client; None for Synthetic(1, 1), with 45 or more
         examples.
-      cohort_size: S, the clients per round.
-      num_steps: E, SGD steps per client and round; None is one epoch.
-      batch_size: B, the examples drawn per step; all examples if B = n.
+      cohort_size: S, the number of clients per round.
+      num_steps: E, the number of SGD steps per client and round; None means one epoch.
+      batch_size: B, the number of examples drawn per step; all examples if B = n.
       num_rounds: the number of rounds of a `fedjax_mm` run.
       learning_rate: eta.
     """
@@ -162,7 +162,7 @@ class LearningWorkload(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """The mean floating-point operations of one client update."""
+        """The mean number of floating-point operations per client update."""
         if self.num_steps is None:
             return self.data().train.num_examples / self.num_clients * self.model.flops()
         return self.num_steps * self.batch_size * self.model.flops()
@@ -204,7 +204,7 @@ WORKLOADS: dict[str, AnyWorkload] = {
         Workload("W1b", 1000, 10, 200, 20),
         Workload("W1c", 1_000_000, 10, 20, 1),
         SweepWorkload("S1", 24, (2, 12), 16, 1000, 64, 10),
-        # A run takes about a second.
+        # Size the rounds so that a run takes about a second.
         LearningWorkload("W2", LOGISTIC, 100, 200, 100, 5, 20, num_rounds=2000),
         LearningWorkload("W2b", LOGISTIC, 10_000, 40, 1000, 5, 20, num_rounds=200),
         LearningWorkload("W3", PERCEPTRON, 100, 300, 10, 30, 32, num_rounds=50),

@@ -13,9 +13,9 @@ from fedjax_mm.base import Algorithm
 def methods() -> dict[str, Callable[..., Algorithm]]:
     """Returns the factories of all methods, by name.
 
-    A method is a function with the name of its module and a first parameter `local`, the settings
-    of local training. A function whose first parameter is an algorithm or a task is a wrapper. New
-    files are found automatically.
+    A method is a function with the name of its module and a first parameter `local`, the local
+    training settings. A function whose first parameter is an algorithm or a task is a wrapper. New
+    files are discovered automatically.
 
     Example:
       >>> methods()["fedavg"].__module__

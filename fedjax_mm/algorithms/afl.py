@@ -35,8 +35,8 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
     lambda lies in the simplex over all N clients and starts at 1/N. A participant's F_k is the loss
-    over all its training examples at w, and an absent client's is 0. The recorded parameters are
-    the running average of w; the server state holds w itself.
+    over all of its training examples at w, and an absent client's is 0. The recorded parameters are
+    the running average of w, and the server state holds w itself.
 
     Args:
       local: eta_w, B and the other settings of `local_sgd`, except `epochs` and `optimizer`.
@@ -75,7 +75,7 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
         loss, trained = context.loss().astype(client_state.loss.dtype), sgd.train(context)
         update = scale_update(trained.update, context.scale * server_state.mixture[context.client])
         sent = Contribution(update, jnp.ones(()), jnp.int32(1), trained.report)
-        # The loss of a client that does not take part is ignored in this round.
+        # The losses of clients that do not participate are ignored in this round.
         last = jnp.where(context.takes_part, context.round, client_state.round)
         return sent, LastLoss(jnp.asarray(last, jnp.int32), loss)
 

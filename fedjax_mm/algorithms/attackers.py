@@ -25,16 +25,16 @@ def attacked(
 ) -> "Attacked":
     """Wraps a task so that attackers report inflated losses to algorithms and assignments.
 
-    An attacker reports ``loss_factor F_k``. Every model appeals to attackers, so they always take
-    part. Thresholds and metrics do not change. If the task has thresholds, apply this wrapper last,
-    as in ``attacked(requiring(task, own), clients)``. `noisy` adds noise to the updates of the same
-    clients.
+    An attacker reports ``loss_factor F_k``. Every model appeals to attackers, so they always
+    participate. Thresholds and metrics do not change. If the task has thresholds, apply this
+    wrapper last, as in ``attacked(requiring(task, own), clients)``. `noisy` adds noise to the
+    updates of the same clients.
 
     Args:
       task: any task.
       clients: ``bool[clients]``, True for attackers; it may be traced.
-      loss_factor: the factor of the attackers' losses.
-      stays: False lets attackers opt out of models that do not appeal to them; see `appealing`.
+      loss_factor: multiplies the attackers' losses.
+      stays: whether attackers always participate; if False, they may opt out, see `appealing`.
 
     Raises:
       ValueError: if `loss_factor` is not positive or `clients` are not ``bool[clients]``.
@@ -72,12 +72,12 @@ class Attacked(View):
     stays: bool = dataclasses.field(metadata={"static": True})
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """Returns the loss that the client reports."""
+        """Returns the loss reported by the client."""
         loss = super().client_loss(params, client)
         return loss * self.factors[client].astype(loss.dtype)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
-        """Returns the losses that the first `num_clients` clients report."""
+        """Returns the losses reported by the first `num_clients` clients."""
         losses = super().client_losses(params, num_clients)
         return losses * self.factors[:num_clients].astype(losses.dtype)
 
@@ -91,7 +91,7 @@ class Attacked(View):
 def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Algorithm:
     """Wraps an algorithm so that attackers add noise to their updates.
 
-    Independent N(0, s^2) noise is added to every entry of an attacker's update, where s is `noise`
+    Adds independent N(0, s^2) noise to every entry of an attacker's update, where s is `noise`
     times the root mean square of the whole update. `attacked` makes the same clients report
     inflated losses.
 
@@ -123,7 +123,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
     ) -> tuple[Contribution, base.ClientState]:
         check_flags("clients", attacks, context.task.num_clients)
         contribution, state = contribute(algorithm, context, server_state, client_state)
-        # Make the update dense, because a sparse one cannot hold noise in the coordinates it omits.
+        # Make the update dense, because a sparse one cannot hold noise in omitted coordinates.
         sent = dense_update(contribution, context.params)
         other = _with_noise(keys.noise_key(context.rng_key), sent.update, noise)
         update = jax.tree.map(partial(jnp.where, attacks[context.client]), other, sent.update)

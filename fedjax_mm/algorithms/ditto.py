@@ -1,4 +1,4 @@
-"""Ditto: FedAvg's global model plus a personal model for every client."""
+"""Ditto: FedAvg's global model, plus a personal model for every client."""
 
 from functools import partial
 
@@ -15,14 +15,13 @@ from fedjax_mm.sums import scale_update
 def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
     """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
 
-    Personal models start from the global parameters. In each round that a client trains, its
-    personal model takes the same number of steps on the same batches. Personal models are the
-    clients' states, ``state.models[0].clients`` of `simulate`. Metrics are those of the global
-    model.
+    Personal models start from the global parameters. Whenever a client trains, its personal model
+    takes the same number of steps on the same batches. Personal models are the clients' states,
+    ``state.models[0].clients`` of `simulate`. Metrics are computed for the global model.
 
     Args:
-      local: eta, E and the other settings of `local_sgd` for either model, except `epochs`.
-      lam: strength of the pull towards the global model; 0 makes personal models independent.
+      local: eta, E and the other settings of `local_sgd` for both models, except `epochs`.
+      lam: the strength of the pull towards the global model; 0 makes personal models independent.
 
     Raises:
       ValueError: if `lam` is negative or another number is not positive.
@@ -51,10 +50,10 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
     ) -> tuple[Contribution, Params]:
         del server_state
         weight, trained = context.weight(), local.train(context)
-        # Reuse the context, so that personal steps draw the same batches as global ones.
+        # Reuse the context, so that personal steps draw the same batches as global steps.
         step = local.train(context, gradient_fn=proximal(context, lam), start=client_state)
         personal = jax.tree.map(jnp.add, client_state, step.update)
-        # A client that does not take part keeps its model, as if it had not trained.
+        # A client that does not participate keeps its model, as if it had not trained.
         takes_part = jnp.asarray(context.takes_part)
         personal = jax.tree.map(partial(jnp.where, takes_part), personal, client_state)
         update, num_gradients = scale_update(trained.update, weight), jnp.int32(2 * steps)

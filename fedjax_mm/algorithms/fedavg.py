@@ -1,4 +1,4 @@
-"""Federated averaging, the method of MFA-Rand and MFA-RR."""
+"""Federated averaging, the method behind MFA-Rand and MFA-RR."""
 
 from typing import Any, Literal
 
@@ -30,13 +30,13 @@ def fedavg(
     ``fedavg(0.1, local_steps=5)`` is shorthand for ``fedavg(local_sgd(0.1, steps=5))``.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`; or eta alone, with `local_steps`.
-      local_steps: E, if `local` is eta alone.
-      server_optimizer: an optimizer whose gradient is minus the mean update; None takes a step of
-        size 1.
+      local: eta, E and the other settings of `local_sgd`; or only eta, with `local_steps`.
+      local_steps: E, if `local` is only eta.
+      server_optimizer: an optimizer that receives minus the mean update as its gradient; None takes
+        a step of size 1.
       server_scale: "mean" divides by the participants' weights. "1/N" divides by the weights of all
         clients, as eq. (19) and Theorem 2 do.
-      weighted: whether client k has weight n_k, its number of examples, instead of 1.
+      weighted: whether client k has weight n_k, its number of examples, rather than 1.
 
     Raises:
       ValueError: if a number is not positive or `server_scale` is unknown.
@@ -76,7 +76,7 @@ def fedavg(
         if server_scale == "1/N":
             weights = client_weights(context.task)
             weight = jnp.sum(weights if weighted else jnp.ones_like(weights))
-        # optax descends, so the gradient is minus the mean update.
+        # Negate the mean update, because optax descends.
         gradient = jax.tree.map(lambda update: -update / weight, context.total.update)
         updates, state = optimizer.update(gradient, context.server_state, context.params)
         return optax.apply_updates(context.params, updates), state

@@ -11,7 +11,7 @@ def fedprox(local: LocalSGD, *, mu: NonNegative) -> Algorithm:
 
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.
-      mu: strength of the pull towards the global model; 0 is FedAvg.
+      mu: the strength of the pull towards the global model; 0 is FedAvg.
 
     Raises:
       ValueError: if `mu` is negative or another number is not positive.

@@ -24,9 +24,9 @@ def maxfl(
 ) -> Algorithm:
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
-    ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) - rho_k))``: clients near their threshold
+    ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) - rho_k))``. Clients near their threshold
     have the largest weights, and clients far above or below it almost none. Clients need
-    thresholds: wrap the task with `requiring`.
+    thresholds, so wrap the task with `requiring`.
 
     Args:
       local: eta_l, tau steps and the other settings of `local_sgd`, except `epochs`.
@@ -36,7 +36,7 @@ def maxfl(
       weight: "derivative", as above, or "sigmoid", ``q_k = s``, as in Algorithm 1, line 8.
       slope: the steepness of the sigmoid.
       tuning_steps: for clients that fine-tune the model (section 5.1), the number of local steps
-        from w after which ``F_k`` in q_k is evaluated. None evaluates ``F_k(w)``.
+        from w before ``F_k`` in q_k is evaluated. None evaluates ``F_k(w)``.
 
     Raises:
       ValueError: if `eps` is negative, another number is not positive, or `weight` is unknown.
@@ -63,12 +63,12 @@ def maxfl(
 
     def q(context: ClientContext) -> Float[Array, ""]:
         x = slope * (tuned(context).loss() - context.threshold())
-        s = jax.nn.sigmoid(x)  # because 1 - s loses all precision for large x
+        s = jax.nn.sigmoid(x)  # 1 - s would lose all precision for large x
         return context.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
     def server(params: Params, total: Contribution) -> Params:
         divisor = total.weight + eps
-        # If all weights underflow and eps is 0, divide by 1, because the updates are 0 too.
+        # If all weights underflow and eps is 0, divide by 1, because all updates are 0 too.
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
@@ -76,8 +76,8 @@ def maxfl(
     # start of local training.
     if tuning_steps is not None:
         each = steps, tuning_steps
-        # Compare Python numbers without jnp, which would initialize a backend, because a grid
-        # checks its methods on import.
+        # Compare Python numbers without jnp, because a grid checks its methods on import, and jnp
+        # would initialize a backend.
         known = all(isinstance(number, int) for number in each)
         num_gradients = max(each) if known else jnp.maximum(*each)
     method = averaging(local.train, q, num_gradients=num_gradients, server=server)

@@ -1,4 +1,4 @@
-"""MIFA: averages the latest update of every client, including absent ones."""
+"""MIFA: averages the latest updates of all clients, including absent ones."""
 
 from functools import partial
 
@@ -14,12 +14,12 @@ from fedjax_mm.tasks.view import client_weights
 
 
 def mifa(local: LocalSGD) -> Algorithm:
-    """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, where h_k is client k's last update.
+    """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, where h_k is client k's latest update.
 
     ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
-    rounds without participants. The updates are the clients' states; with N clients and M models
-    they take the memory of N M models per run. Factors from the assignment are ignored, and clients
-    that do not take part keep their h_k. `noisy` does not change the h_k.
+    rounds without participants. The updates are the clients' states, which take the memory of N M
+    models per run for N clients and M models. Factors from the assignment are ignored, and clients
+    that do not participate keep their h_k. `noisy` does not change the h_k.
 
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.

@@ -16,7 +16,7 @@ from fedjax_mm.tasks.view import client_losses, thresholds
 
 Weights: TypeAlias = Float[Array, " clients"]
 
-_MOST = 4  # times tau
+_MOST = 4  # bound on local steps, in units of tau
 _LEAST_WEIGHT = 1e-30  # avoids division by 0 if all weights in a round underflow
 
 
@@ -28,10 +28,10 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
     clients whose (reported) loss is not below their threshold are multiplied by `growth`, and all
     weights are normalized. Client k takes ``clip(round(tau N v_k), 1, 4 tau)`` local steps, and the
     server averages participants by v_k. Each round costs one pass over all training data.
-    Clients need thresholds: wrap the task with `requiring`.
+    Clients need thresholds, so wrap the task with `requiring`.
 
     Args:
-      local: tau, the steps of a client of average weight, and the other settings of `local_sgd`,
+      local: tau, the steps of a client with average weight, and the other settings of `local_sgd`,
         except `epochs`.
       growth: multiplies the weights of unsatisfied clients; greater than 1.
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg: an initialization that one local step turns into a good model for each client."""
+"""Per-FedAvg: an initialization that one local step adapts to each client."""
 
 from typing import Any, Literal
 

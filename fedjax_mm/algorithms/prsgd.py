@@ -12,15 +12,15 @@ from fedjax_mm.sums import scale_update
 
 
 def prsgd(local: LocalSGD) -> Algorithm:
-    """Parallel restarted SGD with a stale gradient at each averaging, as stated by Pawlik.
+    """Parallel restarted SGD with a stale gradient at each averaging step, as stated by Pawlik.
 
     In iteration t client i computes a gradient ``G_i^t`` at its own ``x_i^(t-1)``. If I divides t,
     ``x_i^t = mean_j x_j^(t-1) - eta G_i^t`` (eq. 10), with a gradient computed before averaging;
     otherwise ``x_i^t = x_i^(t-1) - eta G_i^t``. FedAvg with I local steps averages after the step.
 
-    A round ends with the averaging, so the global model after round r is ``mean_j x_j^(rI - 1)``,
-    one step behind FedAvg's. A client's state is its last step, which is applied at the beginning
-    of its next round. The mean is unweighted. In the paper all clients participate.
+    A round ends with averaging, so the global model after round r is ``mean_j x_j^(rI - 1)``, one
+    step behind FedAvg's. A client's state is its last step, which is applied at the beginning of
+    its next round. The mean is unweighted. In the paper all clients participate.
 
     Args:
       local: eta, I steps and the other settings of `local_sgd`, except `epochs` and `optimizer`.
@@ -63,7 +63,7 @@ def prsgd(local: LocalSGD) -> Algorithm:
         report = {"loss": (last * loss + last_loss) / steps}
         update = scale_update(jax.tree.map(jnp.subtract, own, context.params), context.scale)
         message = Contribution(update, equal_weight(context), jnp.int32(steps), report)
-        # A client that does not take part keeps its last step, because it has not been applied yet.
+        # A client that does not participate keeps its last step, which has not been applied yet.
         is_active = jnp.asarray(context.takes_part)
         return message, jax.tree.map(partial(jnp.where, is_active), step, client_state)
 

@@ -1,4 +1,4 @@
-"""q-FFL: clients with larger losses weigh more."""
+"""q-FFL: clients with larger losses get larger weights."""
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
         return Contribution(update, h, jnp.int32(steps), trained.report)
 
     def server(params: Params, total: Contribution) -> Params:
-        # If powers of small losses underflow to 0, divide by 1, because the updates are 0 too.
+        # If powers of small losses underflow to 0, divide by 1, because all updates are 0 too.
         h = jnp.where(total.weight == 0, 1, total.weight)
         return optax.apply_updates(params, jax.tree.map(lambda x: x / h, total.update))
 

@@ -18,13 +18,11 @@ from fedjax_mm.tasks.view import client_weights
 
 
 class Past(NamedTuple):
-    """Memory for one client and model, or, at the server, for all clients and one model."""
+    """Memory of one client and model or, on the server, of all clients for one model."""
 
-    update: Params  # h, the last one sent
-    round: Int[
-        Array, "*clients"
-    ]  # when h was sent, or, if beta is exact, when the client trained; 0 is never
-    decline: Float[Array, "*clients"]  # of beta per round, last measurement
+    update: Params  # h, the last update sent
+    round: Int[Array, "*clients"]  # the round that sent h or, if beta is exact, trained; 0 if none
+    decline: Float[Array, "*clients"]  # last measured decline of beta per round
     is_measured: Bool[Array, "*clients"]
 
 
@@ -32,7 +30,7 @@ class Stale(NamedTuple):
     """Server state of one model for the next round, or zeros if beta is exact."""
 
     update: Params  # sum_k d_k beta_k h_k
-    decline: Float[Array, ""]  # c, of all clients' betas per round
+    decline: Float[Array, ""]  # c, the mean decline of beta per round
 
 
 @checked
@@ -43,13 +41,13 @@ def stalevr(
 ) -> Algorithm:
     """StaleVR and variants: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
 
-    ``d_k = n_k / sum n``, G_k is the client's update in this round, h_k the last one it sent
-    (initially 0), and s_k the factor from the assignment (`Cohort.scale`), which is 1/p in
+    ``d_k = n_k / sum n``, G_k is the client's update in this round, h_k is the last one it sent
+    (initially 0), and s_k is the factor from the assignment (`Cohort.scale`), which is 1/p in
     `variance_reduced` and in ``mfa_rand(..., unbiased=True)``. In expectation over their draws, the
-    step is that of full participation. An assignment without factors raises an error, because the
-    step would be too small by a factor of p. The server also steps in rounds without participants.
-    The h_k are the clients' states; with N clients and M models they take the memory of N M models
-    per run. `noisy` does not change them.
+    step equals that of full participation. An assignment without factors raises an error, because
+    the step would be too small by a factor of p. The server also steps in rounds without
+    participants. The h_k are the clients' states, which take the memory of N M models per run for N
+    clients and M models. `noisy` does not change them.
 
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.
@@ -120,7 +118,7 @@ def stalevr(
             # Make the model NaN if a client is absent, because the sum would silently omit its h_k.
             weight = jnp.where(jnp.all(past.round == t), 1, jnp.nan)
             return optax.apply_updates(context.params, scale_update(step, weight)), old
-        # Clients without a measurement do not affect the sum, because their decay is 0.
+        # Clients without a measurement do not affect the sum, because their decline is 0.
         decline = past.decline.sum() / jnp.maximum(past.is_measured.sum(), 1)
         decline = decline.astype(old.decline.dtype)
         stale = weighted_sum(context.task, past.update, _faded(decline, t + 1 - past.round))
@@ -132,14 +130,14 @@ def stalevr(
 def _check_factors(context: ClientContext) -> None:
     if not context.is_scaled:
         raise ValueError(
-            "stalevr needs the factors 1/p of its assignment, which gives none; take "
-            "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), also with one "
+            "stalevr needs the factors 1/p of its assignment, which gives none; use "
+            "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), even for one "
             "model and all clients"
         )
 
 
 def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-    """Returns ``<g, h> / |h|^2``, or 0 if h is 0, and whether h is not 0."""
+    """Returns ``<g, h> / |h|^2``, or 0 if h is 0, and whether h is nonzero."""
     square = optax.tree.norm(h, squared=True)
     is_known = square > 0
     factor = optax.tree.vdot(g, h) / jnp.where(is_known, square, 1)
@@ -147,5 +145,5 @@ def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]
 
 
 def _faded(decline: Float[Array, ""], age: Int[Array, "*clients"]) -> Float[Array, "*clients"]:
-    """Returns beta of an update of this age, in rounds."""
+    """Returns beta for an update of this age in rounds."""
     return jnp.clip(1 - decline * age, 0, 1)

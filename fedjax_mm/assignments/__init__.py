@@ -14,7 +14,7 @@ def strategies() -> dict[str, Callable[..., Assignment]]:
     """Returns the factories of all assignments, by name.
 
     A factory is a function that returns an assignment and whose first parameter is `num_clients`.
-    New files are found automatically.
+    New files are discovered automatically.
 
     Example:
       >>> strategies()["mfa_rr"].__module__

@@ -19,13 +19,13 @@ def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count =
     """Flexible participation: from a given round on, only clients that a model appeals to train it.
 
     The assignment draws a group of clients for each model. Among the clients in the group that the
-    model currently appeals to, m are drawn uniformly without replacement, or all if there are
-    fewer. A model that appeals to none of them does not change. Before `from_round` all clients of
-    the group are eligible.
+    model currently appeals to, m are drawn uniformly without replacement, or all of them if there
+    are fewer. A model that appeals to none of them does not change. Before `from_round` all clients
+    in the group are eligible.
 
     Args:
       assignment: chooses the clients that may train each model, such as ``full_participation(N)``.
-      cohort_size: m, for each model.
+      cohort_size: m, per model.
       from_round: the first round in which clients may opt out.
 
     Raises:
@@ -56,7 +56,7 @@ def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count =
         is_there = clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
-        # Sort by random words for a uniform order, with eligible clients first.
+        # Sort by random numbers to get a uniform order, with eligible clients first.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
         rows = jnp.where(stays, clients, -1), scale, takes_part

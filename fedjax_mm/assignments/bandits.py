@@ -25,7 +25,7 @@ class Heard(NamedTuple):
       loss: L, the discounted sum of mean training losses.
       number: n, the discounted number of observed losses.
       time: T, the discounted number of clock ticks.
-      last: the last round in which a client trained a model; 0 is never.
+      last: the last round in which a client trained a model; 0 if none.
     """
 
     loss: Float[Array, "models clients"]
@@ -52,21 +52,21 @@ def bandit(
     or 0 if it did not train it. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair
     without an observed loss. In the first M rounds all clients train model 1, 2, ..., M.
 
-    Losses must be positive, like the cross-entropy, because other values count as not observed.
+    Losses must be positive, like the cross-entropy, because other values count as unobserved.
 
     Args:
       num_clients: N.
       num_models: M.
       cohort_size: K, from round M + 1 on.
       policy: "random" draws clients and models uniformly. "weighted-sum" selects the clients with
-        the largest ``sum_m p_m A_m``, each for its model of largest A. "pareto" draws from the
-        clients whose bounds are Pareto-optimal, or selects all of them if there are fewer than K,
-        each for the model that it trained least recently. In "rank-list" the models take turns
-        picking the unassigned client with the largest A. With more than two models, the first to
-        pick rotates each round.
-      weights: p for "weighted-sum", one positive number per model; None is equal weights.
+        the largest ``sum_m p_m A_m``, each for the model with its largest A. "pareto" draws from
+        the clients whose bounds are Pareto-optimal, or selects all of them if there are fewer than
+        K, each for the model that it trained least recently. In "rank-list" the models take turns
+        picking the unassigned client with the largest A. With more than two models, the first one
+        to pick rotates each round.
+      weights: p for "weighted-sum", one positive number per model; None means equal weights.
       discount: gamma, above 0 and at most 1.
-      clock: "round" advances T once per round, "client" N times, as in the authors' code.
+      clock: "round" advances T once per round, and "client" N times, as in the authors' code.
 
     Raises:
       ValueError: if sizes do not fit, `weights` does not apply to the policy, or a choice is
@@ -117,7 +117,7 @@ def bandit(
         return cohort, state
 
     def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Heard:
-        # Index -1 would write to the last client; an index out of range is dropped.
+        # Use an index that is out of range and thus dropped, because -1 would mark the last client.
         pairs = cohort.models, jnp.where(cohort.clients >= 0, cohort.clients, num_clients)
         loss = jnp.zeros(shape).at[pairs].set(_loss_in(reports), mode="drop")
         last = state.last.at[pairs].set(jnp.asarray(round, jnp.int32), mode="drop")
@@ -177,7 +177,7 @@ def pareto(
 def rank_list(
     bounds: Float[Array, "models clients"], first: Int[Array, ""], cohort_size: int
 ) -> Cohort:
-    """Lets models take turns, from `first` on, to pick the unassigned client with the largest A."""
+    """Lets models take turns, starting from `first`, to pick the unassigned client of largest A."""
 
     def take(is_taken: Array, turn: Array) -> tuple[Array, tuple[Array, Array]]:
         model = (first + turn) % len(bounds)

@@ -22,10 +22,10 @@ def ifca(
 ) -> Assignment:
     """IFCA: each client of the cohort trains the model with the smallest loss on its data.
 
-    Client i joins cluster ``j_i = argmin_j F_i(w_j)``; ties go to the lowest number. All models
-    must have the same task, because their losses are compared, and different initial parameters,
-    because otherwise all clients join model 1. A model that no client joins does not change. Every
-    round evaluates each model on all training examples.
+    Client i joins cluster ``j_i = argmin_j F_i(w_j)``, and ties go to the lowest number. All models
+    must share a task, because their losses are compared, and start from different parameters,
+    because otherwise all clients would join model 1. A model that no client joins does not change.
+    Every round evaluates each model on all training examples.
 
     With ``fedavg(local, weighted=False)`` the new model is the mean of its cluster's local models.
     With ``average="gradients"`` use ``fedavg(local_sgd(rate, steps=1), server_scale="1/N",
@@ -37,7 +37,7 @@ def ifca(
     Args:
       num_clients: N.
       num_models: p, the number of clusters.
-      cohort_size: m of the N clients, drawn uniformly each round; all of them if None.
+      cohort_size: m of the N clients, drawn uniformly each round; None means all of them.
       average: "models" leaves clients' weights unchanged. "gradients" multiplies them by N/m, so
         that the server's division by N becomes a division by m.
 
@@ -65,11 +65,11 @@ def ifca(
         if number < num_clients:
             clients = permutation(rng_key, num_clients, number)
         losses = look.losses()[:, clients]
-        # Replace NaN by infinity, because `argmin` would assign every client to a diverged model.
+        # Replace NaN with infinity, because `argmin` would assign every client to a diverged model.
         models = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=0)
         scale = None
         if average == "gradients":
-            # Keep the type weak, so that float32 contributions stay float32.
+            # Keep the dtype weak, so that float32 contributions stay float32.
             scale = jnp.broadcast_to(jnp.asarray(num_clients / number), clients.shape)
         return Cohort(clients, models.astype(jnp.int32), scale), state
 

@@ -27,16 +27,16 @@ def fedfair(
 
     f_m is the model's loss or error before the round. A model that no client draws does not change.
 
-    This is the paper's allocation for clients that are willing to train every model. Its auctions,
-    which recruit clients, and its group-based and round-robin variants are not implemented.
+    This is the paper's allocation for clients that are willing to train every model. Its auctions
+    for recruiting clients, and its group-based and round-robin variants, are not implemented.
 
     Args:
       num_clients: N.
       num_models: M.
-      cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
+      cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
       alpha: 1 draws models uniformly; larger values give more clients to the worst model.
-      by: "loss" uses the mean training loss as f_m, "accuracy" 100 (1 - test accuracy). The tasks
-        must have that metric. Either costs one pass over the data.
+      by: the metric behind f_m, which all tasks must have. "loss" uses the mean training loss, and
+        "accuracy" 100 (1 - test accuracy). Either costs one pass over the data.
 
     Raises:
       ValueError: if sizes do not fit, `alpha` is below 1 or `by` is unknown.
@@ -65,7 +65,7 @@ def fedfair(
             lack = 100 * (1 - look.metric("test_accuracy", "accuracy"))
         up_to = jnp.cumsum(chances(lack, alpha))
         lot = jax.random.uniform(model_key, (number, 1), jnp.float32)
-        # Rounding may leave the last sum below 1.
+        # Round-off may leave the last sum below 1.
         models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
         return Cohort(clients, models.astype(jnp.int32)), state
 

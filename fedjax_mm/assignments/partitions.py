@@ -1,7 +1,7 @@
 """Assignments that partition clients independently of the models' losses.
 
 Groups are near-equal: sizes differ by at most 1, and shorter groups are padded with -1. Every
-partition draws which models get the larger groups.
+partition draws at random which models get the larger groups.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from fedjax_mm.checked import Count, check_argument, checked
 from fedjax_mm.shuffles import permutation
 
 Processors: TypeAlias = int | Sequence[int] | np.ndarray
-"""B_k, how many models a client trains in a round at most: one number, or one for each client."""
+"""B_k, the most models that a client trains per round; one number, or one per client."""
 
 
 @checked
@@ -33,23 +33,23 @@ def mfa_rand(
     unbiased: bool = False,
     processors: Processors = 1,
 ) -> Assignment:
-    """MFA-Rand: in every round, a new uniform partition into M groups, matched to models at random.
+    """MFA-Rand: in every round, a new uniform partition into M groups, randomly matched to models.
 
     With one model this is FedAvg with a uniform cohort.
 
     A client with B_k processors trains ``min(B_k, M)`` distinct models, drawn uniformly. The first
-    is its group's model, so every model still has its group. The others are drawn independently of
-    other clients.
+    one is its group's model, so every model still has its group. The others are drawn independently
+    of other clients.
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size. If it is padded, models from M on do not train.
-      cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
+      num_models: M <= cohort size. If it is padded, models beyond M do not train.
+      cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
       unbiased: whether clients' weights are multiplied by 1/p, where ``p = min(B_k, M) K / (N M)``
-        is the probability that a client trains a given model. `stalevr` needs it. With
-        ``fedavg(server_scale="1/N")`` the expected step is then that of full participation.
-      processors: B_k; one number, or one per client. With 1 each client of the cohort trains one
-        model, with M or more it trains all of them.
+        is the probability that a client trains a given model. `stalevr` requires this. With
+        ``fedavg(server_scale="1/N")`` the expected step then equals that of full participation.
+      processors: B_k; one number, or one per client. With 1, each client of the cohort trains one
+        model; with M or more, it trains all of them.
 
     Raises:
       ValueError: if the sizes do not fit, `processors` are not positive integers or `unbiased` is
@@ -67,7 +67,7 @@ def mfa_rand(
       [0, 1, 1, 2, 2]
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
-    Alg. 2, for one processor per client; more are an extension.
+    Alg. 2, for one processor per client; several processors are an extension.
     """
     most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
     num_trained = check_processors(processors, num_clients)
@@ -83,7 +83,7 @@ def mfa_rand(
             slots = int(np.sort(num_trained)[-cohort_size:].sum())
             cohort = _add_models(rng_key, cohort, num_trained, most_models, number, slots)
         if unbiased:
-            # Keep the type weak, so that float32 contributions stay float32.
+            # Keep the dtype weak, so that float32 contributions stay float32.
             factor = jnp.asarray(num_clients / cohort_size) * number
             scale = jnp.broadcast_to(factor, cohort.clients.shape)
             if is_several:
@@ -107,12 +107,12 @@ def mfa_rr(
     """MFA-RR: one partition per frame of M rounds, whose groups rotate through the models.
 
     Group j trains model ((j + t - 2) mod M) + 1 in round t, all counted from 1, so every client
-    trains every model exactly once in a frame.
+    trains every model exactly once per frame.
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size. If it is padded, models from M on do not train.
-      cohort_size: K of the N clients; all of them if None.
+      num_models: M <= cohort size. If it is padded, models beyond M do not train.
+      cohort_size: K of the N clients; None means all of them.
       redraw: "frame", the default, keeps the cohort for a frame. "round" draws a new cohort and
         partition in every round, as in the paper's text on partial participation. Groups are then
         distributed as in MFA-Rand.
@@ -153,7 +153,7 @@ def mfa_rr(
         rows = held.clients.reshape(number, -1)
         return Cohort.of_rows(rows[(jnp.arange(number) - turn) % number]), held
 
-    # The same clients take part throughout a frame.
+    # The same clients participate throughout a frame.
     sampling = _sampling(num_clients, cohort_size if redraw == "round" else num_clients)
     return Assignment(num_clients, most_models, init, assign, sampling=sampling)
 
@@ -201,7 +201,7 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
 
 @checked
 def full_participation(num_clients: Count) -> Assignment:
-    """Full participation: every client trains the one model in every round.
+    """Full participation: every client trains the only model in every round.
 
     For a uniform cohort of K clients per round use ``mfa_rand(num_clients, 1, cohort_size=K)``.
 
@@ -225,13 +225,13 @@ def sequential(
 ) -> Assignment:
     """Sequential FedAvg: clients train model 1 for T1 rounds, then model 2, and so on.
 
-    This is the baseline of the multi-model gain. After the last model it returns to the first.
+    This is the baseline for the multi-model gain. After the last model it returns to the first.
 
     Args:
       num_clients: N.
       num_models: M.
       rounds_per_model: T1.
-      cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
+      cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
 
     Raises:
       ValueError: if a size is not positive, or `cohort_size` is larger than N.
@@ -282,8 +282,8 @@ def draw_cohort(
         models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
         is_equal = cohort_size % num_models.number == 0
         return Cohort(cohort, jnp.where(is_equal, group, models[group]))
-    # Do not shuffle the models, because with equal groups of shuffled clients they are already
-    # matched at random.
+    # Do not shuffle the models, because with groups of equal size the shuffled clients are already
+    # matched to models at random.
     if cohort_size % num_models == 0:
         return Cohort.of_rows(cohort.reshape(num_models, -1))
     slots = _padded_slots(cohort_size, num_models)
@@ -299,11 +299,11 @@ def _add_models(
     number: int | Int[Array, ""],
     num_slots: int,
 ) -> Cohort:
-    """Assigns further models, so that client k trains ``min(num_trained[k], M)`` of them."""
+    """Assigns more models to each client, until client k trains ``min(num_trained[k], M)``."""
     shape = len(cohort.clients), most_models
     # Draw a flat array, because XLA takes ten times as long to compile a draw with two axes.
     words = jax.random.bits(keys.processors_key(rng_key), (math.prod(shape),), jnp.uint32)
-    # A random order of the models for each client, with its group's model first.
+    # Order the models at random for each client, with its group's model first.
     models = jnp.broadcast_to(jnp.arange(most_models, dtype=jnp.int32), shape)
     is_other = models != jnp.asarray(cohort.models)[:, None]
     order = jnp.lexsort((words.reshape(shape), models >= number, is_other), axis=1).astype(
@@ -313,7 +313,7 @@ def _add_models(
     num_own = jnp.minimum(jnp.asarray(num_trained, jnp.int32)[cohort.clients], number)
     is_trained = jnp.arange(len(order), dtype=jnp.int32)[:, None] < num_own
     clients = jnp.where(is_trained, cohort.clients, -1).ravel()
-    # Put padding last, and drop slots that no draw of the cohort can need.
+    # Move padding to the end, and drop slots that no cohort can need.
     slots = jnp.argsort(clients < 0, stable=True)[:num_slots]
     return Cohort(clients[slots], order.ravel()[slots])
 
@@ -321,7 +321,7 @@ def _add_models(
 def _parts(
     places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
 ) -> Int[Array, " places"]:
-    """Returns the part that each of `size` places belongs to, in a split into near-equal parts.
+    """Returns the index of each of `size` places' part, in a split into near-equal parts.
 
     Larger parts come first, as in `numpy.array_split`.
     """
@@ -341,7 +341,7 @@ def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models 
 def _sizes(
     num_clients: int, num_models: int | Padded, cohort_size: int | None
 ) -> tuple[int, Any, int]:
-    """Returns the static bound of M, M, and K, after `check_sizes`."""
+    """Returns the static bound on M, the possibly traced M, and K, after `check_sizes`."""
     if not isinstance(num_models, Padded):
         return num_models, num_models, checks.check_sizes(num_clients, num_models, cohort_size)
     size, number = (check_argument("num_models", each, Count) for each in num_models)
@@ -352,7 +352,7 @@ def _sizes(
 
 
 def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " clients"]:
-    """Returns B_k of all clients.
+    """Returns B_k for all clients.
 
     Raises:
       ValueError: if `processors` is neither a positive integer nor one per client.

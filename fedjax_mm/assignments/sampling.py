@@ -29,7 +29,7 @@ def variance_reduced(
     ``optimal_probabilities`` for ``U = d_k g / B_k``, where ``d_k = n_k / sum n`` and g is F_k(w)
     in LVR and ``|w_k - w|`` in GVR. If c processors of a client draw the same model, the client
     trains it once, and its update is multiplied by ``c / (B_k p)``. With
-    ``fedavg(server_scale="1/N")`` the expected update is then that of full participation.
+    ``fedavg(server_scale="1/N")`` the expected update then equals that of full participation.
 
     Every model has a slot for every client, and most are empty. With many clients, pass a chunk
     size as `client_map`, because chunks without participants are skipped.
@@ -38,14 +38,14 @@ def variance_reduced(
       num_clients: N.
       num_models: M.
       expected_trainings: m, the expected number of processors that train in a round, at most their
-        number. Fewer train if fewer have a model to train.
+        total number. Fewer train if fewer have a model to train.
       by: "loss" (LVR) costs one pass over all training examples. Negative losses, such as the
-        quadratic's, make the model NaN. A client with loss 0 does not train. "update" (GVR) has all
-        clients train all models in every round, and their gradients are counted; see
+        quadratic's, make the model NaN. A client with loss 0 does not train. "update" (GVR) makes
+        all clients train all models in every round, and counts their gradients; see
         `Look.updates`.
       processors: B_k; one number, or one per client.
-      inactive: "rest" or "train". With "train", clients that are not drawn also train, without
-        taking part; `stalevr` with exact beta needs their updates.
+      inactive: "rest" or "train". With "train", clients that are not drawn also train but do not
+        participate, because `stalevr` with exact beta needs their updates.
 
     Raises:
       ValueError: if a number is not positive, or there are fewer processors than trainings.
@@ -84,7 +84,7 @@ def variance_reduced(
         everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
         if inactive == "train":
             return Cohort.of_rows(everybody, scale, num_gradients, counts > 0), state
-        # Put clients that train first, so that the remaining chunks are empty.
+        # Move clients that train to the front, so that the remaining chunks are empty.
         order = jnp.argsort(counts == 0, axis=1, stable=True)
         clients = jnp.where(counts > 0, everybody, -1)
         clients, scale = (jnp.take_along_axis(x, order, axis=1) for x in (clients, scale))
@@ -98,14 +98,14 @@ def optimal_probabilities(
 ) -> Float[Array, "models processors"]:
     """Returns the sampling probabilities that minimize the variance of an unbiased sum.
 
-    With ``M_v = sum_m U_mv`` sorted ascending, q is the largest number of processors for which
-    ``0 < m - V + q <= sum_{j<=q} M_j / M_q``. The q smallest have the probabilities
+    With ``M_v = sum_m U_mv`` sorted in ascending order, q is the largest number of processors for
+    which ``0 < m - V + q <= sum_{j<=q} M_j / M_q``. The q smallest have the probabilities
     ``p_mv = (m - V + q) U_mv / sum_{j<=q} M_j``, and the others, which always train,
     ``p_mv = U_mv / M_v``. Each processor trains at most one model, so its probabilities sum to at
     most 1. The total is m, or the number of processors with a positive U if that is smaller.
 
     Args:
-      sizes: U, non-negative.
+      sizes: U, nonnegative.
       expected_trainings: m, at most V.
 
     Example:
@@ -118,7 +118,7 @@ def optimal_probabilities(
     order = jnp.argsort(of_processor)
     ascending, num = of_processor[order], jnp.arange(1, 1 + sizes.shape[1])
     below, room = jnp.cumsum(ascending), expected_trainings - sizes.shape[1] + num
-    # Multiply the condition out, because M_q may be 0.
+    # Multiply out the condition, because M_q may be 0.
     q = jnp.max(jnp.where((room > 0) & (room * ascending <= below), num, 1))
     is_shared = jnp.argsort(order) < q
     shared_by, room = below[q - 1], room[q - 1]
@@ -130,7 +130,7 @@ def optimal_probabilities(
 def draw_models(
     rng_key: PRNGKeyArray, p: Float[Array, "models processors"]
 ) -> Int[Array, " processors"]:
-    """Draws a model for each processor, where M means no model."""
+    """Draws a model for each processor, with M for no model."""
     lots = jax.random.uniform(rng_key, p.shape[1:], jnp.float32)
     return jnp.sum(jnp.cumsum(p, axis=0) <= lots, axis=0)
 

@@ -1,6 +1,6 @@
-"""The next arrivals that can be trained together, and the server steps they trigger.
+"""Finds the next arrivals that can be trained together, and the server steps they trigger.
 
-Everything here is arithmetic on job times and counts and does not depend on training results.
+Everything here is computed from job times and counts, and does not depend on training results.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, Jobs
 
 
 class Arrivals(NamedTuple):
-    """Jobs that are trained together, ``[arrivals]`` each, in the order in which they end.
+    """Jobs that are trained together, ``[arrivals]`` each, ordered by finish time.
 
     Attributes:
       number: see `Jobs`; -1 is padding.
@@ -24,7 +24,7 @@ class Arrivals(NamedTuple):
       place: see `Jobs`.
       rank: the number of earlier arrivals of its model in the batch.
       step: the step of the batch that it contributes to, counted from 0.
-      slot: the slot of its update among the model's recent ones; `WINDOW` if it is not kept.
+      slot: the slot of its update among the model's recent updates; `WINDOW` if it is not kept.
       staleness: the number of steps that the model made during the job.
     """
 
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     Attributes:
       size: the number of arrivals.
       jobs: the arrivals.
-      keys: the keys of their training, kept apart because a key cannot be padded with -1.
+      keys: the keys for training the jobs, separate because keys cannot be padded with -1.
       steps_before: each model's server steps before the batch.
       new_steps: each model's server steps in the batch.
       places: the storage places of the new steps' versions, ``[models, steps]``.
@@ -83,16 +83,16 @@ def next_batch(
 ) -> tuple[Clock, Batch]:
     """Returns the clock after the next arrivals that can be trained together, and these arrivals.
 
-    A batch consists of jobs already in progress, in the order in which they end. It stops before
-    the first job that began after one of them ended, because the version that such a job trains is
-    not known yet.
+    A batch consists of jobs already in progress, ordered by finish time. It stops before the first
+    job that began after one of them ended, because the model version for such a job is not known
+    yet.
 
     Args:
       dispatch: the dispatch rule.
       clock: the clock before the batch.
-      draws: the draws of the replacements, which are the jobs that follow the arrivals.
+      draws: the draws for the replacements, the jobs that begin when others arrive.
       bounds: the bounds of a batch.
-      first: the place in `draws` of the first arrival's replacement.
+      first: the index in `draws` of the first arrival's replacement.
       limit: upper bound on the arrivals; 0 gives an empty batch.
     """
     ending = _next_to_end(dispatch, clock, bounds.arrivals)
@@ -128,7 +128,7 @@ def next_batch(
 
 
 class _Ending(NamedTuple):
-    """The ``[arrivals]`` jobs in progress that end next, in the order in which they end."""
+    """The next ``[arrivals]`` jobs in progress to end, ordered by finish time."""
 
     jobs: Jobs
     row: Array  # indices among the jobs in progress
@@ -137,7 +137,7 @@ class _Ending(NamedTuple):
     rank: Array  # number of earlier arrivals of the same model
 
     def of_own(self, x: Int[Array, "arrivals models"]) -> Int[Array, " arrivals"]:
-        """Returns the entry of each arrival's own model."""
+        """Returns each arrival's entry for its own model."""
         return jnp.sum(jnp.where(self.is_model, x, 0), axis=1, dtype=jnp.int32)
 
 
@@ -148,7 +148,7 @@ def _batch_size(
     bounds: Bounds,
     limit: Int[Array, ""],
 ) -> Int[Array, ""]:
-    """Returns the number of next-ending jobs that are trained together."""
+    """Returns how many of the next jobs to end are trained together."""
     # Earliest finish time among the replacements of arrivals 0, ..., i - 1.
     never = jnp.full(1, jnp.inf, followers.finish.dtype)
     earliest = jnp.concatenate([never, lax.cummin(followers.finish)[:-1]])
@@ -167,8 +167,8 @@ def _arrivals(
 ) -> Arrivals:
     """Returns the arrivals of a batch."""
     jobs = ending.jobs
-    number = clock.arrived[jobs.model] + ending.rank  # of the model's updates since the start
-    # Keep the last updates only, because a batch may have more than `WINDOW`.
+    number = clock.arrived[jobs.model] + ending.rank  # counts the model's updates since the start
+    # Keep only the last updates, because a batch may have more than `WINDOW`.
     is_kept = present & (number >= after.arrived[jobs.model] - WINDOW)
     return Arrivals(
         number=jnp.where(present, jobs.number, -1),
@@ -184,8 +184,8 @@ def _arrivals(
 
 
 def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
-    """Returns the jobs that end next."""
-    # Of jobs that end at the same time, the one that began first comes first, because jobs are
+    """Returns the next jobs to end."""
+    # Among jobs that end at the same time, the one that began first comes first, because jobs are
     # stored in starting order and `top_k` is stable.
     _, row = lax.top_k(-clock.jobs.finish, number)
     jobs = jax.tree.map(lambda x: x[row], clock.jobs)
@@ -198,7 +198,7 @@ def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
 def _followers(
     dispatch: Dispatch, clock: Clock, draws: Draws, ending: _Ending, first: Int[Array, ""]
 ) -> Jobs:
-    """Returns the replacement of each arrival, still with the old job's version."""
+    """Returns each arrival's replacement, still with the old job's version."""
     i = jnp.arange(len(ending.rank), dtype=jnp.int32)
     model = _models_of_followers(clock, ending) if dispatch.reallocate else ending.jobs.model
     place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
@@ -215,8 +215,8 @@ def _followers(
 def _models_of_followers(clock: Clock, ending: _Ending) -> Int[Array, " arrivals"]:
     """Returns the model of each arrival's replacement.
 
-    If a model has too many jobs, the replacements of its first arrivals go to the first models with
-    too few jobs.
+    If a model has too many jobs, the replacements of its first arrivals go to the first models that
+    have too few.
     """
     models = jnp.arange(len(clock.targets), dtype=jnp.int32)
     lacks = clock.targets - jnp.sum(clock.jobs.model[:, None] == models, axis=0, dtype=jnp.int32)
@@ -276,7 +276,7 @@ def _jobs_after(
 
     `steps_so_far` are each model's steps up to and including each arrival.
     """
-    # Put remaining jobs before new jobs, because jobs are kept in starting order.
+    # Put remaining jobs before new ones, because jobs are kept in starting order.
     (old,) = jnp.nonzero(_stays(clock, ending, present), size=len(clock.jobs.number), fill_value=0)
     later = jnp.arange(len(old)) - len(old) + jnp.sum(present)
     after = jax.tree.map(lambda x, y: jnp.where(later < 0, x[old], y[later]), clock.jobs, followers)

@@ -1,14 +1,14 @@
 """Batches of arrivals: train -> add up -> step -> share out.
 
 Arrivals are independent up to the first job that began after one of them. Such a batch is trained
-together, and then the servers make their steps in order. Where the batches are cut affects results
-only through the order of summation.
+together, and then the servers take their steps in order. The boundaries between batches affect
+results only through the order of summation.
 
-A job is trained when it arrives, not when it begins, and the version it began from is stored until
-then. Every job may have begun from a different version, and every model has a current version, so R
-+ M versions are stored per model structure. Training a job when it begins and storing its update
-would take the same memory, but only jobs that began since the last step could be trained together,
-and R jobs that never arrive would be trained in vain.
+A job is trained when it arrives rather than when it begins, and the version it began from is stored
+until then. Every job may have begun from a different version, and every model has a current
+version, so R + M versions are stored per model structure. Training jobs when they begin and storing
+their updates would take the same memory, but only jobs that began since the last step could be
+trained together, and R jobs that never arrive would be trained in vain.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, message_of, t
 
 
 class Version(NamedTuple):
-    """Model version that jobs begin from, with the server's state."""
+    """The model version that jobs begin from, with the server's state."""
 
     params: Params
     server: base.ServerState
@@ -114,8 +114,8 @@ def arrivals_of(
         draws = draws_of(dispatch, rng_key, numbers)
 
         def is_missing(now: _Progress) -> Array:
-            # Loop until all replicas are done; a replica that is done early computes empty batches,
-            # which change nothing.
+            # Loop until all replicas are done, because finished replicas only compute empty
+            # batches, which change nothing.
             return chunks.is_any(now.done[None] < number)
 
         def one_batch(now: _Progress) -> _Progress:
@@ -144,12 +144,12 @@ def arrivals_of(
 
 def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
     """Returns the static bounds of a batch of at most `number` arrivals."""
-    # Use rows instead of a list if models share no data, because each slot of a list would copy the
-    # data of its model and compute every stack.
+    # Use rows rather than a list if models share no data, because each slot of a list would copy
+    # the data of its model and compute every stack.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
-    # At most about half of the jobs arrive before one of their replacements. A list has room for
-    # that many. A row has room for a quarter, because rows are computed with their padding and most
-    # batches fill a quarter.
+    # At most about half of the jobs arrive before one of their replacements, and a list has room
+    # for that many. A row has room for a quarter, because rows are computed with their padding and
+    # most batches fill only a quarter.
     per_model = min(number, -(-max(dispatch.at_work) // (2 if is_list else 4)))
     most = min(number, dispatch.num_jobs, dispatch.num_models * per_model)
     return Bounds(most, per_model, min(per_model, dispatch.ratio))
@@ -233,7 +233,7 @@ def _step(
         def of_model(
             task: Task, model: Array, is_due: Array, number: Array, total: Any, old: Version
         ) -> Version:
-            # A buffer that is not full may be empty. Replace it by 1, because 0/0 is NaN.
+            # Replace the weight of an empty buffer with 1, because 0/0 is NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
             key = keys.step_key(rng_key, model, number)
             given = base.ServerContext(number, task, old.params, old.server, (), full, key)
@@ -269,7 +269,7 @@ def clock_metrics(own: AsyncState, work: Work) -> Metrics:
     return {
         "time": jnp.full(clock.steps.shape, clock.time),
         "steps": clock.steps.astype(float),
-        # NaN, as 0 / 0, for a model without arrivals
+        # 0 / 0 is NaN for a model without arrivals
         "staleness": work.staleness / work.counts.client_updates,
         "at_work": clock.targets.astype(float),
     }

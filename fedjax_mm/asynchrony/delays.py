@@ -47,9 +47,9 @@ def shifted_exponential(
     Args:
       num_clients: N.
       mean: the mean of the exponential part; one number, or one per model.
-      shift: the minimum delay of a client that is neither slow nor fast; None is half the mean.
-        With a mean of 0, delays are constant.
-      slow: the fraction of slow clients. Which clients are slow does not depend on the run's seed.
+      shift: the minimum delay of a client that is neither slow nor fast; None means half the mean.
+        If the mean is 0, delays are constant.
+      slow: the fraction of slow clients, chosen independently of the run's seed.
       fast: the fraction of fast clients.
       slow_factor: multiplies the delays of slow clients.
       fast_factor: multiplies the delays of fast clients.
@@ -91,7 +91,7 @@ def shifted_exponential(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ShiftedExponential:
-    """Delays of `shifted_exponential`, whose `num_models` is None if all models share them."""
+    """Delays of `shifted_exponential`, with `num_models` None if all models share them."""
 
     num_clients: int
     num_models: int | None
@@ -121,7 +121,7 @@ def _of_model(numbers: Any, model: Index) -> Any:
 
 
 def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
-    """Raises an error unless the argument is a `Delay` for these numbers of clients and models."""
+    """Raises an error if the argument is not a `Delay` for these numbers of clients and models."""
     if not callable(delay):
         raise TypeError(
             f"delay is {described(delay)}; give a function of a key, a model and a client, such as "
@@ -143,7 +143,7 @@ def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
 
 
 def _check_law(delay: Any) -> None:
-    """Raises an error unless a user's function draws one time."""
+    """Raises an error if a user's function does not draw a single time."""
     what = "delay(rng_key, model, client)"
     try:
         inspect.signature(delay).bind(None, None, None)
@@ -173,7 +173,7 @@ def delays_of(
 
 
 class OnClock(NamedTuple):
-    """State of an assignment on a clock: the assignment's state, and the simulated time."""
+    """State of an assignment on a clock: the assignment's state and the simulated time."""
 
     state: Any
     time: Float[Array, ""]
@@ -193,15 +193,15 @@ def on_clock(
     models trains them in parallel, as in asynchronous runs. A round without participants takes no
     time.
 
-    With `first` or `deadline`, clients can be too late. Such clients have trained, so their
-    gradients count, but they do not take part, as with messages that `availability.dropping` loses.
+    With `first` or `deadline`, clients can be too late. Their gradients count, because they have
+    trained, but they do not participate, like clients whose messages `availability.dropping` loses.
 
     Args:
       assignment: chooses clients and models.
       delay: draws the duration of a local training.
-      first: k; each model uses only its k fastest clients, with ties going to lower client numbers,
-        so that an assignment can over-select clients. None waits for all clients.
-      deadline: the time after which a round ends without the clients that are still training; None
+      first: k. Each model uses only its k fastest clients, with ties going to lower client numbers,
+        so an assignment can over-select clients. None waits for all clients.
+      deadline: the time at which a round ends without the clients that are still training. None
         waits for all clients.
 
     Raises:
@@ -224,7 +224,7 @@ def on_clock(
 
     sampling = assignment.sampling
     if sampling and (first is not None or deadline is not None):
-        sampling = Sampling(sampling.most_models)  # lateness depends on other clients
+        sampling = Sampling(sampling.most_models)  # because lateness depends on other clients
 
     def init(rng_key: PRNGKeyArray) -> OnClock:
         return OnClock(assignment.init(rng_key), jnp.zeros((), float))
@@ -239,7 +239,7 @@ def on_clock(
             groups = jnp.where(cohort.participates(), model, -1)
             is_among = (groups >= 0) & (_places(groups, times, client) < first)
             cohort = _taking_part(cohort, is_among)
-            times = jnp.where(is_among, times, 0.0)  # nobody waits for the others
+            times = jnp.where(is_among, times, 0.0)  # no client waits for the others
         if deadline is not None:
             cohort = _taking_part(cohort, times <= deadline)
             times = jnp.minimum(times, deadline)
@@ -270,5 +270,5 @@ def _places(
     """Returns each entry's rank within its group, from 0, ordered by time and then by number."""
     order = jnp.lexsort((numbers, times, groups))
     ordered, places = groups[order], jnp.arange(len(groups), dtype=jnp.int32)
-    first = jnp.searchsorted(ordered, ordered).astype(jnp.int32)  # of the group
+    first = jnp.searchsorted(ordered, ordered).astype(jnp.int32)  # first position of the group
     return jnp.zeros_like(places).at[order].set(places - first)

@@ -1,8 +1,8 @@
 """Jobs in simulated time: the dispatch rule, the jobs' random draws, and the clock.
 
-A job is one client's local training of one model, from the model's version when the job begins. A
-job arrives when it ends. `arrivals.py` finds the jobs that arrive next, and `batches.py` trains
-them.
+A job is one client's local training of one model, starting from the model's version when the job
+begins. A job arrives when it ends. `arrivals.py` finds the next jobs to arrive, and `batches.py`
+trains them.
 
 Axes:  ``models`` M · ``jobs`` all R in progress
 """
@@ -21,17 +21,17 @@ from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
 from fedjax_mm.checks import check_count, described
 
 WINDOW = 8
-"""Number of last updates from which a model's relative variance is computed."""
+"""The number of recent updates used to compute a model's relative variance."""
 
 
 class Dispatch(NamedTuple):
-    """Rule for dispatching jobs and buffering updates, as built by `fedast`.
+    """A rule for dispatching jobs and buffering updates, as built by `fedast`.
 
     Attributes:
       num_clients: N, the number of clients to draw from.
       num_models: M.
-      at_work: initial R_m, the number of jobs of each model in progress.
-      ratio: R_m over the number of updates in the model's buffer.
+      at_work: the initial R_m, the number of jobs of each model in progress.
+      ratio: R_m divided by the number of updates in the model's buffer.
       delay: draws the duration of a job.
       reallocate: whether R_m adapts to the relative variance of recent updates.
       arrivals_per_round: the number of arrivals that count as one round.
@@ -52,7 +52,7 @@ class Dispatch(NamedTuple):
 
     @property
     def period(self) -> int:
-        """Arrivals between two reallocations, 0.75 R M."""
+        """The number of arrivals between two reallocations, 0.75 R M."""
         return max(1, 3 * self.num_jobs * self.num_models // 4)
 
     @property
@@ -75,27 +75,27 @@ def fedast(
 
     When a job ends, a new one begins on a client drawn uniformly, from the current version of its
     model. The server takes one step per b_m = ceil(R_m / ratio) updates that have arrived. The new
-    job trains the same model, unless R_m other jobs do; it then trains the first model that has
-    fewer than its R_m. Every 0.75 R M arrivals (R jobs in total) R_m is set in proportion to the
-    relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
-    updates, once all models have had 8. It is at least `ratio`, and a multiple of `ratio` except
-    for the remainder of R.
+    job trains the same model, unless R_m other jobs already do, in which case it trains the first
+    model with fewer than its R_m. Every 0.75 R M arrivals (R jobs in total), R_m is set in
+    proportion to the relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the
+    model's last 8 updates, once all models have had 8. It is at least `ratio`, and a multiple of
+    `ratio` except for the remainder of R.
 
     Args:
       num_clients: N. A client may run several jobs at a time.
       num_models: M.
-      at_work: initial R_m; one number, or one per model.
+      at_work: the initial R_m; one number, or one per model.
       ratio: R_m / b_m, roughly the number of steps that a model takes while a job is in progress.
-      delay: draws the duration of a job; by default `asynchrony.shifted_exponential`. A job with an
-        infinite or NaN delay never arrives while others do.
+      delay: draws the duration of a job; defaults to `asynchrony.shifted_exponential`. A job with
+        an infinite or NaN delay never arrives while others do.
       reallocate: whether R_m changes.
-      arrivals_per_round: the number of arrivals that count as one round; None is R. Training does
-        not depend on it, but metrics are recorded between rounds.
+      arrivals_per_round: the number of arrivals that count as one round; None means R. Training
+        does not depend on it, but metrics are recorded between rounds.
 
     In addition to the tasks' metrics, the trace has `time`, the simulated time, which all models
     share; `steps`, each model's server steps; `staleness`, the mean number of steps that a model
     took during the jobs that arrived since the last record, or NaN without arrivals; and `at_work`,
-    R_m. Schedules are evaluated at the model's next step when a job begins. The algorithm must not
+    R_m. When a job begins, schedules are evaluated at the model's next step. The algorithm must not
     keep client states. With unweighted FedAvg and a server rate eta_g, this is FedAST: ``w <- w +
     (eta_g / b_m) sum Delta``.
 
@@ -143,7 +143,7 @@ def fedast(
 
 
 def _known(name: str, value: Any) -> int:
-    """Returns a static positive integer."""
+    """Checks that a number is a static positive integer, and returns it."""
     number = check_count(name, value)
     if isinstance(number, jax.core.Tracer):
         raise ValueError(
@@ -157,12 +157,12 @@ class Jobs(NamedTuple):
     """Jobs in progress, ``[jobs]`` each.
 
     Attributes:
-      finish: arrival time.
-      start: start time.
-      number: counts jobs from 0 in the order in which they begin.
-      model: the model that they train.
+      finish: the arrival time.
+      start: the start time.
+      number: the job's number, counted from 0 in starting order.
+      model: the model that the job trains.
       client: the client that trains.
-      version: the number of steps the model had taken at the start.
+      version: the number of steps that the model had taken at the start.
       place: the storage place of that version.
       key: the key of the local training.
     """
@@ -204,11 +204,11 @@ class Draws(NamedTuple):
 
     client: Int[Array, " jobs"]
     delay: Float[Array, "jobs models"]
-    key: PRNGKeyArray  # of the training
+    key: PRNGKeyArray  # for the training
 
 
 def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jobs"]) -> Draws:
-    """Returns the draws of jobs, which depend only on the seed and the job's number."""
+    """Draws random values for jobs, which depend only on the seed and the job's number."""
 
     def draw(number: Int[Array, ""]) -> Draws:
         key = keys.job_key(rng_key, number)
@@ -216,7 +216,7 @@ def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jo
         models = jnp.arange(dispatch.num_models, dtype=jnp.int32)
         delays = jax.vmap(dispatch.delay, (None, 0, None))(keys.delay_key(key), models, client)
         delays = jnp.asarray(delays, float)
-        # A job with a NaN delay never ends, like a job with an infinite one, because NaN cannot be
+        # Treat a NaN delay as infinite, so that the job never ends, because NaN cannot be
         # ordered.
         delays = jnp.where(jnp.isnan(delays), jnp.inf, delays)
         return Draws(client, delays, keys.training_key(key))

@@ -17,13 +17,13 @@ from fedjax_mm.checked import Count, checked
 from fedjax_mm.shuffles import permutation
 
 MEMORY = 64
-"""Number of last plans from which the Gaussian process learns."""
+"""The number of recent plans from which the Gaussian process learns."""
 
 CANDIDATES = 75
-"""Number of plans that are compared in a round."""
+"""The number of candidate plans compared in a round."""
 
 LENGTH_SCALE = 2.0
-"""Length scale of the Matern kernel."""
+"""The length scale of the Matern kernel."""
 
 NOISE = 1e-4
 """Added to the kernel's diagonal, because equal plans make it singular in single precision."""
@@ -61,16 +61,16 @@ def bods(
 ) -> Assignment:
     """BODS: Bayesian optimization of each round's clients for short rounds and fair participation.
 
-    A plan assigns K clients to each model, each to one model. Its cost is ``alpha T + (1 - alpha)
-    F``, where T is the sum of the models' longest delays, and F the sum of the variances of s_mk,
-    the number of rounds in which client k has trained model m, this one included. Every round
-    compares 75 candidate plans, which are shuffles of M K + 5 random clients, by a Gaussian process
-    fitted to the last 64 plans, with a Matern kernel (nu = 3/2, length scale 2) and standardized
-    costs. The candidate with the largest expected improvement over the lowest of these 64 costs is
-    chosen. The first plan is random.
+    A plan assigns K clients to each model, and each client to at most one model. Its cost is
+    ``alpha T + (1 - alpha) F``, where T is the sum of the models' longest delays, and F is the sum
+    of the variances of s_mk, the number of rounds in which client k has trained model m, including
+    this one. Every round compares 75 candidate plans, which are shuffles of M K + 5 random clients,
+    using a Gaussian process fitted to the last 64 plans, with a Matern kernel (nu = 3/2, length
+    scale 2) and standardized costs. The candidate with the largest expected improvement over the
+    lowest of these 64 costs is chosen. The first plan is random.
 
     F grows over the rounds, so the costs of old plans are too low, and plans are not fair. With
-    ``learn="time"`` they are: the process then learns only T, and F is computed exactly.
+    ``learn="time"`` they are fair, because the process learns only T, and F is computed exactly.
 
     The trace has the metric `time`; see `on_clock`.
 
@@ -78,7 +78,7 @@ def bods(
       num_clients: N.
       num_models: M.
       cohort_size: K clients per model; M K <= N.
-      delay: draws the duration of a local training; None is ``shifted_exponential(N)``.
+      delay: draws the duration of a local training; None means ``shifted_exponential(N)``.
       alpha: the trade-off between fairness (0) and time (1); it may be traced.
       learn: "cost" maximizes the expected improvement of the cost, as in FedAST's code. "time"
         minimizes ``alpha (mean - deviation of T) + (1 - alpha) F``.
@@ -99,7 +99,7 @@ def bods(
       (2,)
 
     Reference: Zhou et al., "Efficient Device Scheduling with Multi-Job Federated Learning" (2022),
-    as Askin, Sharma, Joe-Wong, Joshi compare with it in "FedAST" (2024).
+    as compared by Askin, Sharma, Joe-Wong, Joshi in "FedAST" (2024).
     """
     if num_models * cohort_size > num_clients:
         raise ValueError(
@@ -161,7 +161,7 @@ def common_pairs(
     places: Int[Array, "candidates models cohort"],
 ) -> Int[Array, "candidates plans"]:
     """Returns the number of (model, client) pairs that candidates share with kept plans."""
-    # Compare only clients of the pool, because all candidates come from it.
+    # Compare only clients in the pool, because all candidates come from it.
     inside = jnp.any(kept[..., None] == pool, axis=2)
     models = jnp.arange(kept.shape[1])[:, None]
     return jax.vmap(lambda own: jnp.sum(inside[:, models, own], axis=(1, 2), dtype=jnp.int32))(
@@ -192,7 +192,7 @@ def posterior(
 ) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"]]:
     """Returns the mean and the standard deviation of each candidate's cost.
 
-    The squared distance of two plans, as vectors of zeros and ones, is ``2 (M K - overlap)``.
+    The squared distance between two plans, as 0/1 vectors, is ``2 (M K - overlap)``.
     """
 
     def kernel(overlap: Int[Array, "*plans"]) -> Float[Array, "*plans"]:
@@ -219,7 +219,7 @@ def predict(
     values: Float[Array, " plans"],
     outer: Float[Array, "candidates plans"],
 ) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"]]:
-    """Returns the mean of each candidate, and the variance that the plans explain."""
+    """Returns each candidate's mean, and the variance explained by the plans."""
     factor = cho_factor(inner, lower=True)
     explained = jnp.sum(solve_triangular(factor[0], outer.T, lower=True) ** 2, axis=0)
     return outer @ cho_solve(factor, values), explained
@@ -229,8 +229,8 @@ def predict(
 def _predict_for_replicas(
     axis_size: int, in_batched: list[bool], *args: Array
 ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
-    # Factor one matrix after the other on CPUs, because jaxlib factors a batch in the threads that
-    # also run the program: on several devices each may wait for the others forever.
+    # Factor the matrices one by one on CPUs, because jaxlib factors a batch in the threads that
+    # also run the program, so several devices may wait for each other forever.
     rows = [
         x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
         for x, is_batched in zip(args, in_batched, strict=True)
@@ -245,7 +245,7 @@ def expected_improvement(
 ) -> Float[Array, " candidates"]:
     """Returns ``(best - mean) Phi(Z) + deviation phi(Z)``, ``Z = (best - mean) / deviation``.
 
-    It is 0 if the deviation is 0.
+    The result is 0 if the deviation is 0.
 
     Example:
       >>> expected_improvement(jnp.array([0.0, 0.0]), jnp.array([1.0, 0.0]), 0.0).round(3).tolist()

@@ -15,7 +15,7 @@ from fedjax_mm.checks import check_numbers, described
 from fedjax_mm.shuffles import permutation
 
 Probability = Scalar | Float[Array, " clients"] | tuple[float, ...]
-"""One number for all clients, or one for each; it may be traced."""
+"""One number for all clients, or one per client; it may be traced."""
 
 
 class Law(NamedTuple):
@@ -98,8 +98,8 @@ def markov(comes: Probability, leaves: Probability) -> Law:
     total = jnp.asarray(comes, float) + jnp.asarray(leaves, float)
     if not isinstance(total, jax.core.Tracer) and not np.all(np.asarray(total) > 0):
         raise ValueError(
-            "comes and leaves are both 0, so that nobody ever changes; take "
-            "bernoulli(probability), or one of them positive"
+            "comes and leaves are both 0, so no client ever changes; use "
+            "bernoulli(probability), or make one of them positive"
         )
     share = jnp.asarray(comes, float) / total
 
@@ -109,7 +109,7 @@ def markov(comes: Probability, leaves: Probability) -> Law:
     def step(
         rng_key: PRNGKeyArray, round: Round, state: Bool[Array, " clients"], num_clients: int
     ) -> tuple[Bool[Array, " clients"], Bool[Array, " clients"]]:
-        # Round 1 uses the initial state, which is already stationary.
+        # Use the initial state in round 1, because it is already stationary.
         chances: tuple[Any, Any] = (leaves, comes)
         changes = _draw(rng_key, jnp.where(state, *chances), num_clients)
         new = jnp.where(jnp.asarray(round) > 1, state ^ changes, state)
@@ -122,7 +122,7 @@ def markov(comes: Probability, leaves: Probability) -> Law:
 def cyclic(num_groups: Count) -> Law:
     """Cyclic participation: in round t only the clients of group ``(t - 1) mod G`` are present.
 
-    Groups have near-equal sizes and are drawn once per run, from its seed.
+    Groups are near-equal, and are drawn once per run, from its seed.
 
     Args:
       num_groups: G, at most the number of clients.
@@ -164,9 +164,9 @@ def timetable(
     Args:
       intervals: for each client, the half-open intervals ``[start, end)`` in which it is present,
         in rounds, sorted and disjoint. Round 1 lasts from 0 to 1. A client is present in a round if
-        it is present when the round begins.
-      period: the length after which the trace repeats. By default it does not repeat, and no client
-        is present after the last interval.
+        it is present at the beginning of the round.
+      period: the length after which the trace repeats. If not given, the trace does not repeat, and
+        no client is present after the last interval.
 
     Raises:
       ValueError: if intervals are unsorted, overlapping or empty, or extend beyond the period.

@@ -41,7 +41,7 @@ def available(
 ) -> Assignment:
     """Wraps an assignment so that absent clients do not train.
 
-    Presence is drawn before clients are chosen and does not depend on the choice. The metric
+    Presence is drawn before clients are chosen, and does not depend on the choice. The metric
     ``present`` is the number of clients present in the last round.
 
     Args:
@@ -51,7 +51,7 @@ def available(
         present client that was not chosen, drawn uniformly, or leaves it empty if there is none. A
         uniform cohort of K clients then becomes a uniform cohort of K present clients.
       unbiased: whether each client's weight is divided by its fraction of rounds present. With
-        ``fedavg(server_scale="1/N")`` the expected step is then the one without absence.
+        ``fedavg(server_scale="1/N")`` the expected step then equals the step without absence.
 
     Raises:
       TypeError: if an argument has another type.
@@ -118,8 +118,8 @@ def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> 
         raise ValueError("unbiased is for when_absent='skip'; replaced clients need no factors")
     if unbiased and not _is_known(law.share):
         raise ValueError(
-            "unbiased needs the shares of presence, which must be positive, and a timetable has "
-            "them with a period only; give one, or leave unbiased out"
+            "unbiased needs the shares of presence, which must be positive and which a timetable "
+            "has only with a period; give a period, or leave out unbiased"
         )
 
 
@@ -155,7 +155,7 @@ def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " c
     clients = jnp.asarray(cohort.clients)
     is_chosen = clients >= 0
     is_absent = is_chosen & ~is_present[jnp.maximum(clients, 0)]
-    # Use a number out of range, which is dropped, because -1 would mark the last client.
+    # Use an index that is out of range and hence dropped, because -1 would mark the last client.
     numbers = jnp.where(is_chosen, clients, len(is_present))
     is_free = is_present.at[numbers].set(False, mode="drop")
     lots = jax.random.bits(rng_key, is_free.shape, jnp.uint32)
@@ -180,7 +180,7 @@ def _is_known(share: Probability) -> bool:
 def dropping(assignment: Assignment, probability: Probability) -> Assignment:
     """Wraps an assignment so that some messages are lost on their way to the server.
 
-    A client whose message is lost has trained, so its gradients count, but it does not take part:
+    A client whose message is lost has trained, so its gradients count, but it does not participate:
     its weight is 0, its state does not change, and the assignment does not see its report.
 
     Args:

@@ -1,8 +1,8 @@
 """The command line: list, reproduce, bounds, report, init, run, sweep, show, export, bench.
 
 This module defines options, help texts and exit codes; other modules do the work. They are imported
-inside the commands that need them, because importing JAX takes seconds, which neither a list nor a
-mistyped command should cost.
+inside the commands that need them, because importing JAX takes seconds, which listing items or a
+mistyped command should not cost.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits, with one line on stderr and code 2 for invalid input."""
+    """Runs the command line and exits, with code 2 and one line on stderr for invalid input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(args=arguments, prog_name="fedjax-mm", standalone_mode=False)
@@ -94,9 +94,9 @@ def _is_one_of_several() -> bool:
 
 
 def _leave(error: Exception) -> NoReturn:
-    """Ends one process of a multi-process run at once, after an error that others may not have."""
-    # Skip the orderly exit, because JAX would wait minutes for the other processes, which have
-    # ended or are waiting for this one.
+    """Exits one process of a multi-process run immediately after an error."""
+    # Skip the orderly exit, because JAX would wait minutes for the other processes, which may have
+    # ended or be waiting for this one.
     jax = sys.modules["jax"]
     if isinstance(error, jax.errors.JaxRuntimeError):
         (first, *_) = str(error).splitlines()
@@ -168,7 +168,7 @@ def set_up(
         os.environ["FEDJAX_MM_CACHE"] = str(cache.absolute())
     is_asked = verbose or distributed or process is not None or devices is not None
     if context.invoked_subcommand in _NOT_COMPUTING and not is_asked:
-        return  # these commands compute nothing, and importing JAX would take longer than they do
+        return  # these commands do not compute, and importing JAX would take longer than they do
 
     import jax
 
@@ -180,7 +180,7 @@ def set_up(
     with refusing():
         try:
             use_cpu_devices(devices)
-        except RuntimeError:  # a process that has computed before keeps its devices
+        except RuntimeError:  # devices cannot change once a process has computed
             if devices is not None:
                 raise
         if distributed or process is not None:
@@ -259,7 +259,7 @@ def _exit(none_is: bool) -> NoReturn:
 
 
 def _settings(overrides: Sequence[str] | None, **options: str | None) -> list[str]:
-    """Returns the overrides and the given options as one list."""
+    """Merges the overrides and the given options into one list."""
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     return [*(overrides or []), *given]
 

@@ -1,4 +1,4 @@
-"""Collects reportable results below a directory: summaries, figures, manifests.
+"""Collects reportable results below a directory: summaries, figures and manifests.
 
 Nothing here needs JAX, so that results can be shown on a different machine.
 """
@@ -23,7 +23,7 @@ from fedjax_mm.papers.schema import Check, Published, Statement, Table, Verdict,
 Content = TypeVar("Content", bound=BaseModel)
 
 _LEADS = ("shows", "text")
-_ROWS = 30  # rows of a table on the page; longer tables stay in the summary
+_ROWS = 30  # table rows on the page; longer tables stay in the summary
 _SIGNS = {"unfinished", "result.nc", "figure.png"}  # of a result, possibly incomplete
 
 
@@ -131,7 +131,7 @@ class Item(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """A statement of a paper, with the item that judges it, and a link unless it was not made."""
+    """A statement of a paper, the item that judges it, and a link if the item was made."""
 
     paper: str
     item: str
@@ -148,10 +148,10 @@ class Collected(NamedTuple):
 
     @property
     def sentences(self) -> list[Sentence]:
-        """Returns each statement of the papers with items here, once.
+        """Returns each statement of the papers that have items here, without duplicates.
 
-        If an item has several results, the first one counts. A statement whose item was not made
-        counts as not tested.
+        If an item has several results, the first one counts. Statements whose item was not made
+        count as not tested.
         """
         found = []
         made = {item.summary.id: item for item in reversed(self.items)}
@@ -194,7 +194,7 @@ def collect(directory: Path) -> Collected:
     found.items.sort(key=lambda item: order.index(item.summary.id))
     taken: set[str] = set()
     for number, item in enumerate(found.items):
-        # Number anchors that folders share, because each is the name of a file.
+        # Number anchors shared by several folders, because each anchor is a file name.
         anchor = item.anchor if item.anchor not in taken else f"{item.anchor}-{number}"
         taken.add(anchor)
         found.items[number] = item._replace(anchor=anchor)
@@ -202,7 +202,7 @@ def collect(directory: Path) -> Collected:
 
 
 def _item(folder: Path, place: str, problems: list[str]) -> Item:
-    """Returns an item, and adds missing or broken files to the problems."""
+    """Returns an item, adding missing or broken files to the problems."""
     summary = _load(Summary, folder / "summary.json")
     if summary.id not in list(ALL):
         raise ValueError(f"summary.json is of an unknown item, {summary.id!r}; update fedjax-mm")
@@ -224,7 +224,7 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
 
 
 def _load(kind: type[Content], path: Path) -> Content:
-    """Returns a file's content, or raises a `ValueError` of one line."""
+    """Parses a file's content, raising a one-line `ValueError` if it is invalid."""
     try:
         return kind.model_validate(json.loads(path.read_text()))
     except ValidationError as error:
@@ -236,7 +236,7 @@ def _load(kind: type[Content], path: Path) -> Content:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of numbers and statements, joining the innermost level."""
+    """Yields numbers and statements as (name, text), joining the innermost level."""
     if isinstance(value, Mapping):
         if name and not any(isinstance(each, Mapping | list) for each in value.values()):
             yield name, ", ".join(f"{key}: {each}" for key, each in value.items())

@@ -21,7 +21,7 @@ class _Settings(Config):
 
 @contextmanager
 def by(executor: AnyExecutor | None, how: Execution) -> Iterator[Execution]:
-    """Yields the execution, by an executor if one is given."""
+    """Yields the execution, with the executor attached if one is given."""
     if executor is None:
         yield how
         return

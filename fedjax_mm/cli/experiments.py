@@ -40,11 +40,11 @@ def init(
     from fedjax_mm.files import write_aside
 
     if file.exists():
-        raise RefusedError(f"{file} exists, and is left as it is; give another FILE, or remove it")
+        raise RefusedError(f"{file} exists and was not changed; give another FILE, or remove it")
     text = resources.files("fedjax_mm.cli").joinpath("templates/experiment.toml").read_text()
     with refusing((OSError,)):
         write_aside(file, lambda aside: aside.write_text(text))
-    say(f"{file} is written; change it, and run it with: fedjax-mm run {file}")
+    say(f"wrote {file}; edit it, then run: fedjax-mm run {file}")
 
 
 def run(

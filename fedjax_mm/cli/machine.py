@@ -46,7 +46,7 @@ def show_cache(is_cleared: bool) -> None:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Reports cached programs that cannot be loaded, and, at the end, useless loading."""
+    """Reports cached programs that fail to load and, at the end, whether loading saved no time."""
     loading, show_warning, is_told = Loading(), warnings.showwarning, False
 
     def tell(message: Warning | str, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Everything below a directory as one page in HTML, or as Markdown with a page for each item."""
+"""Renders all results below a directory as one HTML page, or one Markdown page per item."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedjax_mm.papers.schema import OUTCOMES, VERDICTS
 Kind = Literal["html", "md"]
 
 LIMIT = 5 * 2**20
-"""Bytes of a page that opens quickly and may be sent by mail."""
+"""The size in bytes of a page that opens quickly and can be sent by email."""
 
 _SIGNS = {
     "verdicts": VERDICTS,
@@ -33,7 +33,7 @@ _SIGNS = {
 }
 
 SHARE = LIMIT // 40
-"""Bytes of a figure of a page in Markdown."""
+"""The size limit in bytes of a figure on a Markdown page."""
 
 
 def write(directory: Path, kind: Kind, out: Path) -> Collected:
@@ -50,8 +50,8 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
     """
     if kind == "md" and (not out.suffix or out.stem == "figures"):
         raise ValueError(
-            f"{out.name} is no name of a page, whose items have a folder of that name without its "
-            "suffix; give another one, such as results.md"
+            f"{out.name} cannot name a page, because its items go to a folder of that name without "
+            "the suffix; choose another name, such as results.md"
         )
     if not directory.is_dir():
         raise ValueError(f"{directory}: there is no such directory; give one with results")
@@ -87,12 +87,12 @@ def _template(name: str) -> Template:
 
 
 def render(found: Collected, kind: Kind, folder: str = "report") -> str:
-    """Returns the page as text, which depends on the results only.
+    """Returns the page as text, which depends only on the results.
 
     Args:
-      found: what is shown.
-      kind: the format.
-      folder: of the items' own pages, for links in Markdown.
+      found: the collected results.
+      kind: the page format.
+      folder: the folder of the items' own pages, for links in Markdown.
     """
     page = _template(f"page.{kind}")
     papers = [
@@ -101,7 +101,7 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
     about = {"found": found, "papers": papers, "figures": {}, **_SIGNS, **_statements(found)}
     if kind == "md":
         return page.render(about | {"folder": Markup(quote(folder))})
-    # The figures share the bytes that remain after the text; base64 makes four bytes of three.
+    # Split the remaining bytes among the figures, because base64 turns three bytes into four.
     room = LIMIT - len(page.render(about).encode())
     share = room * 3 // 4 // max(len(found.items), 1)
     figures = {item.anchor: b64encode(shrunk(item.figure, share)).decode() for item in found.items}
@@ -140,7 +140,7 @@ def _markdown(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     text = re.sub(r"\s+", " ", value)
-    for letter in "&<~$|":  # not every dialect lets a backslash escape these
+    for letter in "&<~$|":  # some dialects do not support backslash escapes for these
         text = text.replace(letter, f"&#{ord(letter)};")
     return re.sub(r"[\\`*_>\[\]]|(?<!&)#", lambda match: "\\" + match[0], text)
 

@@ -1,4 +1,4 @@
-"""Parts of a run on disk, which `--part` writes and `merge` joins."""
+"""Saves and finds the parts of a run on disk, written by `--part` and joined by `merge`."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from fedjax_mm.sweeps.structures import Part
 
 
 def _folder(directory: Path, first_seed: int) -> Path:
-    """Returns the parts folder in a result's directory."""
+    """Returns the directory of parts within a result's directory."""
     return directory / (f"parts-of-seed-{first_seed}" if first_seed else "parts")
 
 
@@ -50,7 +50,7 @@ def compute_part(
             f"{place.parent} has parts of {listed(sorted(others))}; give --part K/N with that N, "
             "or delete them"
         )
-    # Unfinished work over an existing part means that it was started with `--overwrite`.
+    # Unfinished work over an existing part implies that it was started with `--overwrite`.
     is_begun = Checkpoints(place).has_work
     if not is_begun and before != "overwrite" and _has(path, experiment, with_params):
         leave_alone(path)
@@ -69,7 +69,7 @@ def compute_part(
 
 
 def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
-    """Returns whether a file holds an undamaged part of this experiment."""
+    """Returns whether a file holds an intact part of this experiment."""
     if not path.exists():
         return False
     try:
@@ -89,7 +89,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
     if changes := "; ".join([*differences(found, plain(wanted))][:3]):
         raise RefusedError(
             f"{path} is a part of another run: {changes}; choose another directory with --out, or "
-            "give it up with --overwrite"
+            "replace it with --overwrite"
         )
     return True
 
@@ -104,7 +104,7 @@ def _found(folder: Path) -> dict[tuple[int, int], Path]:
 
 
 def _in_words(numbers: Sequence[int], of: int, what: str) -> str:
-    """Describes some parts, and how to complete the first one."""
+    """Describes some parts and how to complete the first one."""
     many = len(numbers) > 1
     parts = f"part{'s' * many} number {listed(numbers)} of {of} {'are' if many else 'is'}"
     return f"{parts} {what} with --part {numbers[0]}/{of} --resume"

@@ -1,4 +1,4 @@
-"""The commands `reproduce`, `bounds` and `judge`, which make items, write their files and print.
+"""The commands `reproduce`, `bounds` and `judge`, which make, write and print items.
 
 Invalid input raises `RefusedError` before anything is computed or written.
 """
@@ -57,10 +57,10 @@ def reproduce(
 
     Args:
       ids: the ids of the items.
-      overrides: settings that override those of the items.
-      scale: the clients and the dataset, if given.
-      data: the folder of the real data.
-      out: the directory in which each item has a folder.
+      overrides: settings that override the items' defaults.
+      scale: the number of clients and the dataset, if given.
+      data: the directory of the real data.
+      out: the directory that gets one subdirectory per item.
       before: how to treat earlier work.
       how: how to execute the runs.
       budget: the limits of seeds and time, if seeds are added until all statements are settled.
@@ -90,9 +90,9 @@ def bounds(
 
 
 def judge(directory: Path) -> bool:
-    """Judges finished results again and returns whether no statement is contradicted.
+    """Rejudges finished results and returns whether no statement is contradicted.
 
-    Rules, tables and figures are those of this version. Data and manifest do not change, because
+    This version's rules, tables and figures apply. Data and manifests do not change, because
     nothing is computed.
     """
     with refusing():
@@ -135,7 +135,7 @@ def _find(items: Mapping[str, Item], name: str, kind: str) -> Item:
 
 
 def _scaled(item: Item, clients: str | None, data: Path | None, dataset: str | None) -> list[str]:
-    """Returns an item's overrides for clients and data."""
+    """Returns an item's overrides for the clients and the data."""
     known, settings = type(item.settings).model_fields, []
     if dataset is not None:
         if "dataset" not in known:
@@ -168,9 +168,9 @@ def _make(
     how: Execution,
     budget: Budget | None,
 ) -> bool:
-    """Makes items sequentially, and returns whether no statement is contradicted."""
+    """Makes items one by one, and returns whether no statement is contradicted."""
     folders, verdicts = [out / item.id for item in items], list[str]()
-    results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
+    results: dict[str, xr.Dataset] = {}  # shared by figures of the same runs
 
     def result_of(item: Item, config: Config, saving: Execution) -> xr.Dataset:
         first = config.first_seed if isinstance(config, Seeded) else 0
@@ -215,7 +215,7 @@ def _tell(text: str) -> None:
 
 
 def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget | None) -> bool:
-    """Returns whether seeds are added to a complete result."""
+    """Returns whether seeds should be added to a complete result."""
     if not (budget and isinstance(config, Seeded)):
         return False
     is_open = any(each["verdict"] == "not settled" for each in done["statements"])
@@ -228,7 +228,7 @@ def _write(
     """Writes and prints a reproduction, in the first process only."""
     if jax.process_index() > 0:
         return item.findings(dataset, config)
-    # Save in a thread, because compression releases the GIL for judging and drawing.
+    # Save in a thread, because compression releases the GIL and lets judging and drawing proceed.
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(save_dataset, dataset, directory / "result.nc")
         try:
@@ -236,7 +236,7 @@ def _write(
             figure = item.figure(dataset, findings.measured, config)
             plots.save_figure(figure, directory / "figure.png")
         finally:
-            saved.result()  # reraises an error of saving, if any
+            saved.result()  # raises any error from saving
     about = item.summary(dataset, findings)
     save_about(directory / "summary.json", about, ("result.nc", "figure.png"))
     changed = "" if config == item.settings else ", with other settings"
@@ -249,9 +249,9 @@ def show_findings(title: str, findings: Findings, remedy: str) -> None:
     """Prints an item's tables, the verdicts on its paper's statements, and further checks.
 
     Args:
-      title: the title of a table without one.
+      title: the title for a table without one.
       findings: the findings of the item.
-      remedy: text that explains how to settle a statement.
+      remedy: explains how to settle a statement.
     """
     for each in findings.tables:
         heading = each.title or title

@@ -1,4 +1,4 @@
-"""Results on the terminal, without computing on a device."""
+"""Shows results in the terminal, without computing on a device."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def show(path: Path) -> None:
         dataset = open_result(file)
         about = _about(dataset)
     except Exception as error:  # damaged content can raise any exception
-        raise RefusedError(f"{file}: this is no result; {remedy}") from error
+        raise RefusedError(f"{file}: this is not a result; {remedy}") from error
     show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
     show_last(dataset)
@@ -42,7 +42,7 @@ def show(path: Path) -> None:
 
 
 def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
-    """Returns the manifest in brief, and the dimensions."""
+    """Summarizes the manifest and the dimensions."""
     about: dict[str, Any] = dataset.attrs["manifest"]
     versions, device, wall = (about.get(key, {}) for key in ("versions", "device", "wall_seconds"))
     names = ("fedjax-mm", "jax")
@@ -60,7 +60,7 @@ def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
 
 
 def _values(dataset: xr.Dataset, dim: str) -> str:
-    """Returns the coordinates of a dimension in brief."""
+    """Summarizes the coordinates of a dimension."""
     size = dataset.sizes[dim]
     if dim not in dataset.coords:
         return str(size)
@@ -69,7 +69,7 @@ def _values(dataset: xr.Dataset, dim: str) -> str:
 
 
 def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) -> None:
-    """Exports a result to a tracker, and prints where its runs are.
+    """Exports a result to a tracker and prints where its runs are.
 
     Raises:
       RefusedError: if the path holds no result, or writing to the tracker fails.
@@ -82,10 +82,10 @@ def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) 
 
 
 def show_last(dataset: xr.Dataset) -> None:
-    """Prints the last values of a result as means over models and seeds with standard errors.
+    """Prints a result's last values, averaged over models and seeds, with standard errors.
 
-    Each point is a row; if there are too many, evenly spaced ones are shown. Metrics that do not
-    fit the width are named below. If algorithms are the only axis, metrics are rows instead.
+    Each point is a row, or evenly spaced points if there are too many. Metrics that do not fit the
+    width are named below the table. If algorithms are the only axis, metrics are rows instead.
     """
     metrics = [
         str(name)
@@ -136,7 +136,7 @@ def _stopped(ended: np.ndarray) -> str:
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
-    """Prints how long a result took, and its files."""
+    """Prints how long a result took, and the names of its files."""
     about = dataset.attrs["manifest"]
     wall, parts = about["wall_seconds"], about.get("parts")
     times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
@@ -152,10 +152,10 @@ def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.D
         last_round = dataset["round"].values[-1]
         last = values.sel(round=dataset.ended.where(dataset.ended >= 0, last_round))
     last = last.drop_vars("round").astype(float)
-    if "model" in last.dims:  # skips NaN, which marks absent models
+    if "model" in last.dims:  # the mean skips NaN, which marks absent models
         last = last.mean("model")
     if "diverged" in dataset:
-        # Negate the comparison, because NaN marks an absent run and compares false.
+        # Negate the comparison, because NaN marks an absent run and compares as false.
         is_whole = ~(dataset.diverged >= 0).any("model")
         last = last.where(is_whole).assign(is_whole=is_whole)
     if "seed" not in last.dims:

@@ -1,6 +1,6 @@
 """The commands `run`, `sweep` and `merge`, which write and print the result of a file.
 
-Wrong input is a `RefusedError`, raised before anything is computed or written.
+Invalid input raises `RefusedError` before anything is computed or written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +33,17 @@ from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.structures import Part
 
 PARAMS = "params.npz"
-"""The file with the models' final parameters, in the directory of a result."""
+"""The name of the file with the models' final parameters, in a result's directory."""
 
 _FILES = ("figure.png", PARAMS, RESULT)
 
 
 class Which(NamedTuple):
-    """Selects the runs of a file that a command computes, and the workers.
+    """Selects the runs of a file to compute, and the workers that compute them.
 
     Attributes:
       part: the part of all runs to compute.
-      first_seed: the number of the first seed; a finished result has the seeds before it.
+      first_seed: the number of the first seed. A finished result has the seeds before it.
       executor: the name of the executor that computes parts of the runs.
     """
 
@@ -136,7 +136,7 @@ def _is_there(
             reason = f"there is none in {directory}" if found is None else found.damage
             raise ValueError(
                 f"--first-seed {first} adds seeds to a finished result, but {reason}; run the "
-                "seeds before it at first"
+                "seeds before it first"
             )
         have = found.content["config"]["num_seeds"]
         if have != first:
@@ -155,13 +155,13 @@ def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) 
     about = dataset.attrs["manifest"]
     if dataset.sizes["seed"] != of or {name: about.get(name) for name in wanted} != wanted:
         return False
-    if read_about(directory / "manifest.json").damage:  # it was killed before its end
+    if read_about(directory / "manifest.json").damage:  # the process was killed before it finished
         _finish(experiment, directory, dataset)
     return True
 
 
 def merge(directory: Path, before: Existing, first_seed: int) -> None:
-    """Joins the parts in a directory into the result that one machine would have written."""
+    """Joins the parts in a directory into the result of a single machine."""
     with refusing():
         paths = parts_in(directory, first_seed)
         about = load_piece(paths[0]).about
@@ -201,7 +201,7 @@ def outline(
 
 
 def show_plan(plan: Plan) -> None:
-    """Prints programs, batches, memory and work before the start."""
+    """Prints the programs, batches, memory and work of a plan."""
     rows = [
         (
             each.program.label,
@@ -224,7 +224,7 @@ def _read(
 ) -> tuple[Experiment, AnyExecutor | None]:
     """Reads the experiment in a file, with axes if it is a sweep, and its executor."""
     with refusing():
-        if path.stem in (".", ".."):  # results with this name would be outside OUT
+        if path.stem in (".", ".."):  # the result would be written outside OUT
             raise ValueError(f"{path}: results have the file's name; give it one with letters")
         mine, overrides = split_off(overrides)
         experiment = load(path, Experiment, overrides)
@@ -241,7 +241,7 @@ def _read(
 def _run_and_save(
     experiment: Experiment, directory: Path, how: Execution, with_params: bool = False
 ) -> xr.Dataset:
-    """Runs an experiment and saves its result, or the partial result if divergence ends the run.
+    """Runs an experiment and saves its result, which is partial if a run diverges and stops it.
 
     Raises:
       DivergenceError: if a model diverged and divergence ends the run.
@@ -252,7 +252,7 @@ def _run_and_save(
             return _save(experiment, directory, dataset, params)
         return _save(experiment, directory, experiments.run(experiment, how))
     except DivergenceError as error:
-        # A part has no result in that case, and with `first_seed` the existing result is complete.
+        # Save nothing for a part, or with `first_seed`, because the existing result is complete.
         if error.partial is not None and experiment.first_seed == 0:
             _save(experiment, directory, error.partial)
         raise
@@ -261,13 +261,13 @@ def _run_and_save(
 def _save(
     experiment: Experiment, directory: Path, dataset: xr.Dataset, params: list[Params] | None = None
 ) -> xr.Dataset:
-    """Saves the result in the first process and returns it, with earlier seeds if there are any."""
+    """Saves the result in the first process and returns it, joined with earlier seeds if any."""
     if jax.process_index() > 0:
         return dataset
     if experiment.first_seed:
         dataset = join_seeds(open_result(directory), dataset)
     save_dataset(dataset, directory / RESULT)
-    # Remove an earlier run's parameters, because they would seem to belong to this result.
+    # Remove an earlier run's parameters, because they would appear to belong to this result.
     (directory / PARAMS).unlink(missing_ok=True)
     if params is not None:
         save_params(params, dataset, directory / PARAMS)
@@ -276,7 +276,7 @@ def _save(
 
 
 def _finish(experiment: Experiment, directory: Path, dataset: xr.Dataset) -> None:
-    """Draws the figure of a sweep and writes the manifest, which is the last file of a result."""
+    """Draws the figure of a sweep, and writes the manifest as the last file of a result."""
     if experiment.axes:
         _draw_overview(dataset, directory / "figure.png")
     made = [name for name in _FILES if (directory / name).exists()]

@@ -1,4 +1,4 @@
-"""Result directories: existing content before a command, and checkpoints during it."""
+"""Result directories: their content before a command, and checkpoints during it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,8 +19,8 @@ from fedjax_mm.sweeps.parts import part_of
 from fedjax_mm.sweeps.structures import Part
 
 Existing = Literal["keep", "resume", "overwrite"]
-"""Treatment of earlier work in a directory: a finished result of another run is kept unless it is
-to be overwritten, and an unfinished run is kept unless it is to be resumed."""
+"""How to treat earlier work in a directory. A finished result of another run is kept unless it may
+be overwritten, and an unfinished run is kept unless it may be resumed."""
 
 
 def existing(resume: bool, overwrite: bool) -> Existing:
@@ -58,18 +58,18 @@ def finished(
     seeds_too: bool = True,
     files: Sequence[str] = (),
 ) -> Mapping[str, Any] | None:
-    """Returns this run's finished result if it should be kept, else None.
+    """Returns this run's finished result if it should be kept, or None.
 
     Args:
       path: the path of a result's summary or manifest.
       config: all settings of the run.
       before: how to treat earlier work.
       seeds_too: whether a result with a different number of seeds counts as another result.
-      files: the files that the result must have besides its Dataset.
+      files: the files that the result must have in addition to its Dataset.
     """
-    # Unfinished work over a finished result means that it was begun with `--overwrite`, or adds
-    # seeds to it.
-    with refusing(), wanted_for_results(path.parent):  # its name may be too long
+    # Unfinished work over a finished result implies that it was started with `--overwrite`, or is
+    # adding seeds to it.
+    with refusing(), wanted_for_results(path.parent):  # the name may be too long
         if before == "overwrite" or Checkpoints(path.parent).has_work:
             return None
         now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
@@ -85,13 +85,13 @@ def finished(
 
 
 def leave_alone(directory: Path) -> None:
-    """Reports that there is nothing to do."""
+    """Reports that there is nothing left to do."""
     say(f"{directory} is complete; nothing to resume")
 
 
 @contextmanager
 def made(directories: Sequence[Path]) -> Iterator[None]:
-    """Makes writable directories, and removes those still empty at the end."""
+    """Creates writable directories, and removes those still empty on exit."""
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     with refusing(), wanted_for_results(directories[0]):
         new = sorted((path for path in parents if not path.exists()), reverse=True)
@@ -103,7 +103,7 @@ def made(directories: Sequence[Path]) -> Iterator[None]:
             yield
         finally:
             for path in new:
-                with suppress(OSError):  # not empty, or never made
+                with suppress(OSError):  # not empty, or never created
                     path.rmdir()
 
 
@@ -119,7 +119,7 @@ def alone(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
-    """Adds a progress bar and checkpoints, which are deleted once the result is written."""
+    """Adds a progress bar, and checkpoints that are deleted once the result is written."""
     with made([directory]):
         try:
             with _checkpointed(directory, before, how) as saving:
@@ -142,7 +142,7 @@ def _checkpointed(directory: Path, before: Existing, how: Execution) -> Iterator
         with shown_progress() as report:
             try:
                 yield how._replace(callbacks=[progress(report)], checkpoints=checkpoints)
-            except DivergenceError:  # the run is over, because it would diverge again
+            except DivergenceError:  # do not resume, because the run would diverge again
                 checkpoints.discard()
                 raise
         checkpoints.discard()

@@ -30,8 +30,8 @@ def say(text: str | Text, on: Console = console, style: str | None = None) -> No
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Shows our warnings as lines of text, without the place in the code."""
-    # Replace the format alone, because who records warnings replaces `showwarning`.
+    """Prints our warnings as single lines, without their location in the code."""
+    # Change only the format, because code that records warnings replaces `showwarning`.
     format_warning = warnings.formatwarning
 
     def line(message: Warning | str, category: type[Warning], *args: Any, **options: Any) -> str:
@@ -49,7 +49,7 @@ def warnings_as_lines() -> Iterator[None]:
 def show_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], on: Console = console, **how: Any
 ) -> None:
-    """Prints a table, with rich's options in `how`."""
+    """Prints a table, passing rich's options in `how`."""
     rows = [*rows]
     # In a narrow terminal wrap headers before cells, because rich would wrap the longest text.
     columns = list(zip(header, *rows, strict=True))
@@ -66,7 +66,7 @@ def show_table(
 
 @contextmanager
 def shown_progress() -> Iterator[_Report]:
-    """Shows a progress bar with the current work, the elapsed time and the time left.
+    """Shows a progress bar with the current work, the elapsed time and the remaining time.
 
     Output that is not a terminal, such as a cluster's log, gets an occasional line instead.
     """
@@ -133,14 +133,14 @@ def reminded(report: _Report) -> Iterator[_Report]:
 
 
 def time_left() -> Callable[[int, int], str]:
-    """Returns a function that estimates the time left, from the speed since the work began."""
+    """Returns a function that estimates the remaining time from the speed so far."""
     start: tuple[float, int, int] | None = None
 
     def left(done: int, total: int) -> str:
         nonlocal start
         now = time.monotonic()
         # Restart the clock if `done` has not increased, because the first reports after compilation
-        # may count work of an earlier session, and a new total starts from 0.
+        # may include the work of an earlier session, and a new total starts from 0.
         if start is None or total != start[2] or done <= start[1]:
             start = now, done, total
             return ""

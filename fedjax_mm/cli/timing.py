@@ -1,4 +1,4 @@
-"""The command that times workloads."""
+"""The command that benchmarks workloads."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fedjax_mm.sweeps.errors import refusing
 
 
 def bench(names: Sequence[str], repeats: int) -> None:
-    """Times workloads, by default all, and prints one table per kind."""
+    """Times workloads, all by default, and prints one table per kind."""
     known = workloads.WORKLOADS
     with refusing():
         if repeats < 1:

@@ -1,4 +1,4 @@
-"""Client data: sources, partitions, flat storage and sampling on the device."""
+"""Client data: sources, partitions, flat storage, and sampling on the device."""
 
 import lazy_loader
 

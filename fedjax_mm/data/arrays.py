@@ -11,7 +11,7 @@ import numpy as np
 
 
 def leaves_of(tree: Any) -> tuple[list[Any], Any]:
-    """Flattens a pytree in which a list of numbers counts as one array.
+    """Flattens a pytree, treating a list of numbers as one array.
 
     Example:
       >>> arrays, structure = leaves_of(([[1, 2], [3, 4]], np.zeros(2)))
@@ -29,7 +29,7 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
     """Returns numbers as an array with JAX's dtype: 32 bits, unless x64 is enabled.
 
     Args:
-      name: the argument's name, for messages.
+      name: the argument's name, for error messages.
       values: an array, a list, a data frame or one of its columns.
       check: False skips the check that the numbers are finite.
 
@@ -46,7 +46,7 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
     kind = jax.dtypes.canonicalize_dtype(x.dtype)
     if check:
         check_fits(name, x, kind)
-    with np.errstate(over="ignore"):  # the check below finds infinities
+    with np.errstate(over="ignore"):  # the check below catches infinities
         x = x.astype(kind, copy=False)
     if check:
         check_finite(name, x)
@@ -62,7 +62,7 @@ def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
         )
     try:
         x = np.asarray(values)
-        # Data frames with columns of several types, or with missing values, have dtype object.
+        # Data frames with mixed column types or missing values have dtype object.
         x = np.asarray(x.tolist()) if x.dtype == object and x.ndim else x
     except ValueError as error:
         raise ValueError(f"{name} has rows of different lengths; give equal ones") from error
@@ -73,7 +73,7 @@ def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
 
 
 def check_fits(name: str, x: np.ndarray, kind: np.dtype) -> None:
-    """Raises `ValueError` unless whole numbers fit an integer type."""
+    """Raises `ValueError` if integers do not fit an integer type."""
     if x.dtype.kind not in "iu" or x.dtype == kind or not x.size:
         return
     limits = np.iinfo(kind)
@@ -85,13 +85,13 @@ def check_fits(name: str, x: np.ndarray, kind: np.dtype) -> None:
 
 
 def is_known(x: Any) -> bool:
-    """Whether an array's values can be read here: not traced, and not on another host."""
+    """Returns whether an array can be read here: not traced, and not on another host."""
     is_here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return isinstance(x, np.ndarray) or (is_here and x.is_fully_addressable)
 
 
 def check_finite(name: str, x: np.ndarray) -> None:
-    """Raises `ValueError`, naming the first bad row, unless an array is finite."""
+    """Raises a `ValueError` that names the first bad row if an array is not finite."""
     if x.dtype.kind in "biu":
         return
     with np.errstate(over="ignore", invalid="ignore"):
@@ -108,10 +108,10 @@ def check_finite(name: str, x: np.ndarray) -> None:
 
 
 def check_labels(name: str, y: np.ndarray, num_classes: int | None = None) -> None:
-    """Raises `ValueError`, naming the first bad row, unless labels are integers 0 ... C - 1.
+    """Raises a `ValueError` that names the first bad row if labels are not integers 0 ... C - 1.
 
     Args:
-      name: the argument's name, for messages.
+      name: the argument's name, for error messages.
       y: numbers; each entry of a row is a label.
       num_classes: C; None allows any class that fits 31 bits.
     """

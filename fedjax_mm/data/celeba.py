@@ -1,4 +1,4 @@
-"""CelebA from its published files: clients are celebrities, label columns are attributes."""
+"""CelebA from its published files, where clients are celebrities and label columns attributes."""
 
 import difflib
 import hashlib
@@ -33,29 +33,30 @@ def load_celeba(
     cache: str | Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FederatedData:
-    """Loads CelebA, one client for each celebrity with enough images.
+    """Loads CelebA, with one client per celebrity with enough images.
 
     Labels are 0 or 1, ``int32[examples, attributes]``, with one column for each of `attributes`; C
-    is 2. Images are uint8 RGB, resized to a square. Decoded images are kept in the folder `cache`.
+    is 2. Images are uint8 RGB, resized to a square. Decoded images are kept in the directory
+    `cache`.
 
     Args:
-      directory: the folder with ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and
+      directory: the directory with ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and
         ``img_align_celeba/``.
-      attributes: names of attributes, such as ``["Smiling", "Eyeglasses"]``.
-      image_size: pixels per side.
-      min_images: celebrities with fewer are left out.
-      num_clients: the number of celebrities, drawn at random; by default all.
-      balance: whether to drop random images of the larger class until both classes have equally
-        many images over all clients. It requires exactly one attribute.
+      attributes: attribute names, such as ``["Smiling", "Eyeglasses"]``.
+      image_size: the number of pixels per side.
+      min_images: the fewest images per celebrity; celebrities with fewer are dropped.
+      num_clients: the number of celebrities, drawn at random; defaults to all of them.
+      balance: whether to drop random images of the larger class until both classes have the same
+        number of images over all clients. This requires exactly one attribute.
       test_fraction: the fraction of each client's images for testing.
       seed: the seed for choosing clients and images, and for the split.
-      cache: the folder for decoded images; by default ``decoded`` in `directory`.
+      cache: the directory for decoded images; defaults to ``decoded`` in `directory`.
       progress: called after each image with the number of decoded images and the total.
 
     Raises:
       FileNotFoundError: if a file or an image is missing.
       ValueError: if a row of a file is malformed, an attribute is unknown, an image is unreadable,
-        or too few images or celebrities are left.
+        or too few images or celebrities remain.
 
     Example:
       >>> load_celeba("celeba", attributes=["Smiling"])
@@ -92,7 +93,7 @@ def check_celeba(directory: str | Path) -> None:
 
 
 def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Returns file names, and the labels ``[images, attributes]`` of the chosen attributes."""
+    """Returns the file names, and the labels ``[images, attributes]`` of the given attributes."""
     path = directory / _ATTRIBUTES
     lines = _lines(path)
     if len(lines) < 3 or not lines[0].strip().isdecimal():
@@ -100,7 +101,7 @@ def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[s
     names, rows = lines[1].split(), [line.split() for line in lines[2:]]
     if int(lines[0]) != len(rows):
         raise ValueError(
-            f"{path}: line 1 promises {lines[0].strip()} images, there are {len(rows)}"
+            f"{path}: line 1 declares {lines[0].strip()} images, but there are {len(rows)}"
         )
     columns = [1 + names.index(_known(name, names)) for name in attributes]
     if not columns:
@@ -110,7 +111,7 @@ def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[s
             raise ValueError(
                 f"{path}: line {number} must be a file name and {len(names)} values 1 or -1"
             )
-        if PureWindowsPath(row[0]).name != row[0]:  # it knows both kinds of slashes
+        if PureWindowsPath(row[0]).name != row[0]:  # understands both kinds of slashes
             raise ValueError(f"{path}: line {number}: {row[0]!r} is a path; give a file's name")
     labels = np.array([[row[column] == "1" for column in columns] for row in rows], np.int32)
     return [row[0] for row in rows], labels
@@ -185,7 +186,7 @@ def _frequent(rows: np.ndarray, owner: np.ndarray, min_images: int) -> np.ndarra
 def _balanced(
     rows: np.ndarray, y: np.ndarray, owner: np.ndarray, min_images: int, rng: np.random.Generator
 ) -> np.ndarray:
-    # Dropping celebrities with too few images changes the balance again.
+    # Repeat, because dropping celebrities with too few images changes the balance again.
     larger, surplus = _larger_class(y[rows])
     while surplus:
         rows = _frequent(np.delete(rows, rng.permutation(larger)[:surplus]), owner, min_images)
@@ -196,7 +197,7 @@ def _balanced(
 def _thinned(
     rows: np.ndarray, y: np.ndarray, owner: np.ndarray, min_images: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Drops images of the larger class without dropping a celebrity."""
+    """Drops images of the larger class without dropping any celebrity."""
     larger, surplus = _larger_class(y[rows])
     clients, counts = np.unique(owner[rows], return_counts=True)
     spare = dict(zip(clients.tolist(), (counts - min_images).tolist(), strict=True))
@@ -214,7 +215,7 @@ def _thinned(
 
 
 def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns the indices of the larger class, and its surplus over the other class."""
+    """Returns the indices of the larger class and its surplus over the other class."""
     places = np.flatnonzero(y == (2 * y.sum() > len(y)))
     return places, 2 * len(places) - len(y)
 
@@ -222,20 +223,20 @@ def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
 def _decoded(
     paths: list[Path], image_size: int, cache: Path, progress: Callable[[int, int], None]
 ) -> np.ndarray:
-    """Returns the images ``uint8[images, size, size, 3]``, from the cache if it has them."""
+    """Returns the images ``uint8[images, size, size, 3]``, from the cache if they are there."""
     shape = (len(paths), image_size, image_size, 3)
     target = cache / f"images-{_digest(paths, image_size)}.npy"
     if target.is_file():
         try:
             images = np.load(target, allow_pickle=False)
         except (ValueError, EOFError):
-            images = np.empty(0)  # decode again, because the file is damaged
+            images = np.empty(0)  # decodes again, because the file is damaged
         if images.shape == shape and images.dtype == np.uint8:
             return images
     cache.mkdir(parents=True, exist_ok=True)
-    # Make a temporary folder before decoding, so that an unwritable cache fails now and not after
-    # hours. Write there and rename, so that the file is complete even if several processes decode
-    # at once.
+    # Make a temporary folder before decoding, so that an unwritable cache fails now rather than
+    # hours later. Write there and rename, so that the file is complete even if several processes
+    # decode at once.
     with tempfile.TemporaryDirectory(dir=cache) as aside:
         images = np.empty(shape, np.uint8)
         for i, path in enumerate(paths):
@@ -247,7 +248,7 @@ def _decoded(
 
 
 def _digest(paths: list[Path], image_size: int) -> str:
-    # The key depends on the selection, the order, the size and the image files.
+    # The key depends on the selected images, their order and size, and the image files.
     digest = hashlib.sha256(f"{image_size}\n".encode())
     for path in paths:
         if not path.is_file():

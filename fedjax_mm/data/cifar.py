@@ -20,9 +20,9 @@ _FILES = {
     "cifar-10": ([f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin"),
     "cifar-100": (["train.bin"], "test.bin"),
 }
-# The label bytes at the start of a record, and their numbers of classes.
+# The label bytes at the start of a record, with their numbers of classes.
 _CLASSES = {"cifar-10": {"fine": 10}, "cifar-100": {"coarse": 20, "fine": 100}}
-_SHAPE = (3, 32, 32)  # image shape in a file, with channels red, green, blue
+_SHAPE = (3, 32, 32)  # image shape in a file, with red, green and blue channels
 
 
 @checked
@@ -34,9 +34,9 @@ def load_cifar(
     Images are ``uint8[examples, 32, 32, 3]``, converted from the files' channels-first layout.
 
     Args:
-      directory: the folder with the files ``data_batch_1.bin`` ... ``data_batch_5.bin`` and
-        ``test_batch.bin``, or ``train.bin`` and ``test.bin``, or the parent of the archive's folder
-        ``cifar-10-batches-bin`` or ``cifar-100-binary``.
+      directory: the directory with the files ``data_batch_1.bin`` ... ``data_batch_5.bin`` and
+        ``test_batch.bin``, or ``train.bin`` and ``test.bin``, or the parent of the archive's
+        directory ``cifar-10-batches-bin`` or ``cifar-100-binary``.
       name: the dataset.
       labels: for CIFAR-100, the 100 fine or the 20 coarse classes.
 
@@ -80,7 +80,7 @@ def check_cifar(
 
 
 def _find(directory: Path, name: CIFARName, labels: CIFARLabels) -> tuple[list[Path], Path]:
-    """Returns the paths of the training files and of the test file."""
+    """Returns the paths of the training files and the test file."""
     if labels not in _CLASSES[name]:
         raise ValueError(f"labels is {labels!r}, but {name} has one kind of labels; leave it out")
     places = [directory, directory / _FOLDERS[name]]

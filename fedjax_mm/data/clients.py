@@ -19,11 +19,11 @@ from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClientData:
-    """Examples of all clients in one array, ordered by client, built by `client_data`.
+    """Examples of all clients in one array, sorted by client, as built by `client_data`.
 
     Attributes:
       examples: a pytree of arrays with a leading axis over all examples. It may contain examples
-        that no client has, so look up clients' examples by `counts`, `offsets` and `order`.
+        that belong to no client, so use `counts`, `offsets` and `order` to find clients' examples.
       offsets: ``int32[clients]``, each client's first place; a stack has a leading axis.
       counts: ``int32[clients]``, n_k >= 1; a stack has a leading axis.
       min_count: a lower bound on n_k.
@@ -47,7 +47,7 @@ class ClientData:
         return self.counts.shape[-1]
 
     def select(self, index: Any) -> "ClientData":
-        """Returns one store of a stack of `stack_client_data`, by a possibly traced index."""
+        """Returns one store of a stack made by `stack_client_data`, by a possibly traced index."""
         order = None if self.order is None else self.order[index]
         return dataclasses.replace(
             self, offsets=self.offsets[index], counts=self.counts[index], order=order
@@ -55,13 +55,13 @@ class ClientData:
 
     @property
     def num_places(self) -> int:
-        """The number of places in `order`, or else in the examples."""
+        """The number of places in `order` or, without it, in the examples."""
         if self.order is not None:
             return self.order.shape[-1]
         return len(jax.tree.leaves(self.examples)[0])
 
     def gathered(self) -> "ClientData":
-        """Returns the store with examples sorted by client, copied if necessary."""
+        """Returns the store with examples sorted by client, copying them if necessary."""
         if self.order is None:
             return self
         if self.order.ndim != 1:
@@ -86,27 +86,27 @@ class ClientData:
     ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
         """Returns the rows of one local step, for `take`, and their weights, 1 or 0.
 
-        Rows of weight 0 pad the batch; they are examples of the same client.
+        Rows of weight 0 pad the batch, and are examples of the same client.
         """
         rows, is_there = self._rows(hash_words(rng_key), self.counts[client], step, how)
         return self.offsets[client] + rows, is_there.astype(float)
 
     def take(self, rows: Int[Array, " batch"]) -> Any:
-        """Returns the examples of some rows."""
+        """Returns the examples in the given rows."""
         rows = rows if self.order is None else self.order[rows]
 
         def taken(x: Array) -> Array:
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 return x[rows]
-            # Multiply by a 1 that XLA cannot see through, because on CPUs it copies rows one number
-            # at a time but vectorizes a product.
+            # Multiply by a 1 that is opaque to XLA, because on CPUs it copies rows one number at a
+            # time but vectorizes a product.
             one = (rows >= 0).astype(x.dtype)
             return x[rows] * one.reshape(-1, *[1] * (x.ndim - 1))
 
         return jax.tree.map(taken, self.examples)
 
     def block(self, start: Int[Array, ""], size: int) -> Any:
-        """Returns the examples of `size` rows from `start` on."""
+        """Returns the examples of `size` consecutive rows starting at `start`."""
         if self.order is not None:
             return self.take(start + jnp.arange(size))
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), self.examples)
@@ -131,10 +131,10 @@ class ClientData:
 
 
 def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> ClientData:
-    """Returns the flat store of clients' examples.
+    """Builds a flat store of clients' examples.
 
     Args:
-      examples_per_client: for each client a pytree of arrays with a leading axis of n_k examples.
+      examples_per_client: for each client, a pytree of arrays with a leading axis of n_k examples.
         Lists, data frames and their columns count as arrays.
       check: False skips the check that all numbers are finite.
 
@@ -191,7 +191,7 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> ClientData:
-    """Returns the flat store of examples that are already sorted by client.
+    """Builds a flat store of examples that are already sorted by client.
 
     Args:
       examples: a pytree of arrays with a leading axis over all examples. Lists, data frames and
@@ -211,7 +211,7 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
     counts = np.asarray(counts)
     if counts.ndim != 1 or not len(counts) or counts.dtype.kind not in "iu" or counts.min() < 1:
         raise ValueError(f"counts is {counts}; give at least one client, and each 1 or more")
-    counts = counts.astype(np.int64)  # sums of narrow types would wrap
+    counts = counts.astype(np.int64)  # sums of narrow types could wrap around
     leaves, structure = leaves_of(examples)
     arrays = [array_of("an array of examples", leaf, check=check) for leaf in leaves]
     for array in arrays:
@@ -222,7 +222,7 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
 
 
 def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
-    """Stacks several stores of the same clients, from which `select` picks one.
+    """Stacks several stores of the same clients, for `select` to choose from.
 
     Models or replicas with different data can then share one store without padding.
 
@@ -256,7 +256,7 @@ def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
 
 
 def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> ClientData:
-    """Stacks several partitions of one dataset without copies, from which `select` picks one.
+    """Stacks several partitions of one dataset without copying, for `select` to choose from.
 
     Clients may share examples.
 
@@ -285,7 +285,8 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
     if len(lengths) != 1:
         raise ValueError(f"examples have the lengths {sorted(lengths)}; give arrays of one length")
-    # Pad shorter partitions with row 0, which is never read because no client's places reach it.
+    # Pad shorter partitions with row 0, which is never read because it is beyond every client's
+    # places.
     order = np.zeros((len(counts), counts.sum(1).max()), np.int64)
     for places, parts in zip(order, deals, strict=True):
         rows = np.concatenate([np.asarray(each) for each in parts])
@@ -301,6 +302,6 @@ def _store(
 ) -> ClientData:
     offsets = (counts.cumsum(-1) - counts).astype(np.int32)
     bounds = int(counts.min()), int(counts.max()), int(counts.sum(-1).max())
-    # `jnp.asarray` would compile a program for every shape.
+    # Do not use `jnp.asarray`, because it would compile a program for every shape.
     examples, offsets, sizes = jax.device_put((examples, offsets, counts.astype(np.int32)))
     return ClientData(examples, offsets, sizes, *bounds, order)

@@ -1,4 +1,4 @@
-"""Handwritten digits: real images that come with the package."""
+"""Handwritten digits: real images included in the package."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from fedjax_mm.data.partition import generator
 def digits(*, test_fraction: Fraction = 0.2, seed: int = 0) -> Pool:
     """Loads 1,797 handwritten digits: 8 x 8 pixels, 10 classes.
 
-    They are the test set of Alpaydin and Kaynak, as in scikit-learn's `load_digits`. The file
-    `NOTICE` has their licence.
+    They are the test set of Alpaydin and Kaynak, as in scikit-learn's `load_digits`. Their license
+    is in the file `NOTICE`.
 
     Args:
       test_fraction: the fraction of each class for testing.
@@ -33,7 +33,7 @@ def digits(*, test_fraction: Fraction = 0.2, seed: int = 0) -> Pool:
     """
     with np.load(Path(__file__).with_name("digits.npz")) as arrays:
         images, y = arrays["images"], arrays["labels"].astype(np.int32)
-    x = np.rint(images[..., None] * (255 / 16)).astype(np.uint8)  # because they are 0 to 16
+    x = np.rint(images[..., None] * (255 / 16)).astype(np.uint8)  # pixels are 0 to 16
     rng = generator(seed)
     in_test = np.zeros(len(y), bool)
     for label in range(10):

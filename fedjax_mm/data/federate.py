@@ -1,4 +1,4 @@
-"""Distributes datasets to clients, splits rows into training and test, and flips labels."""
+"""Distributes datasets among clients, splits rows into training and test, and flips labels."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Examples: TypeAlias = tuple[Any, Any]
 
 
 def check_min_examples(name: str, value: int) -> None:
-    """Raises `ValueError` unless every client can have a training and a test example."""
+    """Raises `ValueError` if a client could not have both a training and a test example."""
     if value < 2:
         raise ValueError(f"{name} is {value}; a training and a test set need 2 examples")
 
@@ -67,7 +67,7 @@ def federate(
     seed: int = 0,
     check: bool = True,
 ) -> FederatedData:
-    """Distributes a dataset to clients.
+    """Distributes a dataset among clients.
 
     Args:
       data: arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, which may be lists or data frames;
@@ -75,10 +75,10 @@ def federate(
       clients: each client's rows of the training set, for example from `fedjax_mm.data.partition`.
       clients_test: each client's rows of the test set; by default all clients share the whole test
         set.
-      test_fraction: the fraction of each client's rows that `split_parts` moves to a test set; the
-        test examples in `data` are then not used. Give this or `clients_test`. The default for
-        arrays without test examples is 0.2.
-      num_classes: C, for arrays; by default 1 more than the largest label.
+      test_fraction: the fraction of each client's rows that `split_parts` moves to a test set,
+        instead of using the test examples in `data`. Exclusive with `clients_test`. Defaults to 0.2
+        for arrays without test examples.
+      num_classes: C, for arrays; defaults to 1 more than the largest label.
       seed: the seed of that split.
       check: False skips the check that all features are finite.
 
@@ -122,11 +122,11 @@ def federate(
 
 @checked
 def flipped_clients(num_clients: Count, *, fraction: Share, seed: int = 0) -> np.ndarray:
-    """Returns the sorted clients whose labels `flip_labels` flips.
+    """Returns the sorted indices of the clients whose labels `flip_labels` flips.
 
     Args:
       num_clients: N.
-      fraction: the fraction of clients, rounded to a whole number of them.
+      fraction: the fraction of clients, rounded to a whole number of clients.
       seed: the seed of the draw.
 
     Raises:
@@ -143,13 +143,13 @@ def flipped_clients(num_clients: Count, *, fraction: Share, seed: int = 0) -> np
 def flip_labels(
     data: FederatedData, *, fraction: Share, test: bool = True, seed: int = 0
 ) -> FederatedData:
-    """Replaces labels y of some clients by C - 1 - y, in the training and the test set.
+    """Replaces the labels y of some clients with C - 1 - y, in both training and test sets.
 
     Args:
-      data: the clients' data, with test examples of every client.
+      data: the clients' data, in which every client has test examples.
       fraction: the fraction of clients.
       test: False leaves the test labels unchanged.
-      seed: the seed for choosing clients by `flipped_clients`.
+      seed: the seed with which `flipped_clients` chooses clients.
 
     Raises:
       ValueError: if the fraction is not between 0 and 1, or `test` is true but the test set is a
@@ -203,11 +203,13 @@ def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:
             )
     if not rows:
         raise ValueError(f"{name} is empty; give the rows of at least one client")
-    # NumPy would count a negative row from the end.
+    # Reject negative rows, because NumPy would count them from the end.
     every = np.concatenate(rows)
     unknown = every[(every < 0) | (every >= num_examples)]
     if len(unknown):
-        raise ValueError(f"the parts name row {unknown[0]} of {num_examples} {split} examples")
+        raise ValueError(
+            f"the parts have row {unknown[0]}, but there are {num_examples} {split} examples"
+        )
     return rows
 
 
@@ -224,4 +226,4 @@ def _check_apart(parts: Parts, num_examples: int) -> None:
 def _gather(source: tuple[np.ndarray, np.ndarray], parts: Parts) -> ClientData:
     rows, counts = np.concatenate(parts), [len(mine) for mine in parts]
     x, y = (np.asarray(array)[rows] for array in source)
-    return flat_client_data((x, y), counts, check=False)  # the whole source was checked
+    return flat_client_data((x, y), counts, check=False)  # the whole source has been checked

@@ -1,4 +1,4 @@
-"""Datasets: a pool of examples, and each client's training and test examples."""
+"""Datasets: a pool of examples, or each client's training and test examples."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fedjax_mm.data.clients import ClientData, stack_client_data
 from fedjax_mm.parts import check_instance
 
 DataKind = Literal["real", "synthetic", "surrogate"]
-"""Origin of data; a surrogate replaces real data that is not available."""
+"""The origin of data. A surrogate replaces real data that is not available."""
 
 
 @jax.tree_util.register_dataclass
@@ -28,7 +28,7 @@ class FederatedData:
       num_classes: C; labels are 0 ... C - 1.
       train: ``(x [examples, ...], y int32[examples])`` of N clients. Images are uint8 0 ... 255
         with channels last; other features are float32.
-      test: test examples, either of the same N clients or of one pool that all clients share.
+      test: test examples, either of the same N clients or in one pool that all clients share.
     """
 
     name: str = dataclasses.field(metadata={"static": True})
@@ -43,11 +43,11 @@ class FederatedData:
         return self.train.num_clients
 
     def __repr__(self) -> str:
-        # Read shapes only, because data may be traced or on a device.
+        # Read only shapes, because data may be traced or on a device.
         *draws, clients = np.shape(self.train.counts) or (1,)
         first, *_ = jax.tree.leaves(self.train.examples, is_leaf=lambda x: x is None)
         shape = np.shape(first)[1:]
-        most = "at most " if draws else ""  # one bound for draws of unequal sizes
+        most = "at most " if draws else ""  # a bound for draws of unequal sizes
         return (
             f"{f'{draws[0]} draws of ' if draws else ''}{clients} clients, {most}"
             f"{self.train.num_examples} + {self.test.num_examples} examples of {shape}, "
@@ -55,20 +55,20 @@ class FederatedData:
         )
 
     def select(self, index: Any) -> "FederatedData":
-        """Returns one dataset of a stack of `stack_data`, by a possibly traced index."""
+        """Returns one dataset of a stack made by `stack_data`, by a possibly traced index."""
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
 
 
 def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
-    """Returns the clients' data after checking that labels, shapes and clients fit together.
+    """Checks that labels, shapes and clients fit together, and returns the clients' data.
 
     Traced labels are not checked.
 
     Args:
-      data: anything.
-      stacked: whether a stack of `stack_data` is allowed.
+      data: any object.
+      stacked: whether a stack made by `stack_data` is allowed.
 
     Raises:
       TypeError: if it is not `FederatedData`.
@@ -109,10 +109,10 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
 
 
 class Pool(NamedTuple):
-    """Dataset without clients, to be distributed by `federate`.
+    """A dataset without clients, to be distributed by `federate`.
 
     Attributes:
-      name: of the source.
+      name: the name of the source.
       kind: real, synthetic or surrogate.
       num_classes: C; labels are 0 ... C - 1.
       train: ``(x [examples, ...], y int32[examples])``, NumPy arrays. Images are uint8 0 ... 255

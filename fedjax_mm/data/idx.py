@@ -20,9 +20,9 @@ from fedjax_mm.files import check_regular
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_PART = 2**26  # bytes that are read at once
-_MOST_REST = 2**16  # bytes after the last record that are counted
-# EMNIST's splits, with their numbers of classes.
+_PART = 2**26  # bytes to read at a time
+_MOST_REST = 2**16  # bytes to count after the last record
+# EMNIST's splits and their numbers of classes.
 _EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
@@ -52,15 +52,15 @@ def read_idx(path: str | Path) -> np.ndarray:
     with _opened(path) as file:
         dtype, shape = _header(path, file)
         expected = math.prod(shape) * dtype.itemsize
-        # Read no more than the header declares, because a small compressed file may expand without
-        # end.
-        raw = bytearray(_read(path, file, expected, f"the header promises {expected} bytes"))
+        # Read no more than the header declares, because a small compressed file may expand
+        # indefinitely.
+        raw = bytearray(_read(path, file, expected, f"the header declares {expected} bytes"))
         rest = len(_read(path, file, _MOST_REST, ""))
     size, record = len(raw), math.prod(shape[1:]) * dtype.itemsize
     if size < expected:
         raise ValueError(
             f"{path}: record {size // record} of {shape[0]} is cut off: "
-            f"the header promises {expected} bytes of values, there are {size}"
+            f"the header declares {expected} bytes of values, but there are {size}"
         )
     if rest:
         more = " or more" * (rest == _MOST_REST)
@@ -73,12 +73,12 @@ def read_idx(path: str | Path) -> np.ndarray:
 def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
     """Loads MNIST, Fashion-MNIST or EMNIST from their official files.
 
-    EMNIST's files hold transposed images and number letters from 1. The loaded images are upright,
-    and letters are numbered from 0.
+    EMNIST's files contain transposed images and number letters from 1. The loaded images are
+    upright, and letters are numbered from 0.
 
     Args:
-      directory: the folder with the files, compressed or not, or its parent if the folder is
-        `name`.
+      directory: the directory with the files, compressed or not, or the parent of a directory
+        called `name`.
       name: the dataset.
       split: for EMNIST, byclass (62 classes), bymerge, balanced, letters, digits or mnist.
 
@@ -167,7 +167,7 @@ def _find(places: list[Path], file: str) -> Path:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, compressed or not, and turns errors of damaged files into `ValueError`."""
+    """Opens a file, compressed or not, and converts errors of damaged files to `ValueError`."""
     check_regular(path)
     with path.open("rb") as plain:
         is_compressed = plain.read(2) == b"\x1f\x8b"
@@ -183,7 +183,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
-    """Returns the type and the shape of the values that follow."""
+    """Returns the dtype and the shape of the values that follow."""
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _DTYPES or head[3] == 0:
         raise ValueError(f"{path}: not an IDX file: it begins with {head.hex(' ') or 'nothing'}")

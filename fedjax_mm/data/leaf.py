@@ -18,12 +18,12 @@ _Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
 _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's vocabulary of Shakespeare; the place of a character is its number."""
+"""LEAF's vocabulary of Shakespeare, where a character's index is its number."""
 
 _LENGTH = 80  # characters in a Shakespeare text
 _SIDE = 28  # pixels of a FEMNIST image
 _UNKNOWN = 255
-_NUMBERS = np.full(128, _UNKNOWN, np.uint8)  # of ASCII characters
+_NUMBERS = np.full(128, _UNKNOWN, np.uint8)  # maps ASCII characters to their numbers
 _NUMBERS[[ord(each) for each in CHARACTERS]] = np.arange(len(CHARACTERS))
 
 
@@ -38,19 +38,20 @@ def load_leaf(
     """Loads the clients of a LEAF directory, in the order of the training files.
 
     Args:
-      directory: a folder whose folders `train` and `test` hold JSON files ``{users, num_samples,
-        user_data: {user: {x, y}}}``. The files of a folder are joined in the order of their names;
+      directory: a directory whose subdirectories `train` and `test` hold JSON files ``{users,
+        num_samples, user_data: {user: {x, y}}}``. Files are joined in the order of their names, and
         other entries, such as hierarchies, are ignored. x must be numeric and is read as float32.
       dataset: a dataset that needs conversion. "femnist" converts x, 784 pixels between 0 and 1, to
-        images ``uint8[examples, 28, 28, 1]`` of 62 classes: digits, capitals and small letters.
-        "shakespeare" converts x, texts of 80 characters, and y, the next character, to indices into
-        LEAF's vocabulary of 80 characters, ``uint8[examples, 80]`` and ``int32[examples]``.
-      name: the name of the dataset; by default `dataset`, or "leaf".
-      num_classes: C; by default that of `dataset`, or else 1 more than the largest label if at
+        images ``uint8[examples, 28, 28, 1]`` of 62 classes: digits, uppercase and lowercase
+        letters. "shakespeare" converts x, texts of 80 characters, and y, the next character, to
+        indices into LEAF's vocabulary of 80 characters, ``uint8[examples, 80]`` and
+        ``int32[examples]``.
+      name: the name of the dataset; defaults to `dataset`, or "leaf".
+      num_classes: C; defaults to that of `dataset`, or else to 1 more than the largest label if at
         least half of the labels occur.
 
     Raises:
-      FileNotFoundError: if a folder has no JSON files.
+      FileNotFoundError: if a directory has no JSON files.
       ValueError: if files are inconsistent; the message names file, user and reason.
 
     Example:
@@ -101,16 +102,16 @@ def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
 
 
 def check_leaf(directory: str | Path) -> None:
-    """Raises the error of `load_leaf` if a folder has no JSON files, without reading any file."""
+    """Raises `load_leaf`'s error if a directory has no JSON files, without reading any file."""
     for split in ("train", "test"):
         json_files(Path(directory, split))
 
 
 def json_files(folder: Path) -> list[Path]:
-    """Returns the JSON files of a folder, in the order of their names.
+    """Returns the JSON files in a directory, in the order of their names.
 
     Raises:
-      FileNotFoundError: if the folder has none.
+      FileNotFoundError: if there are none.
     """
     paths = sorted(folder.glob("*.json"))
     if not paths:
@@ -132,7 +133,7 @@ def _split(folder: Path, read: Callable[..., _Examples]) -> _Users:
 
 
 def read_users(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Returns every user's x and y in a file, unchanged, of equal positive lengths.
+    """Returns every user's x and y in a file, unchanged and with equal positive lengths.
 
     Raises:
       ValueError: if the file is inconsistent; the message names file, user and reason.
@@ -178,7 +179,7 @@ def _examples(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _E
         raise _error(path, user, "y must be class numbers 0, 1, ...")
     if y.max() > np.iinfo(np.int32).max:
         raise _error(path, user, "y is too large for a class number")
-    # Let numbers beyond float32 become infinite; the check below then names the user.
+    # Let numbers beyond float32 become infinite, so that the check below names the user.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
@@ -202,7 +203,7 @@ def _images(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Exa
     x, y = _examples(path, user, inputs, labels)
     if x.shape[1:] != (_SIDE**2,):
         raise _error(path, user, f"x has shape {x.shape[1:]}; images of FEMNIST have {_SIDE**2}")
-    # LEAF divides bytes by 255. Convert back, because bytes take a quarter of the memory.
+    # Convert pixels back to bytes, which LEAF divides by 255, to use a quarter of the memory.
     pixels = np.rint(x * 255)
     if x.min() < 0 or x.max() > 1 or np.abs(x * 255 - pixels).max() > 1e-3:
         raise _error(path, user, "x must be bytes divided by 255, as LEAF's scripts write them")
@@ -235,7 +236,7 @@ def _characters(path: Path, user: str, name: str, texts: list[Any], length: int)
 
 
 class _Form(NamedTuple):
-    """Conversion of a dataset's x and y, and its number of classes if known."""
+    """How to convert a dataset's x and y, and its number of classes if known."""
 
     read: Callable[[Path, str, list[Any], list[Any]], _Examples]
     num_classes: int | None

@@ -22,7 +22,7 @@ def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
 
     Args:
       file: the path of the file.
-      num_classes: C; if None every class from 0 to the largest label must have an example.
+      num_classes: C; if None, every class from 0 to the largest label must have an example.
 
     Raises:
       FileNotFoundError: if the file does not exist.
@@ -64,15 +64,15 @@ def check_npz(file: str | Path) -> None:
 
 def _arrays(path: Path) -> list[np.ndarray]:
     try:
-        # Open the file here, because NumPy leaves it open if it is damaged.
+        # Open the file here, because NumPy would not close it if it is damaged.
         with path.open("rb") as opened, np.load(opened) as file:
             sizes = {each.filename: each.file_size for each in file.zip.infolist()}
             missing = [name for name in _NAMES if name not in file.files]
             needed = sum(sizes.get(f"{name}.npy", 0) for name in _NAMES)
             room = psutil.virtual_memory().available
             arrays = [] if missing or needed > room else [file[name] for name in _NAMES]
-        if not all(isinstance(x, np.ndarray) for x in arrays):  # otherwise it contains raw bytes
-            raise ValueError("an array has not NumPy's format")
+        if not all(isinstance(x, np.ndarray) for x in arrays):  # otherwise one is raw bytes
+            raise ValueError("an array is not in NumPy's format")
     except Exception as error:  # damaged content can raise any exception
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(f"{path}: not a file of arrays: {reason}") from error

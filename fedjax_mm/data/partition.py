@@ -1,7 +1,7 @@
 """Partitions of examples among clients, as one array of row indices per client.
 
 Every partitioner takes ``labels [examples]``, the number of clients and a seed. Only `iid_share`
-may give an example to several clients.
+may assign an example to several clients.
 """
 
 import math
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Parts = list[np.ndarray]
-"""Rows of each client's examples."""
+"""The rows of each client's examples."""
 
 _MAX_DRAWS = 1000
 
@@ -64,14 +64,14 @@ def dirichlet(
 ) -> Parts:
     """Divides the examples of each label among clients in proportions drawn from Dirichlet(alpha).
 
-    The smaller alpha is, the fewer clients share a label. Proportions of all labels are redrawn
+    The smaller alpha is, the fewer clients share a label. The proportions of all labels are redrawn
     until every client has `min_examples`.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      alpha: the concentration.
-      min_examples: the smallest number of examples of a client.
+      alpha: the concentration parameter.
+      min_examples: the fewest examples per client.
       seed: the seed of the draw.
 
     Raises:
@@ -109,7 +109,7 @@ def dirichlet(
 def dirichlet_clients(
     labels: np.ndarray, num_clients: Count, alpha: Annotated[float, Gt(0)], *, seed: int = 0
 ) -> Parts:
-    """Gives every client the same number of examples, with its own label proportions.
+    """Gives every client the same number of examples, with different label proportions.
 
     Each client draws its label proportions from a symmetric Dirichlet distribution with
     concentration alpha, and then its examples without replacement, with the proportions
@@ -119,7 +119,7 @@ def dirichlet_clients(
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      alpha: the concentration; the smaller it is, the fewer labels a client has.
+      alpha: the concentration parameter; the smaller it is, the fewer labels a client has.
       seed: the seed of all draws.
 
     Raises:
@@ -148,13 +148,13 @@ def dirichlet_clients(
 
 
 def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns the number of examples of each label that a client draws."""
+    """Draws the number of examples of each label for a client."""
     taken = np.zeros_like(left)
-    # This takes few passes, because each one draws all examples or uses up a label.
+    # This takes few passes, because each one draws all examples or exhausts a label.
     while missing := size - taken.sum():
         is_left = taken < left
         weights = np.where(is_left, shares, 0.0)
-        if not weights.sum() > 0:  # a small alpha may make shares 0
+        if not weights.sum() > 0:  # a small alpha may make all shares 0
             weights = np.where(is_left, left - taken, 0.0)
         drawn = rng.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + drawn, left)
@@ -170,7 +170,7 @@ def shards(
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      shards_per_client: the number of shards per client; 2 in McMahan et al., with 100 clients.
+      shards_per_client: the number of shards per client, 2 for the 100 clients of McMahan et al.
       seed: the seed of the order within a label and of the assignment.
 
     Raises:
@@ -201,7 +201,7 @@ def label_clusters(
     shuffled: bool = False,
     seed: int = 0,
 ) -> Parts:
-    """Divides labels and clients into clusters whose clients share the cluster's labels equally.
+    """Divides labels and clients into clusters, whose clients share the cluster's labels equally.
 
     Clusters depend only on the seed and on the numbers of labels, clients and clusters, so training
     and test labels get the same clusters.
@@ -210,7 +210,7 @@ def label_clusters(
       labels: ``[examples]``.
       num_clients: N.
       num_clusters: the number of clusters; with 10 labels, 5 clusters have 2 labels each.
-      shuffled: whether the labels of a cluster are drawn at random; False makes clusters of
+      shuffled: whether the labels of a cluster are drawn at random. If false, clusters consist of
         neighboring labels, such as (0, 1) and (2, 3).
       seed: the seed of the clusters and of the examples' assignment.
 
@@ -237,7 +237,7 @@ def label_clusters(
             "at least one client"
         )
     rng = generator(seed)
-    drawn = rng.permutation(names)  # draw always, so that both kinds have the same clients
+    drawn = rng.permutation(names)  # always draw, so that both kinds have the same clients
     label_cluster = np.array_split(drawn if shuffled else names, num_clusters)
     client_cluster = np.array_split(rng.permutation(num_clients), num_clusters)
     parts: Parts = [np.empty(0, np.int64)] * num_clients
@@ -266,7 +266,7 @@ def iid_share(
     """Gives every client a percentage of IID examples and the rest from a few random labels.
 
     A percentage of each label forms a pool. A client takes ``ceil(percent / 100 * n)`` of its ``n =
-    examples // clients`` examples from the pool and the rest in equal parts from the remainders of
+    examples // clients`` examples from the pool, and the rest in equal parts from the remainders of
     random labels. Clients draw their labels independently, so a label may have too few examples.
     Clients then share examples, as in the paper: no example of a label is used k + 1 times before
     all are used k times. No client gets an example twice.
@@ -275,9 +275,9 @@ def iid_share(
       labels: ``[examples]``.
       num_clients: N.
       percent: p, from 0 to 100.
-      labels_per_client: the number of labels a client draws.
-      overlap: False raises an error if clients would share examples. At the paper's sizes MNIST
-        needs sharing, because its labels are too unequal.
+      labels_per_client: the number of labels that a client draws.
+      overlap: if false, raises an error when clients would share examples. With the paper's sizes,
+        MNIST requires sharing, because its labels are too unequal.
       seed: the seed of all draws.
 
     Raises:
@@ -319,13 +319,13 @@ def iid_clients(
     shards_per_client: Count = 2,
     seed: int = 0,
 ) -> Parts:
-    """Gives a random percentage of the clients `iid` examples and the others `shards`.
+    """Gives a random percentage of the clients `iid` examples, and the others `shards`.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
       percent: p, from 0 to 100.
-      shards_per_client: the number of shards of a client that is not IID.
+      shards_per_client: the number of shards of each non-IID client.
       seed: the seed of all draws.
 
     Raises:
@@ -353,7 +353,7 @@ def iid_clients(
 
 
 def by_id(ids: np.ndarray) -> Parts:
-    """Makes the natural partition, with one client per distinct id, in sorted order.
+    """Returns the natural partition, with one client per distinct id, in sorted order.
 
     Args:
       ids: ``[examples]``, numbers or text.
@@ -366,7 +366,7 @@ def by_id(ids: np.ndarray) -> Parts:
       >>> [rows.tolist() for rows in by_id(np.array(["b", "a", "b"]))]
       [[1], [0, 2]]
     """
-    # Ask masked arrays alone, because NumPy does not know the types of columns of pandas.
+    # Convert only masked arrays, because NumPy does not understand the dtypes of pandas columns.
     is_masked = np.ma.getmaskarray(ids) if isinstance(ids, np.ma.MaskedArray) else False
     ids = np.asarray(ids)
     if ids.ndim != 1 or not len(ids):
@@ -421,18 +421,18 @@ def consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
 
 
 def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
-    """Returns NumPy's PCG64 generator of a seed."""
+    """Returns NumPy's PCG64 generator with a given seed."""
     if not isinstance(seed, np.random.SeedSequence):
         seed = seed_sequence(seed)
-    # Do not use `default_rng`, because NumPy may change it, and a seed must give equal data.
+    # Avoid `default_rng`, because NumPy may change it, and a seed must always give the same data.
     return np.random.Generator(np.random.PCG64(seed))
 
 
 def seed_sequence(seed: int, *key: int) -> np.random.SeedSequence:
-    """Returns NumPy's source of draws of a seed, with a key that sets its draws apart.
+    """Returns NumPy's seed sequence for a seed, with a key that makes its draws independent.
 
     Raises:
-      ValueError: if the seed is not a whole number, 0 or more.
+      ValueError: if the seed is not a nonnegative integer.
     """
     number = check_argument("seed", seed, Annotated[int, Ge(0)])
     return np.random.SeedSequence(number, spawn_key=key)
@@ -444,6 +444,7 @@ def _is_missing(ids: np.ndarray) -> np.ndarray:
         return ids != ids
     if ids.dtype != object:
         return np.zeros(len(ids), bool)
-    # Ask by name, because NA is neither equal nor unequal to itself, and pandas may be absent.
+    # Compare the type's name, because NA is neither equal nor unequal to itself, and pandas may be
+    # missing.
     is_none = [x is None or type(x).__name__ in ("NAType", "NaTType") for x in ids]
     return np.array(is_none) | [isinstance(x, float) and math.isnan(x) for x in ids]

@@ -24,12 +24,12 @@ def pool_of(
 ) -> tuple[Pool, bool]:
     """Returns data as a checked pool, and whether it has test examples.
 
-    Without test examples the pool's test set is empty.
+    If there are no test examples, the pool's test set is empty.
 
     Args:
       data: ``(X, y)`` or ``((X, y), (X_test, y_test))``, a scikit-learn `Bunch`, or a pool. Images
         keep their bytes; other features become float32, or int32 if they are integers.
-      num_classes: C; if None every class from 0 to the largest label must have an example.
+      num_classes: C; if None, every class from 0 to the largest label must have an example.
       check: False skips the check that all features are finite.
 
     Raises:
@@ -63,12 +63,12 @@ def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.nda
     x = plain_array(names[0], arrays[0])
     wanted = "labels as integers 0 ... C - 1, such as np.unique(labels, return_inverse=True)[1]"
     y = plain_array(names[1], arrays[1], wanted)
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a frame of one column
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a data frame with one column
     _check_lengths(names, x, y, most_axes=1)
     if x.dtype != np.uint8:
         if check:
             check_fits(names[0], x, np.dtype(np.int32))
-        with np.errstate(over="ignore"):  # the check below finds infinities
+        with np.errstate(over="ignore"):  # the check below catches infinities
             x = x.astype(np.int32 if x.dtype.kind in "ui" else np.float32, copy=False)
         if check:
             check_finite(names[0], x)
@@ -77,9 +77,9 @@ def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.nda
 
 
 def _checked_pool(pool: Pool, check: bool) -> Pool:
-    """Returns a pool with arrays of the types that tasks use, after checking that they fit."""
+    """Converts a pool's arrays to the types that tasks use, after checking that they fit."""
     num_classes = check_argument("num_classes", pool.num_classes, Count)
-    done: dict[int, np.ndarray] = {}  # because splits may share arrays
+    done: dict[int, np.ndarray] = {}  # splits may share arrays
 
     def array(name: str, values: Any, *, are_labels: bool) -> np.ndarray:
         if id(values) not in done:
@@ -128,7 +128,7 @@ def _check_alike(x: np.ndarray, x_test: np.ndarray) -> None:
 
 
 def _num_classes(labels: np.ndarray, num_classes: int | None) -> int:
-    """Returns C, given or inferred."""
+    """Returns the given or inferred C."""
     largest = int(labels.max())
     if num_classes is None:
         found = np.unique(labels)

@@ -1,4 +1,4 @@
-"""Sentiment140: clients are Twitter users, examples are mean word vectors of tweets."""
+"""Sentiment140, where clients are Twitter users and examples are mean word vectors of tweets."""
 
 import csv
 import html
@@ -21,8 +21,8 @@ from fedjax_mm.files import check_regular
 _CSV = "training.1600000.processed.noemoticon.csv"
 _COLUMNS = "polarity, id, date, query, user, text"
 _LABELS = {"0": 0, "2": None, "4": 1}
-_END = "\uffff"  # not in latin-1; it marks a record that the file's end cuts off
-_TEXT = 4  # the text's place in a row of LEAF, which begins with the id
+_END = "\uffff"  # not in latin-1; marks a record cut off by the end of the file
+_TEXT = 4  # position of the text in a row of LEAF, which begins with the id
 _TOKEN = re.compile(
     r"(?P<url>(?:https?://|www\.)\S+)"
     r"|(?P<user>@\w+)"
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     r"|(?P<word>\w+(?:'\w+)*)"
     r"|(?P<mark>[^\w\s])(?P<again>(?P=mark)*)"
 )
-_BUCKETS = 2**15  # vectors of hashed words
+_BUCKETS = 2**15  # number of vectors for hashed words
 _HASHED_SEED = 140
 
 
@@ -46,7 +46,7 @@ def load_sent140(
     glove: str | Path | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    r"""Loads Sentiment140, one client for each Twitter user with enough tweets.
+    r"""Loads Sentiment140, with one client per Twitter user with enough tweets.
 
     Labels are 1 for positive tweets and 0 for negative ones. Features, ``float32[examples, dim]``,
     are the mean of the vectors of a tweet's words, or zeros if no word has a vector. Words are
@@ -54,22 +54,23 @@ def load_sent140(
     32,768 fixed Gaussian vectors; the dataset is then a surrogate named "sent140, hashed words".
 
     Args:
-      directory: a folder with the official ``training.1600000.processed.noemoticon.csv``, whose
+      directory: a directory with the official ``training.1600000.processed.noemoticon.csv``, whose
         neutral tweets are dropped, or with LEAF's JSON files of tweets, either directly or in
-        folders ``train`` and ``test``, which are joined. (LEAF counts neutral tweets as negative.)
-      num_clients: the number of users, drawn at random; a larger number adds users to those of a
-        smaller one. By default all users, in the order of their names.
-      min_examples: users with fewer tweets are left out.
+        ``train`` and ``test``, which are joined. (LEAF counts neutral tweets as negative.)
+      num_clients: the number of users, drawn at random. A larger number adds users to those of a
+        smaller one. Defaults to all users, sorted by name.
+      min_examples: the fewest tweets per user; users with fewer are dropped.
       test_fraction: the fraction of each client's tweets for testing, drawn at random.
       dim: d, the length of a word's vector.
       glove: a GloVe text file, such as ``glove.twitter.27B.200d.txt``, with a word and d numbers
-        per line. By default the ``glove*.txt`` in `directory` that has d numbers, if any.
+        per line. Defaults to the ``glove*.txt`` in `directory` that has d numbers, if any.
       seed: the seed for choosing users and for the split.
 
     Raises:
       FileNotFoundError: if files of tweets are missing, or `glove` does not exist.
-      ValueError: if a row of a file is malformed, a vector does not have d finite numbers, not
-        exactly one GloVe file fits, or too few users have enough tweets.
+      ValueError: if a row of a file is malformed, a vector does not have d finite numbers, the
+        GloVe files in `directory` do not include exactly one that fits, or too few users have
+        enough tweets.
 
     Example:
       >>> import pathlib, tempfile
@@ -128,7 +129,7 @@ def check_sent140(directory: str | Path) -> None:
 
 
 def tokenize(text: str) -> list[str]:
-    """Splits a tweet into words of the vocabulary of GloVe's Twitter vectors.
+    """Splits a tweet into words from the vocabulary of GloVe's Twitter vectors.
 
     HTML entities such as ``&amp;`` are decoded, and letters are converted to lower case. Then, from
     left to right, a URL (``http://``, ``https://``, ``www.``) gives ``<url>``, ``@name`` gives
@@ -269,7 +270,7 @@ def _dimension(path: Path) -> int:
 def _read_vectors(
     path: Path, number: dict[str, int], dim: int
 ) -> tuple[Float32[np.ndarray, "words dim"], Bool[np.ndarray, " words"]]:
-    """Returns the vectors of words, and whether each word is in the file."""
+    """Returns the word vectors, and whether each word is in the file."""
     # Read bytes, because one of GloVe's words, U+0085, is a line break in text mode. Keep only the
     # vectors of words that occur, because the whole file would fill the memory.
     wanted = {word.encode(errors="surrogatepass"): i for word, i in number.items()}
@@ -299,7 +300,7 @@ def _read_vectors(
 
 
 def _hashed(words: list[str], dim: int) -> Float32[np.ndarray, "words dim"]:
-    # CRC-32 of a word is the same on every machine; Python's hash is not.
+    # Use CRC-32, because it is the same on every machine, unlike Python's hash.
     rng = generator(_HASHED_SEED)
     table = rng.standard_normal((_BUCKETS, dim), dtype=np.float32)
     return table[[zlib.crc32(word.encode(errors="surrogatepass")) % _BUCKETS for word in words]]

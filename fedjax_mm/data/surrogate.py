@@ -1,4 +1,4 @@
-"""Synthetic surrogates for CelebA and Sentiment140, which may not be redistributed."""
+"""Synthetic surrogates for CelebA and Sentiment140, which must not be redistributed."""
 
 from typing import Annotated, TypeAlias
 
@@ -16,20 +16,20 @@ from fedjax_mm.data.partition import consecutive, generator, seed_sequence
 Rng: TypeAlias = np.random.Generator
 PerTweet: TypeAlias = Int64[np.ndarray, " tweets"]
 
-_GRID = 6  # points per side of the grid on which smooth fields are drawn
+_GRID = 6  # points per side of the grid for drawing smooth fields
 _FIELD = _GRID * _GRID * 3
 _CONTRAST = 32.0  # standard deviation of a field, in gray levels
 _TINT = 24.0
 _PIXEL_NOISE = 12.0
 _CLIENT_SHARE = 0.3  # fraction of the background's variance
-_BLOCK_IMAGES = 256  # drawn at once; the data do not depend on it
+_BLOCK_IMAGES = 256  # images to draw at a time, which does not affect the data
 
 _TOPICS = 20
 _WORDS = 100  # words per list
 _SENTIMENT, _SHARED = 2, 1  # word lists: negative, positive; neutral
-_TELLING = (0.05, 0.5)  # of a client's words
+_TELLING = (0.05, 0.5)  # range of the fraction of a client's words with sentiment
 _CLARITY = 0.75
-_BLOCK_TWEETS = 2048  # averaged at once; the data do not depend on it
+_BLOCK_TWEETS = 2048  # tweets to average at a time, which does not affect the data
 
 
 @checked
@@ -46,8 +46,8 @@ def surrogate_faces(
 ) -> FederatedData:
     """Draws images with binary attributes, shaped like CelebA.
 
-    An image is a smooth random background, partly shared within its client, with the client's tint
-    and pixel noise, plus a smooth pattern or its negative for each attribute. The patterns are
+    An image is a smooth random background, partly shared within its client, with the client's tint,
+    pixel noise and, for each attribute, a smooth pattern or its negative. The patterns are
     orthonormal and the background is white in their span, so the best linear classifier has an
     accuracy of about ``Phi(signal)``, 0.93 at 1.5, which a network needs many examples to reach.
 
@@ -57,7 +57,7 @@ def surrogate_faces(
     Args:
       num_clients: N.
       num_attributes: the number of columns of y, ``int32[examples, attributes]`` of 0 and 1.
-      image_size: pixels per side.
+      image_size: the number of pixels per side.
       examples_per_client: the smallest and the largest n_k, training and test together.
       test_fraction: the fraction of each client's examples for testing.
       signal: the amplitude of an attribute's pattern, in standard deviations of the background
@@ -128,8 +128,7 @@ def surrogate_tweets(
     Args:
       num_clients: N.
       dim: d, the length of a word's vector.
-      min_examples: the smallest number of a client's tweets; it has LogNormal(3, 1) more, rounded
-        down.
+      min_examples: the fewest tweets per client, to which LogNormal(3, 1), rounded down, is added.
       test_fraction: the fraction of each client's tweets for testing.
       seed: the seed of all draws.
 
@@ -162,7 +161,7 @@ def surrogate_tweets(
 def _labels(
     skew: Float[np.ndarray, "examples attributes"], rng: Rng
 ) -> Int32[np.ndarray, "examples attributes"]:
-    # Threshold ranks instead of values, so that exactly half of the examples have the attribute.
+    # Threshold ranks rather than values, so that exactly half of the examples have the attribute.
     score = skew + rng.standard_normal(skew.shape)
     rank = score.argsort(axis=0).argsort(axis=0)
     return (rank >= len(score) // 2).astype(np.int32)

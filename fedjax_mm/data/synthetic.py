@@ -17,7 +17,7 @@ from fedjax_mm.data.partition import seed_sequence
 Generator = Literal["fedprox", "leaf"]
 
 _TEST_FRACTION = {"fedprox": 0.1, "leaf": 0.4}
-_BLOCK_EXAMPLES = 16_384  # drawn at once; the data do not depend on it
+_BLOCK_EXAMPLES = 16_384  # examples to draw at a time, which does not affect the data
 _LABEL_NOISE = 0.1  # LEAF's
 _MODEL_SPREAD = 0.1  # LEAF's
 
@@ -49,17 +49,17 @@ def synthetic(
 
     Args:
       num_clients: N.
-      alpha: the spread of u_k, for FedProx's generator only. As published, u_k shifts all logits of
-        an example equally, so alpha does not change any label; W_k and b_k still differ between
+      alpha: the spread of u_k, only for FedProx's generator. As published, u_k shifts all logits of
+        an example equally, so alpha does not change any label. W_k and b_k still differ between
         clients.
-      beta: how much the clients' features differ, for FedProx's generator only.
+      beta: how much the clients' features differ, only for FedProx's generator.
       dim: d, the number of features.
       num_classes: C.
       seed: the seed of all draws.
       generator: "fedprox", or LEAF's, "leaf".
       iid: whether to use FedProx's variant with one model for all clients.
-      test_fraction: the fraction of each client's examples for testing; by default 0.1 (FedProx) or
-        0.4 (LEAF). Every client has at least one training and one test example.
+      test_fraction: the fraction of each client's examples for testing; defaults to 0.1 (FedProx)
+        or 0.4 (LEAF). Every client has at least one training and one test example.
 
     Raises:
       ValueError: if an argument is out of range, or LEAF's generator is given alpha, beta or iid.
@@ -94,7 +94,7 @@ def synthetic(
 def sample_counts(
     num_clients: Count, *, generator: Generator = "fedprox", seed: int = 0
 ) -> Int64[np.ndarray, " clients"]:
-    """Returns n_k, the number of training and test examples together, for `synthetic`.
+    """Returns n_k, the total number of training and test examples, for `synthetic`.
 
     FedProx: ``int(LogNormal(4, 2)) + 50``; LEAF: ``min(int(LogNormal(3, 2)) + 5, 1000)``.
 
@@ -118,7 +118,7 @@ def sample_counts(
 
 @dataclasses.dataclass(frozen=True)
 class _Law:
-    """Distribution of clients and examples: arguments of `synthetic`."""
+    """Distribution of clients and examples, given by the arguments of `synthetic`."""
 
     alpha: float
     beta: float
@@ -129,7 +129,7 @@ class _Law:
 
 
 class _Clients(NamedTuple):
-    """Parameters of some clients' distributions of examples."""
+    """Parameters of several clients' example distributions."""
 
     means: Float[np.ndarray, "clients dim"]
     weights: Float[np.ndarray, "clients dim classes"]
@@ -154,7 +154,8 @@ def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: i
         features.standard_normal(out=x[rows], dtype=np.float32)
         x[rows] *= decay
         x[rows] += np.repeat(clients.means.astype(np.float32), block, axis=0)
-        # Use double precision, so that no label depends on rounding in a library's matrix product.
+        # Use double precision, so that no label depends on the rounding of a library's matrix
+        # product.
         wide, logits = x[rows].astype(np.float64), np.repeat(clients.biases, block, axis=0)
         block_ends = np.cumsum(block)
         for W, start, end in zip(clients.weights, block_ends - block, block_ends, strict=True):

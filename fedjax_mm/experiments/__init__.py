@@ -1,1 +1,1 @@
-"""Experiments described by files: their fields, tasks and methods, and how they run."""
+"""Experiments described by files: their fields, tasks and methods, and how to run them."""

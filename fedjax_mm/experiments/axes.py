@@ -24,7 +24,7 @@ _NOT_SWEPT = (
     *("until", "params", "tasks", "together", "executor"),
 )
 
-_MOST = 5000  # values on an axis, programs and draws, each of which takes time or memory
+_MOST = 5000  # the most axis values, programs or draws, which cost time or memory
 
 
 class Range(Config):
@@ -49,15 +49,15 @@ class Range(Config):
         return self
 
     def values(self) -> list[float]:
-        """The numbers, with round-off digits removed."""
+        """The numbers, rounded to remove floating-point noise."""
         space = np.geomspace if self.scale == "log" else np.linspace
         return [float(f"{value:.12g}") for value in space(self.start, self.stop, self.num)]
 
 
 def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the axes by their full names."""
-    # Flatten nested tables, because TOML reads ``task.mu = [...]`` as one. A range is a table of
-    # numbers.
+    """Yields the axes with their dotted names."""
+    # Flatten nested tables, because TOML parses ``task.mu = [...]`` as one. A range is also a
+    # table, whose values are numbers.
     for key, value in axes.items():
         if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
             yield from ((f"{key}.{name}", inner) for name, inner in _dotted(value))
@@ -69,16 +69,16 @@ Axes = Annotated[
     dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | Range],
     BeforeValidator(lambda axes: dict(_dotted(axes)) if isinstance(axes, dict) else axes),
 ]
-"""Values by the keys of settings."""
+"""Values by setting key."""
 
 
 class Points:
-    """All points of a sweep, checked.
+    """All points of a sweep, after validation.
 
     Attributes:
-      base: the settings that the axes change.
-      values: the checked values on every axis, by its key.
-      names: the keys by the names of the result's dimensions.
+      base: the settings varied by the axes.
+      values: the validated values of every axis, by key.
+      names: maps the names of the result's dimensions to keys.
       data_axes: the keys of numeric axes that change only the data.
       joined: the keys of count axes whose values share a program, as given by `together`.
     """
@@ -86,13 +86,13 @@ class Points:
     def __init__(
         self, base: Point, axes: Mapping[str, Any], together: Sequence[str] | None = None
     ) -> None:
-        """Checks all points, and raises a `ValueError` that names the first invalid one.
+        """Validates all points, raising a `ValueError` that names the first invalid one.
 
         Args:
-          base: the settings that the axes change.
-          axes: values by the keys of settings.
-          together: the keys of count axes whose values share a program; by default `local_steps` if
-            possible.
+          base: the settings varied by the axes.
+          axes: values by setting key.
+          together: the keys of count axes whose values share a program; `local_steps` by default
+            if possible.
         """
         self.base = base
         _check_known(base, axes)
@@ -109,7 +109,7 @@ class Points:
         self.values = {key: [self._value(here, key) for here in at[key]] for key in at}
         if "seed" in self.values.get("task.data_seed", ()):
             raise ValueError(
-                'axes.task.data_seed: "seed" is no value among others; write it without a list'
+                'axes.task.data_seed: "seed" cannot be one of several; write it without a list'
             )
         real = [key for key, values in self.values.items() if all(type(v) is float for v in values)]
         self.data_axes = [
@@ -120,7 +120,7 @@ class Points:
         ]
         everywhere = [here for each in at.values() for here in each] or [base]
         self.joined = self._joined(everywhere, together)
-        # An axis can be a program argument only if its values are floats, not tables.
+        # An axis can be a program argument only if its values are floats rather than tables.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
         self._points = {
@@ -147,7 +147,9 @@ class Points:
         for key in named:
             if key not in self.names.values():
                 known = ", ".join(self.names.values()) or "none"
-                raise ValueError(f"together has {key!r}, which is no axis; the axes are {known}")
+                raise ValueError(
+                    f"together has {key!r}, which is not an axis; the axes are {known}"
+                )
             if key not in able:
                 raise ValueError(
                     f"together has {key!r}, whose values cannot share a program; only local_steps "
@@ -179,12 +181,12 @@ class Points:
 
     @property
     def choices(self) -> list[tuple[int, ...]]:
-        """All combinations of positions on the structural axes."""
+        """All combinations of positions along the structural axes."""
         return list(self._points)
 
     @property
     def every(self) -> list[Point]:
-        """The checked settings at all combinations, in the same order."""
+        """The validated settings at all combinations, in the same order."""
         return list(self._points.values())
 
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
@@ -196,7 +198,7 @@ class Points:
         )
 
     def on_data_axes(self, choice: tuple[int, ...]) -> list[Point]:
-        """Returns the checked settings at all values on the axes of the data."""
+        """Returns the validated settings at all values of the data axes."""
         keys = [*self._structural, *self.data_axes]
         places = itertools.product(*(range(len(self._raw[key])) for key in self.data_axes))
         return [self._at(dict(zip(keys, (*choice, *each), strict=True))) for each in places]
@@ -206,7 +208,7 @@ class Points:
         return key.rpartition(".")[2]
 
     def at(self, point: Mapping[str, Any]) -> tuple[Point, Numbers]:
-        """Returns the checked settings and the (possibly traced) numbers of a point.
+        """Returns the validated settings and the (possibly traced) numbers of a point.
 
         Args:
           point: values by dimension name, with `OneOf` on joined axes. An axis that is not a
@@ -225,17 +227,17 @@ class Points:
 
     @property
     def together(self) -> dict[str, Callable[[Any], Hashable]]:
-        """A function for each axis whose values share programs, for `Grid.together`."""
+        """Functions, by axis, that group the values sharing a program, for `Grid.together`."""
         # Join all data draws. Keep numbers of models below and above the limit apart, because they
-        # are drawn in different ways.
+        # are drawn by different methods.
         alike = {self.name_of(key): lambda _: 0 for key in (*self.data_axes, *self.joined)}
         several = {"num_models": lambda number: number > RANK_LIMIT}
         return alike | {name: key_of for name, key_of in several.items() if name in alike}
 
     def _at(self, places: Mapping[str, int]) -> Point:
-        """Returns the checked settings at some positions on the axes, by default the first."""
-        # Set a value on every axis, because a rate that is swept inside a table must be a table at
-        # all points.
+        """Returns the validated settings at some axis positions, which default to the first."""
+        # Set a value on every axis, because a rate swept within a table must be a table at all
+        # points.
         place = tuple(places.get(key, 0) for key in self._raw)
         if place not in self._made:
             axes = zip(self._raw.items(), place, strict=True)
@@ -243,17 +245,17 @@ class Points:
         return self._made[place]
 
     def _checked(self, point: Mapping[str, Any]) -> Point:
-        """Returns the checked settings with some values."""
+        """Returns the validated settings with some values replaced."""
         base = self.base
         if not point:
             return base
-        # Validate only tables on the paths of axes, because the others are already checked.
+        # Validate only tables on the paths of axes, because the others have been validated already.
         values: Mapping[str, Any] = settings_of(base)
         values = {key: value for key, value in values.items() if key in Point.model_fields}
         for key, value in point.items():
             for label in base.algorithms:
                 head, *rest = _path_of(key, base, label)
-                if head == "task" and base.tasks is not None:  # of every model
+                if head == "task" and base.tasks is not None:  # applies to every model
                     each_task = [replaced(task, rest, value) for task in values["tasks"]]
                     values = values | {"tasks": each_task}
                 else:
@@ -265,7 +267,7 @@ class Points:
             raise ValueError(f"at {where}: {error}") from None
 
     def _value(self, here: Point, key: str) -> Any:
-        """Returns a setting of the point, or else of its first algorithm or task."""
+        """Looks up a setting in the point, or else in its first algorithm or task."""
         head, *rest = _path_of(key, self.base, next(iter(here.algorithms)))
         value: Any = here.each_task[0] if head == "task" else getattr(here, head)
         for name in rest:
@@ -308,7 +310,7 @@ def _is_plain_fedavg(method: Method) -> bool:
 
 
 def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for an axis that is no setting of the experiment or of any algorithm."""
+    """Raises `ValueError` if an axis is not a setting of the experiment or of any algorithm."""
     owners = [base, *base.algorithms.values()]
     fields = {name for owner in owners for name in type(owner).model_fields}
     known = sorted(fields - {"algorithms", "name", *_NOT_SWEPT})
@@ -331,14 +333,14 @@ def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
 
 
 def _names(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the keys by the names of dimensions."""
+    """Returns the keys by dimension name."""
     names: dict[str, str] = {}
     for key in keys:
         name = key.rpartition(".")[2]
         if name in names:
             raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-        # Reject "model", because results already have that dimension. Reject the rates of dropout
-        # and of exponential decay, because flax and optax need them before compilation.
+        # Reject "model", because results already have that dimension. Reject dropout and
+        # exponential decay rates, because flax and optax need them before compilation.
         if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate", "decay_rate"):
             raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
         for other in keys:
@@ -351,7 +353,7 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
 def _path_of(key: str, base: Point, algorithm: str) -> list[str]:
     """Returns the path of an axis in the settings of a point, or else of an algorithm.
 
-    An algorithm with its own assignment also has the axes of that assignment.
+    Algorithms with their own assignment also have its axes.
     """
     path, own = key.split("."), ["algorithms", algorithm]
     if path[0] == "assignment" and base.algorithms[algorithm].assignment is not None:

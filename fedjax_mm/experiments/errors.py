@@ -9,15 +9,15 @@ from pydantic import ValidationError
 
 from fedjax_mm.experiments.fields import Config
 
-_MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # of one message, and of a value in it
+_MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # limits on one message, and on a value in it
 
 
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
     """Returns the problems, one per key, as ``path = value: message``.
 
-    If a value may have several types, pydantic reports an error for each of them. Keep only
+    If a value may have several types, pydantic reports an error for each of them. This keeps only
     problems inside a table and, for a plain value, the message of our own validator or else the
-    first one. Long lists are cut.
+    first one. Long lists are truncated.
     """
     problems: dict[str, Any] = {}
     for problem in error.errors():
@@ -37,10 +37,10 @@ def _path(problem: Any, values: Any) -> str:
     path = []
     for part in problem["loc"]:
         is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
-        for key in [part] if is_whole else part.split("."):  # an axis may be a table in a table
+        for key in [part] if is_whole else part.split("."):  # an axis may be a nested table
             if isinstance(values, dict):
                 inside = key in values
-            else:  # a list may be too short
+            else:  # lists may be too short
                 is_item = isinstance(values, list | tuple) and isinstance(key, int)
                 inside = is_item and key < len(values)
             if inside:
@@ -49,7 +49,7 @@ def _path(problem: Any, values: Any) -> str:
     if problem["type"] == "missing":
         path.append(str(problem["loc"][-1]))
     if problem["type"].startswith("union_tag"):
-        # The discriminator is the key that distinguishes tables, or a function with its name.
+        # The discriminator is the key that distinguishes tables, or a function with that name.
         path.append(str(problem["ctx"]["discriminator"]).strip("'()"))
     return ".".join(path)
 
@@ -67,12 +67,12 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
         case "extra_forbidden":
             key, (names, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
             owner = f" of {names[0]}" if len(names) == 1 else ""
-            # Search this table only, because the keys of other tables would be wrong here, too.
+            # Search only this table, because the keys of other tables would be wrong here too.
             close = [f"num_{key}"] if f"num_{key}" in keys else closest(key, keys)
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
-            # Suggest full paths, because a key without its table is right on axes and may be tried
-            # here, too.
+            # Suggest full paths, because a key without its table is valid on axes and may be tried
+            # here too.
             elsewhere = list(_paths_to(key, values)) if path == key else []
             if elsewhere:
                 hint = f"give {' or '.join(elsewhere[:3])}"
@@ -95,7 +95,7 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
 
 
 def _paths_to(key: str, values: dict[str, Any]) -> Iterator[str]:
-    """Yields the paths of a key in the tables of a file, including nested ones."""
+    """Yields all paths to a key in the tables of a file, including nested ones."""
     for name, table in _tables_in(values):
         yield from [f"{name}.{key}"] if key in table else []
         yield from (f"{name}.{inner}.{key}" for inner, x in _tables_in(table) if key in x)
@@ -106,14 +106,14 @@ def _tables_in(values: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str], list[str]]:
-    """Returns the names of the tables that may stand at a location, if all have one, and keys."""
+    """Returns the names of tables allowed at a location, if all have one, and their keys."""
     root = _schema(kind)
     tables = _tables(root, root)
     for part in location:
-        if isinstance(part, int):  # an item of a list, whose tables are all alike
+        if isinstance(part, int):  # an item of a list, whose tables all have the same type
             continue
         chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
-        if chosen:  # a type name, not a key
+        if chosen:  # a type name rather than a key
             tables = chosen
             continue
         inner = [
@@ -133,7 +133,7 @@ def _schema(kind: type[Config]) -> dict[str, Any]:
 
 
 def closest(key: str, keys: Sequence[str]) -> list[str]:
-    """Returns the key most similar to a given one, if any is similar."""
+    """Returns the key most similar to a given one, or nothing if none is similar."""
     return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
 
 

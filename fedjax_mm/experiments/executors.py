@@ -1,4 +1,4 @@
-"""Executors of an experiment file, which compute its parts."""
+"""Executors that compute the parts of an experiment, as configured in its file."""
 
 import logging
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ _REMEDY = "pip install 'fedjax-mm[cluster]'"
 
 
 class _Executor(Config):
-    """Settings common to all executors."""
+    """Settings shared by all executors."""
 
     num_parts: Count = 8
-    """N, into which the runs are cut."""
+    """N, the number of parts into which the runs are divided."""
 
     @contextmanager
     def opened(self, how: Execution) -> Iterator[Execution]:
-        """Yields the execution of a sweep by the executor, which is closed at the end.
+        """Yields the execution of a sweep by the executor, which is closed on exit.
 
         Raises:
           ValueError: if its library is not installed, or the settings are invalid.
@@ -30,26 +30,26 @@ class _Executor(Config):
             yield how._replace(executor=executor, num_parts=self.num_parts)
 
     def _executor(self) -> Any:
-        """Returns a context manager of the executor."""
+        """Returns the executor as a context manager."""
         raise NotImplementedError
 
 
 class Submitit(_Executor):
-    """Slurm jobs, or processes on this machine, by submitit.
+    """Slurm jobs, or processes on this machine, run by submitit.
 
-    `parameters` go to submitit's `update_parameters`, such as `timeout_min` or `slurm_partition`.
+    `parameters`, such as `timeout_min` or `slurm_partition`, go to submitit's `update_parameters`.
     """
 
     name: Literal["submitit"] = "submitit"
     cluster: Literal["slurm", "local"] = "slurm"
     folder: str = "jobs"
     at_once: Count | None = None
-    """The most parts at the same time; by default all, or 2 of this machine."""
+    """The most parts at a time; defaults to all of them, or 2 on this machine."""
     parameters: dict[str, Any] = Field(default_factory=dict)
 
     @contextmanager
     def opened(self, how: Execution) -> Iterator[Execution]:
-        """Yields the execution of a sweep by jobs."""
+        """Yields the execution of a sweep by submitted jobs."""
         most = self.at_once or (2 if self.cluster == "local" else None)
         with super().opened(how._replace(at_once=most)) as how:
             yield how
@@ -62,14 +62,14 @@ class Submitit(_Executor):
             raise ValueError(f"executor submitit is not installed; {_REMEDY}") from error
         try:
             executor = submitit.AutoExecutor(self.folder, cluster=self.cluster)
-        except RuntimeError as error:  # without srun
+        except RuntimeError as error:  # srun is not installed
             raise ValueError(
                 f"executor submitit: {error}; start it where Slurm is, or try it on this machine "
-                "by executor.cluster = 'local'"
+                "with executor.cluster = 'local'"
             ) from error
         try:
             executor.update_parameters(**self.parameters)
-        except (NameError, TypeError) as error:  # of unknown names
+        except (NameError, TypeError) as error:  # unknown parameter names
             raise ValueError(f"executor.parameters: {error}") from error
         yield executor
 
@@ -79,9 +79,9 @@ class Dask(_Executor):
 
     name: Literal["dask"] = "dask"
     address: str | None = None
-    """The scheduler's, such as "tcp://first:8786"; without it workers are started here."""
+    """The scheduler's address, such as "tcp://first:8786"; if omitted, workers start here."""
     workers: Count = 2
-    """Started here, with one thread each."""
+    """The number of workers started here, with one thread each."""
 
     @contextmanager
     def _executor(self) -> Iterator[Any]:
@@ -91,7 +91,7 @@ class Dask(_Executor):
             raise ValueError(f"executor dask is not installed; {_REMEDY}") from error
         if self.address is None:
             here = {"n_workers": self.workers, "threads_per_worker": 1, "dashboard_address": None}
-            quiet = {"silence_logs": logging.CRITICAL}  # of workers that end with their cluster
+            quiet = {"silence_logs": logging.CRITICAL}  # workers end with their cluster
             with (
                 distributed.LocalCluster(**here, **quiet) as cluster,
                 distributed.Client(cluster) as client,
@@ -112,4 +112,4 @@ AnyExecutor = Annotated[Submitit | Dask, Field(discriminator="name")]
 """The table of any executor."""
 
 EXECUTORS = {"submitit": Submitit, "dask": Dask}
-"""The tables of executors, by their `name`."""
+"""The executors' tables, by `name`."""

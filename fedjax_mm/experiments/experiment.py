@@ -20,14 +20,14 @@ class Experiment(Point):
     `task.data_seed`. With `data_seed` "seed" every seed has its own draw of the data.
 
     `num_models` may be omitted if it is an axis, or if the experiment has `tasks`, one per model
-    and all with the same clients. A setting `task.KEY` then applies to every task.
+    and all with the same clients. The axis `task.KEY` then applies to every task.
 
     `together` names count axes whose values share a program, which plain FedAvg on the quadratic
-    allows. The default is `local_steps`. With `num_models`, for MFA-Rand and MFA-RR, a sweep
-    compiles less, but a round may take 2.7 times longer.
+    allows. It defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves
+    compilation, but a round may take 2.7 times longer.
 
-    `executor` configures an executor, which computes parts if a command selects it. It does not
-    count among the settings that identify a result.
+    `executor` configures an executor, which computes parts if a command selects it. It is not among
+    the settings that identify a result.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -74,7 +74,7 @@ class Experiment(Point):
 
 
 def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves a `data_seed` "seed" from the axes of a file to its tasks."""
+    """Moves the value "seed" of a `data_seed` axis to the tasks."""
     axes = values.get("axes")
     if not isinstance(axes, dict):
         return values

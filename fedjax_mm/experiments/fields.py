@@ -1,4 +1,4 @@
-"""Fields of configurations: plain data, and the types that validate it on reading."""
+"""Fields of configurations: plain data, and the types that validate them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Set
@@ -54,11 +54,11 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 Distinct = AfterValidator(_distinct)
-"""Annotates a tuple in which no value may come twice."""
+"""Annotates a tuple that must not contain duplicates."""
 
 
 class Replicas(TypedDict):
-    """Arguments of `sweep` for seeds."""
+    """The arguments of `sweep` that describe seeds."""
 
     num_seeds: int
     seed: int
@@ -68,34 +68,34 @@ class Replicas(TypedDict):
 T = TypeVar("T")
 
 Numbers = Mapping[str, Any]
-"""Swept numbers by the names of fields; those of an inner table are a mapping of their own."""
+"""Swept numbers by field name, nested for inner tables."""
 
 
 class Config(BaseModel):
-    """Immutable validated settings, in which unknown keys are errors.
+    """Immutable validated settings that reject unknown keys.
 
     Swept numbers are traced by JAX and never become fields; methods take them as `Numbers`.
     """
 
     # Build validators on first use, because a table is part of many others, each of which would
-    # build one.
+    # build its own.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     def with_numbers(self, numbers: Numbers) -> Any:
-        """Returns the fields as attributes of a plain object, some replaced by `numbers`."""
+        """Returns a plain object with the fields as attributes, some replaced by `numbers`."""
         return SimpleNamespace(**(dict(self) | dict(numbers)))
 
 
 def instantiate(
     table: Config, factory: Callable[..., T], numbers: Numbers = MappingProxyType({}), **given: Any
 ) -> T:
-    """Calls a factory with the settings of a table that it accepts.
+    """Calls a factory with the settings in a table that it accepts.
 
     Args:
-      table: checked settings, by the names of the factory's parameters.
-      factory: a public function; its other parameters are `given`, or keep their defaults.
+      table: validated settings, by parameter name of the factory.
+      factory: a public function whose other parameters are `given` or keep their defaults.
       numbers: values that replace settings, which may be traced.
-      **given: arguments that a file cannot express; they override the table's.
+      **given: arguments that a file cannot express, which override the table's.
 
     Example:
       >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
@@ -128,21 +128,21 @@ class Seeded(Config):
         return self._first_seed
 
     def with_seeds(self, first: int, num_seeds: int) -> Self:
-        """Returns the settings with other seeds, numbered from 0."""
+        """Returns the settings with different seeds, numbered from 0."""
         others = self.model_copy(update={"num_seeds": num_seeds})
         others._first_seed = first
         return others
 
     @property
     def replicas(self) -> Replicas:
-        """Returns the arguments of `sweep` that determine the seeds."""
+        """Returns the arguments of `sweep` that describe the seeds."""
         return {"num_seeds": self.num_seeds, "seed": self.seed, "first_seed": self.first_seed}
 
     @property
     def data_seeds(self) -> list[int]:
-        """The seeds of all draws of the data, which depend on `seed`."""
-        # Adding seeds does not change the first ones, because a state is generated number by
-        # number.
+        """The seeds of all data draws, which depend on `seed`."""
+        # Adding seeds does not change the first ones, because the state is generated one number at
+        # a time.
         states = np.random.SeedSequence(self.seed).generate_state(self.first_seed + self.num_seeds)
         seeds: list[int] = states[self.first_seed :].tolist()
         return seeds
@@ -150,15 +150,15 @@ class Seeded(Config):
 
 Table = TypeVar("Table", bound=Config)
 
-# An int without bounds is a count everywhere.
+# An int without bounds always means a count.
 _FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, NoneType: None}
 _FROM_FILE[tuple[float, ...]] = tuple[Number, ...]
 
 
 def _field_type(annotation: Any) -> Any:
-    """Returns the type of a field for a parameter, or None if a file cannot give it."""
+    """Returns the type of a parameter's field, or None if a file cannot express it."""
     members = members_of(annotation)
-    if complex in members:  # an array-like is a number in a file
+    if complex in members:  # in a file, an array-like is a number
         members = tuple(each for each in members if each not in (bool, int))
     literals = [each for each in members if get_origin(each) is Literal]
     annotated = [_within(each) for each in members if get_origin(each) is Annotated]
@@ -177,12 +177,12 @@ def _within(annotation: Any) -> Any:
 
 
 def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[str, Any]:
-    """Returns the type and default of each parameter of a function that a file can set.
+    """Returns the type and default of each function parameter that a file can set.
 
     Args:
-      function: a factory; its parameters without a default are required.
+      function: a factory, whose parameters without a default are required.
       given: parameters that a file cannot set.
-      types: the types of fields whose annotation is less strict.
+      types: the types of fields that need stricter annotations.
     """
     columns: dict[str, Any] = {}
     for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -195,13 +195,13 @@ def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[
 def table_of(
     base: type[Table], function: Callable[..., Any], *given: str, **types: Any
 ) -> type[Table]:
-    """Returns the class of a function's table in a file, with the fields of `columns_of`.
+    """Returns the class of a function's table in a file, with the fields from `columns_of`.
 
     Args:
-      base: the fields common to all such tables.
-      function: a factory; the table has its name.
+      base: the fields shared by all such tables.
+      function: a factory, which gives the table its name.
       given: parameters that a file cannot set.
-      types: the types of fields whose annotation is less strict.
+      types: the types of fields that need stricter annotations.
     """
     columns = columns_of(function, *given, *base.model_fields, **types)
     columns = {"name": (Literal[function.__name__], ...)} | columns
@@ -209,7 +209,7 @@ def table_of(
 
 
 def one_of(tables: Mapping[str, type[Config]]) -> GetPydanticSchema:
-    """Annotates a field that is one of several tables, distinguished by `name`."""
+    """Annotates a field that holds one of several tables, distinguished by `name`."""
     # Annotate such fields with the tables' base class, because type checkers cannot read a union
     # built at run time.
     choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]

@@ -1,4 +1,4 @@
-"""The grid of an experiment: all points of its axes, and their data, loaded once per draw."""
+"""The grid of an experiment: all points of its axes, with data loaded once per draw."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,15 +19,15 @@ from fedjax_mm.sweeps.until import Until
 Data = tuple[FederatedData, ...]
 
 SEED_NUMBER = "seed_number"
-"""The name of the argument for the index of a run's seed, from 0."""
+"""The argument name for the index of a run's seed, which starts at 0."""
 
 
 def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
-    """Returns the grid of an experiment over ``algorithm`` and its axes, with data loaded.
+    """Returns the grid of an experiment over ``algorithm`` and its axes, after loading the data.
 
     Args:
-      experiment: what to run.
-      limit: the memory limit in bytes; by default 60 % of the free memory.
+      experiment: the experiment to run.
+      limit: the memory limit in bytes; defaults to 60 % of the free memory.
 
     Raises:
       ValueError, OSError: if data or initial parameters cannot be loaded or do not fit.
@@ -76,7 +76,7 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
         experiment.num_rounds,
         num_seeds,
         experiment.seed,
-        # Pass data as an argument, because XLA copies constants into every program.
+        # Pass data as an argument, because XLA would copy constants into every program.
         shared={"data": data} | ({"start": start} if start else {}),
         per_seed={SEED_NUMBER: np.arange(num_seeds)} if draws.are_by_seed or start else {},
         record_every=experiment.record_every,
@@ -91,16 +91,16 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
 
 
 class Draws:
-    """All draws of the data, in one store per kind of data.
+    """All draws of the data, with one store per kind of data.
 
-    A store has one draw per value on the data axes, such as `task.partition.alpha`, and, if
-    `data_seed` is "seed", per seed, which varies fastest. Runs on different draws share compiled
+    A store has one draw per value of the data axes, such as `task.partition.alpha`, and also per
+    seed, which varies fastest, if `data_seed` is "seed". Runs on different draws share compiled
     programs, because the index of a draw is an argument. Models and points with equal settings
     share a store.
 
     Attributes:
       points: the points of the experiment.
-      are_by_seed: whether any model's data are drawn per seed.
+      are_by_seed: whether any model has different data for each seed.
     """
 
     def __init__(self, experiment: Experiment) -> None:

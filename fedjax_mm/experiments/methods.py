@@ -64,7 +64,7 @@ class Available(Config):
     unbiased: fields.Flag = False
 
     def wrap(self, assignment: Assignment, numbers: Numbers) -> Assignment:
-        """Wraps an assignment by `available`, with settings replaced by `numbers`."""
+        """Wraps an assignment with `available`, with settings replaced by `numbers`."""
         law = instantiate(self, _LAWS[self.name], numbers)
         how: dict[str, Any] = {"when_absent": self.when_absent, "unbiased": self.unbiased}
         return available(assignment, law, **how)
@@ -77,7 +77,7 @@ _EACH = fields.Share | tuple[fields.Share, ...]
 _INTERVALS = tuple[tuple[tuple[fields.NonNegative, Positive], ...], ...]
 _LAW_TYPES = {"probability": _EACH, "comes": _EACH, "leaves": _EACH, "intervals": _INTERVALS}
 _LAW_TABLES = {name: table_of(Available, law, **_LAW_TYPES) for name, law in _LAWS.items()}
-"""The tables of all laws of presence, by their `name`."""
+"""The tables of all availability laws, by `name`."""
 
 
 class Delays(Config):
@@ -100,13 +100,13 @@ class Assigned(Config):
     appealing: Appealing | None = None
     available: Annotated[Available, one_of(_LAW_TABLES)] | None = None
     dropping: fields.Share | None = None
-    """The probability with which a message is lost."""
+    """The probability that a message is lost."""
     first: Count | None = None
-    """Of each model's clients on a clock, those that are waited for."""
+    """The fraction of each model's clients to wait for, on a clock."""
     deadline: Positive | None = None
-    """Of a round on a clock."""
+    """The deadline of a round on a clock."""
     delay: Annotated[Delays, GetPydanticSchema(lambda _, make: make(_DelayTable))] | None = None
-    """With it the result has the time: a round's is that of its slowest client."""
+    """The delays of a clock, which times each round by its slowest client."""
 
     def build(
         self, num_clients: int, num_models: int | Padded, **numbers: Any
@@ -152,7 +152,7 @@ ASSIGNMENT_TABLES = {
     name: table_of(Assigned, factory, "num_clients", "num_models", **_COUNTS)
     for name, factory in _FACTORIES.items()
 }
-"""The tables of all assignments in a file, and of the dispatch, by their `name`."""
+"""The tables of all assignments in a file, and of the dispatch, by `name`."""
 
 AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 """The table of any assignment."""
@@ -165,7 +165,7 @@ class Compression(Config):
     error_feedback: fields.Flag = True
 
     def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Wraps an algorithm by `compressed`, with settings replaced by `numbers`."""
+        """Wraps an algorithm with `compressed`, with settings replaced by `numbers`."""
         rule = instantiate(self, _COMPRESSORS[self.name], numbers)
         return compressed(algorithm, rule, error_feedback=self.error_feedback)
 
@@ -174,7 +174,7 @@ _COMPRESSORS: dict[str, Callable[..., Compressor]] = {
     rule.__name__: rule for rule in (top_k, random_k, qsgd, sign)
 }
 _COMPRESSION_TABLES = {name: table_of(Compression, rule) for name, rule in _COMPRESSORS.items()}
-"""The tables of all compressors, by their `name`."""
+"""The tables of all compressors, by `name`."""
 
 
 class Adaptive(Config):
@@ -186,7 +186,7 @@ class Adaptive(Config):
 
 
 class Privacy(Config):
-    """Settings of `private`: clipped updates, and noise that the server adds."""
+    """Settings of `private`: clipped updates, with noise added by the server."""
 
     clip: Positive
     noise_multiplier: NonNegative
@@ -194,7 +194,7 @@ class Privacy(Config):
     adaptive: Adaptive | None = None
 
     def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Wraps an algorithm by `private`, with settings replaced by `numbers`."""
+        """Wraps an algorithm with `private`, with settings replaced by `numbers`."""
         rule = None
         if self.adaptive:
             rule = instantiate(self.adaptive, AdaptiveClip, numbers.get("adaptive", {}))
@@ -204,8 +204,8 @@ class Privacy(Config):
 class Method(OptimizingClients):
     """A method, selected by name, its local training, and its assignment unless all share one.
 
-    The table of a method also has a key for each argument of `local_sgd`. Updates are first
-    compressed and then clipped.
+    A method's table also has a key for each argument of `local_sgd`. Updates are compressed first
+    and then clipped.
     """
 
     name: str
@@ -215,9 +215,9 @@ class Method(OptimizingClients):
     learning_rate: Rate
 
     def _of(self, local: LocalSGD, numbers: Numbers, server_optimizer: Any = None) -> Algorithm:
-        """Builds the algorithm from settings of local training and a server optimizer."""
+        """Builds the algorithm from local training settings and a server optimizer."""
         factory = methods()[self.name]
-        # Factories with a shorthand also have parameters for settings of local training.
+        # Factories with a shorthand also have parameters for local training settings.
         short = {*_LOCAL_KEYS.values()} & parameters_of(factory)
         given: dict[str, Any] = {"local": local} | dict.fromkeys(short)
         if isinstance(self, OptimizingServer):
@@ -230,7 +230,7 @@ class Method(OptimizingClients):
         return local_sgd(learning_rate, optimizer=optimizer, **settings)
 
     def schedule(self, num_models: int, num_rounds: int = 1, numbers: Numbers | None = None) -> Any:
-        """Returns the learning rate for factories: a number, or a schedule over rounds."""
+        """Returns the learning rate for factories, as a number or a schedule over rounds."""
         given = (numbers or {}).get("learning_rate")
         return rate_of(self.learning_rate, num_models, num_rounds, given)
 
@@ -239,7 +239,7 @@ class Method(OptimizingClients):
 
         Args:
           num_models: M, the rounds per frame, for schedules per frame.
-          num_rounds: T, where schedules without a length end.
+          num_rounds: T, the end of schedules without a length.
           numbers: values by setting name, nested for inner tables.
         """
         server = None
@@ -259,7 +259,7 @@ DEFAULT_METHOD = "fedavg"
 
 _LOCAL = columns_of(local_sgd, "learning_rate")
 _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
-"""The keys of a file by the arguments of `local_sgd`, apart from rates and optimizers."""
+"""Maps the arguments of `local_sgd`, apart from rates and optimizers, to keys of a file."""
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
@@ -272,7 +272,7 @@ def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
 
 
 METHOD_TABLES = {name: _method_table(factory) for name, factory in methods().items()}
-"""The tables of all methods in a file, by their `name`."""
+"""The tables of all methods in a file, by `name`."""
 
 MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
 """The table of any method."""
@@ -286,41 +286,41 @@ class Byzantine(Config):
     noise: NonNegative = 1.0
     stays: fields.Flag = True
     seed: fields.Seed = 0
-    """Of the choice of attackers."""
+    """The seed that chooses the attackers."""
 
     def attackers(self, num_clients: int, **numbers: Any) -> Any:
-        """Returns whether each of the `num_clients` training clients attacks."""
+        """Returns which of the `num_clients` training clients attack."""
         place = generator(self.seed).permutation(num_clients)
         # Subtract a little, because in float32 the fraction k / num_clients may round up past k.
         return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
 
     def wrap_task(self, task: Task, **numbers: Any) -> Task:
-        """Wraps a task by `attacked`, with settings replaced by `numbers`."""
+        """Wraps a task with `attacked`, with settings replaced by `numbers`."""
         attackers = self.attackers(task.num_clients, **numbers)
         return instantiate(self, attacked, numbers, task=task, clients=attackers)
 
     def wrap(self, algorithm: Algorithm, num_clients: int, **numbers: Any) -> Algorithm:
-        """Wraps an algorithm by `noisy`, with attackers among `num_clients` training clients."""
+        """Wraps an algorithm with `noisy`, with attackers among `num_clients` training clients."""
         attackers = self.attackers(num_clients, **numbers)
         return instantiate(self, noisy, numbers, algorithm=algorithm, clients=attackers)
 
 
 class Requirement(Config):
-    """Clients' thresholds, which all algorithms share, and how they are measured.
+    """Clients' thresholds, which all algorithms share, and how to measure them.
 
     See `requiring`. Fine-tuning uses the algorithm's rate and batches.
     """
 
     num_steps: Count = 100
-    """Of the warm-up, in which clients train models of their own."""
+    """The learning rate of the warm-up, in which clients train models of their own."""
     learning_rate: Positive = 0.05
     batch_size: Count | None = None
-    """32 if not given, or all of a client's examples where they are not drawn one by one."""
+    """Defaults to 32, or to all of a client's examples where they are not drawn one by one."""
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 
     def prepare(self, rng_key: Any, tasks: list[Task], params: Any, numbers: Numbers) -> Any:
-        """Trains clients' own models for each of the M models, ``[models, clients]``.
+        """Trains the clients' own models for each of the M models, ``[models, clients]``.
 
         They start from `params`, or else from the task's initial parameters. If models have
         different tasks, the result is a list with one entry per model.
@@ -328,7 +328,7 @@ class Requirement(Config):
         rate = self.with_numbers(numbers).learning_rate
 
         def of_model(task: Task, params: Any, model: int | Index) -> OwnModels:
-            # Quadratics have no batch size, because a client's loss has no examples to draw.
+            # Quadratics have no batch size, because a client's loss has no examples.
             size = self.batch_size or (None if isinstance(task, Quadratic) else 32)
             how: dict[str, Any] = {"num_steps": self.num_steps, "batch_size": size}
             return own_models(rng_key, task, params, model=model, learning_rate=rate, **how)
@@ -337,15 +337,15 @@ class Requirement(Config):
             starts = [None] * len(tasks) if params is None else params
             each = zip(tasks, starts, range(len(tasks)), strict=True)
             return [of_model(*one) for one in each]
-        # Train for one model at a time, because the models of all clients may not fit in memory
-        # together.
+        # Train for one model at a time, because the own models of all clients might not fit in
+        # memory together.
         return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
 
     def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
         """Wraps each model's task by `requiring`, given the method's learning rate."""
         tuning = None
         if self.tuning_steps:
-            # Use a schedule's first rate, because fine-tuning starts over after every round.
+            # Use a schedule's initial rate, because fine-tuning starts over after every round.
             rate = rate(1) if callable(rate) else rate
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
         if isinstance(own, OwnModels):

@@ -43,7 +43,7 @@ class InverseTime(Config):
 
 
 class Scheduled(Config):
-    """An optax schedule after a linear warm-up from 0, whose count 0 is round 1 (or frame 1).
+    """An optax schedule after a linear warm-up from 0, where count 0 is round 1 (or frame 1).
 
     Lengths are in rounds (or frames). By default a schedule lasts from the end of the warm-up to
     the last round (or frame).
@@ -85,7 +85,7 @@ class Scheduled(Config):
 
 
 def in_short(config: Config, name: str) -> str:
-    """Returns a name with its non-default settings, for labels."""
+    """Returns a name with its non-default settings, for use as a label."""
     fields = type(config).model_fields
     changed = [
         f"{key}={value}"
@@ -118,11 +118,11 @@ def _schedule_table(name: str) -> type[Scheduled]:
 
 
 SCHEDULE_TABLES = {name: _schedule_table(name) for name in _SCHEDULES}
-"""The tables of all schedules of optax in a file, by their `schedule`."""
+"""The tables of optax's schedules in a file, by `schedule`."""
 
 
 def schedule(rate: Any) -> str:
-    """Returns the name of a table's schedule, or of the object built from the table."""
+    """Returns the name of the schedule in a table, or in the object built from it."""
     given = rate.get("schedule") if isinstance(rate, dict) else getattr(rate, "schedule", None)
     return given or "inverse_time"
 
@@ -141,13 +141,13 @@ Rate = Annotated[
 
 
 def rate_of(rate: Any, num_models: int, num_rounds: int, numbers: Any = None) -> Any:
-    """Returns a rate for factories: a number, or a schedule over rounds.
+    """Returns a rate for factories, as a number or a schedule over rounds.
 
     Args:
-      rate: the checked setting.
+      rate: the validated setting.
       num_models: M.
       num_rounds: T.
-      numbers: values that replace the rate or a schedule's settings; they may be traced.
+      numbers: values that replace the rate or a schedule's settings, and may be traced.
     """
     if isinstance(rate, InverseTime | Scheduled):
         return rate.build(num_models, num_rounds, numbers or {})
@@ -182,7 +182,7 @@ _BASES = {
     for name in _OPTIMIZERS
 }
 
-# State these ranges here, because optax's annotations have none and its functions check nothing.
+# State these ranges here, because optax neither annotates nor checks them.
 _RANGES: dict[str, Any] = {
     **dict.fromkeys(("b1", "b2", "decay"), BelowOne),
     **dict.fromkeys(("eps", "eps_root", "initial_accumulator_value", "weight_decay"), NonNegative),
@@ -193,19 +193,19 @@ OPTIMIZER_TABLES = {
     name: table_of(Optimizer, getattr(optax, name), "learning_rate", **_RANGES)
     for name in _OPTIMIZERS
 }
-"""The tables of the optimizers of clients, by their `name`; their rate is the method's."""
+"""The tables of client optimizers, by `name`. They use the method's learning rate."""
 
 SERVER_OPTIMIZER_TABLES = {
     name: table_of(base, getattr(optax, name), **_RANGES) for name, base in _BASES.items()
 }
-"""The tables of the server's optimizers, by their `name`; each has a rate of its own."""
+"""The tables of server optimizers, by `name`. Each has its own learning rate."""
 
 
 class OptimizingClients(Config):
     """Settings of methods whose clients may use an optimizer other than SGD.
 
-    Gradients are clipped, `weight_decay` times the parameters is added, and the sum goes to the
-    optimizer.
+    Gradients are clipped, `weight_decay` times the parameters is added, and the sum is passed to
+    the optimizer.
     """
 
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
@@ -214,7 +214,7 @@ class OptimizingClients(Config):
     """The largest global norm of a gradient."""
 
     def local_optimizer(self, numbers: Numbers) -> LocalOptimizer:
-        """Returns a function from the round's rate to the clients' optimizer."""
+        """Returns a function that maps the round's rate to the clients' optimizer."""
         here, make = self.with_numbers(numbers), optax.sgd
         if self.optimizer is not None:
             make = getattr(optax, self.optimizer.name)
@@ -237,7 +237,7 @@ class OptimizingServer(Config):
     def build_server_optimizer(
         self, num_models: int, num_rounds: int, numbers: Numbers
     ) -> optax.GradientTransformation | None:
-        """Returns the server optimizer, whose schedules count rounds that train the model."""
+        """Returns the server optimizer, whose schedules count the rounds that train the model."""
         own: Any = self.server_optimizer
         if own is None:
             return None

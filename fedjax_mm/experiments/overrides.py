@@ -1,4 +1,4 @@
-"""Configurations from files, with overrides."""
+"""Reads configurations from files and applies overrides."""
 
 import json
 import tomllib
@@ -14,7 +14,7 @@ from fedjax_mm.files import check_regular
 
 SomeConfig = TypeVar("SomeConfig", bound=Config)
 
-_TOO_DEEP = "lists or tables lie too deep in each other; no setting lies so deep"
+_TOO_DEEP = "lists or tables are nested too deeply; no setting is nested that deeply"
 
 
 def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> SomeConfig:
@@ -26,12 +26,12 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
       overrides: ``key.path=value`` settings that override the file.
 
     Raises:
-      ValueError: with a one-line message that names the file, the line or the key's path, the error
-        and the allowed values.
+      ValueError: with a one-line message that names the file, the line or key path, the error, and
+        the allowed values.
     """
     try:
         check_regular(path)
-        values = tomllib.loads(path.read_text("utf-8-sig"))  # editors may begin a file with a mark
+        values = tomllib.loads(path.read_text("utf-8-sig"))  # skips a byte order mark
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -66,11 +66,11 @@ def validate(
             words = "; ".join(in_words(error, kind, values))
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
-    raise ValueError(" ".join(words.split()))  # keys may have line breaks
+    raise ValueError(" ".join(words.split()))  # keys may contain line breaks
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
-    """Applies one ``key.path=value``, whose value is TOML or else a plain word."""
+    """Applies one ``key.path=value``, whose value is TOML or a plain word."""
     path, equals, text = override.partition("=")
     if not (path and equals):
         raise ValueError(f"--set {override}: write it as key=value")
@@ -102,7 +102,7 @@ def settings_of(table: Config) -> dict[str, Any]:
 def changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
     """Returns the overrides ``key.path=value`` that turn the defaults into these values.
 
-    None is left out, because a file cannot express it.
+    None is omitted, because a file cannot express it.
 
     Example:
       >>> defaults = {"num_rounds": 9, "task": {"mu": 0.1, "start": "normal"}}
@@ -129,5 +129,5 @@ def _in_toml(value: Any) -> str:
         return f"{{ {', '.join(entries)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_in_toml, value))}]"
-    # Use JSON for other values, because TOML is the same except for infinities and NaN.
+    # Use JSON for other values, because it matches TOML except for infinities and NaN.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

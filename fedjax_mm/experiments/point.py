@@ -54,8 +54,8 @@ class Point(Seeded):
 
     `num_models` may be omitted if there are `tasks`, one per model and all with the same clients.
 
-    `params` is a file with the final parameters of another run, from which this one starts. If the
-    file has only one algorithm, seed or model, all start from it. Otherwise each starts from its
+    `params` is a file with the final parameters of another run, from which this run starts. If the
+    file has a single algorithm, seed or model, all start from it. Otherwise each starts from its
     own.
 
     `assignment` is the default for algorithms without their own, and covers only seen clients.
@@ -81,14 +81,14 @@ class Point(Seeded):
     @model_validator(mode="before")
     @classmethod
     def _counted(cls, values: Any) -> Any:
-        """Sets the number of models to the number of tasks, if not given."""
+        """Sets the number of models to the number of tasks, unless given."""
         if not isinstance(values, dict) or not isinstance(values.get("tasks"), list):
             return values
         return {"num_models": len(values["tasks"])} | values
 
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
-        """Raises `ValueError` before compilation for settings that cannot be built."""
+        """Raises `ValueError` if the settings cannot be built, before any compilation."""
         check_records(self.num_rounds, self.record_every)
         if self.until is not None:
             Until(**dict(self.until))
@@ -113,12 +113,12 @@ class Point(Seeded):
 
     @property
     def each_task(self) -> list[AnyTask]:
-        """The task of every model."""
+        """The tasks of all models."""
         return self.kinds_of_task if self.task is None else [self.task] * self.num_models
 
     @property
     def kinds_of_task(self) -> list[AnyTask]:
-        """The tasks, listed once if all models share one."""
+        """The tasks, listed only once if all models share one."""
         return list(self.tasks or []) if self.task is None else [self.task]
 
     @property
@@ -239,7 +239,7 @@ class Point(Seeded):
     def build_tasks(self, stores: Sequence[Any], numbers: Numbers) -> list[Task]:
         """Builds the task of every model on its data."""
         if self.task is not None:
-            # Repeat one object, because `stacks_of` stores the arrays that tasks share once.
+            # Repeat one object, because `stacks_of` stores arrays that tasks share only once.
             return [self.task.build(stores[0], **numbers)] * self.num_models
         pairs = zip(self.each_task, stores, strict=True)
         return [task.build(store, **numbers) for task, store in pairs]
@@ -251,12 +251,12 @@ class Point(Seeded):
         starts: list[Any] = [each.initial_params() for each in self.each_task]
         if any(start is None for start in starts):
             return None
-        # Models of equal structure have stacked parameters, others a list.
+        # Stack the parameters of models with equal structure, and use a list for others.
         is_alike = len({start.shape for start in starts}) == 1
         return jnp.stack(starts) if is_alike else starts
 
     def setup(self, algorithm: str, tasks: list[Task], own: Any, numbers: Numbers) -> Setup:
-        """Builds the `Setup` of one run, with attackers and requirements."""
+        """Builds the `Setup` of one run, including attackers and requirements."""
         method = self.algorithms[algorithm]
         given = numbers.get("algorithms", {}).get(algorithm, {})
         dealt = given.get("assignment") or numbers.get("assignment", {})
@@ -275,7 +275,7 @@ class Point(Seeded):
 
 
 def _row_bytes(data: FederatedData) -> float:
-    """Returns the memory of an example in a batch, including its index and weight."""
+    """Returns the size of an example in a batch, including its index and weight."""
     arrays = jax.tree.leaves(data.train.examples)
     return 8 + sum(x.nbytes / len(x) for x in arrays)
 

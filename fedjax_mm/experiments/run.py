@@ -54,17 +54,17 @@ def run(
 
     Args:
       experiment: the experiment, or the path of its TOML file.
-      execution: how to run, report, save and continue.
-      on_divergence: as in `sweep`; by default "mark" if there are several points, else "stop".
-      keep: "params" returns the final parameters too, a list with one pytree of arrays
+      execution: how to run, report, save and resume.
+      on_divergence: as in `sweep`; defaults to "mark" if there are several points, else "stop".
+      keep: "params" also returns the final parameters, a list with one pytree of arrays
         ``[algorithms, *axes, seeds, ...]`` per model, as in `sweep`.
 
     Returns:
-      A Dataset over ``(algorithm, *axes, seed, round, model)``, as `sweep` explains it.
+      A Dataset over ``(algorithm, *axes, seed, round, model)``, as described in `sweep`.
 
     Raises:
       DivergenceError: if a model's loss or parameters become non-finite and `on_divergence` is
-        "stop"; the message names the algorithm, the seed, the model and the round.
+        "stop". The message names the algorithm, the seed, the model and the round.
       ValueError, InterruptedRunError, OSError: as in `sweep`, or if the data are missing.
 
     Example:
@@ -89,7 +89,7 @@ def run(
         end = on_divergence or ("mark" if experiment.axes else "stop")
         if how.executor is None:
             return sweep(grid, how, on_divergence=end, keep=keep)
-        # Send only the settings, because data may be large, and each worker can load them.
+        # Send only the settings, because data may be large, and each worker can load its own copy.
         there = how._replace(callbacks=(), checkpoints=None, executor=None)
         settings = json.dumps(_given(experiment)), experiment.first_seed
         compute = partial(_part_of_settings, *settings, there, on_divergence=end, keep=keep)
@@ -99,22 +99,22 @@ def run(
 
 
 def _given(experiment: Experiment) -> dict[str, Any]:
-    """Returns the given settings, from which the experiment can be rebuilt."""
-    # Omit defaults, because other values on an axis may select tables without these settings.
+    """Returns the explicitly given settings, from which the experiment can be rebuilt."""
+    # Omit defaults, because other axis values may select tables without these settings.
     return experiment.model_dump(mode="json", exclude_unset=True)
 
 
 def _part_of_settings(
     settings: str, first_seed: int, execution: Execution, part: Part, **how: Any
 ) -> Piece:
-    """Computes a part in a worker, for an experiment given by its settings as JSON."""
+    """Computes a part in a worker, given an experiment's settings as JSON."""
     experiment, grid = _grid_of_settings(settings, first_seed, execution.memory)
     with jax.enable_x64(experiment.precision == "float64"):
         return _part_of_grid(experiment, grid, part, execution, **how)
 
 
-# Cache one grid, because a worker gets many parts of one experiment, and loading data and checking
-# axes may take longer than a part.
+# Cache one grid, because a worker gets many parts of one experiment, and loading data and
+# validating axes may take longer than a part.
 @lru_cache(1)
 def _grid_of_settings(
     settings: str, first_seed: int, memory: float | None
@@ -136,8 +136,8 @@ def run_part(
 
     Args:
       experiment: the experiment.
-      part: the part to compute; other processes or machines may compute the others.
-      execution: how to run, report, save and continue.
+      part: the part to compute. Other processes or machines may compute the others.
+      execution: how to run, report, save and resume.
       on_divergence: as in `run`.
       keep: "params" also keeps the final parameters.
 
@@ -180,12 +180,12 @@ def join(
 def outline(
     experiment: Experiment, execution: Execution | None = None, part: Part | None = None
 ) -> Plan:
-    """Returns the plan of `run`, traced but not compiled: programs, batches and local trainings.
+    """Traces, but does not compile, the plan of `run`: programs, batches and local trainings.
 
     Args:
       experiment: the experiment.
-      execution: how it would be run.
-      part: the part that would be computed; by default all.
+      execution: how the experiment would be run.
+      part: the part that would be computed; defaults to all parts.
 
     Raises:
       ValueError, OSError: as in `run`, except that only compiling finds a batch that does not fit.

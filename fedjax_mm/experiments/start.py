@@ -1,4 +1,4 @@
-"""Warm starts: initial parameters read from the final ones of another run."""
+"""Warm starts: initial parameters read from the final parameters of another run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from fedjax_mm.results.params import SavedParams, load_params, params_like
 from fedjax_mm.sweeps.grid import Setup
 
 Start = dict[str, dict[str, np.ndarray]]
-"""Arrays ``[seeds, ...]`` by their names in the file, for each algorithm."""
+"""Arrays ``[seeds, ...]`` by name in the file, for each algorithm."""
 
 
 def check_file(path: str) -> None:
-    """Raises `ValueError` unless the file exists."""
+    """Raises `ValueError` if the file does not exist."""
     if not Path(path).is_file():
         raise ValueError(
             f"params: there is no file {path}; `fedjax-mm run --save-params` writes params.npz"
@@ -58,18 +58,18 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
         label: {name: _at(saved, x, row)[places] for name, x in saved.arrays.items()}
         for label, row in zip(algorithms, rows("algorithm", algorithms), strict=True)
     }
-    # Check the entries now, because they are traced later, as program arguments.
+    # Check the entries now, because they are traced later as program arguments.
     arrays = [x for each in start.values() for x in each.values()]
     if not all(x.dtype.kind in "biuf" and np.isfinite(x).all() for x in arrays):
         raise ValueError(
-            f"params: {path} has entries that are no finite numbers; give those of a run that did "
-            "not diverge"
+            f"params: {path} has entries that are not finite; give the parameters of a run that "
+            "did not diverge"
         )
     return start
 
 
 def _at(saved: SavedParams, x: np.ndarray, algorithm: int) -> np.ndarray:
-    """Returns one algorithm's array ``[seeds, ...]``, requiring one entry on other axes."""
+    """Returns one algorithm's array ``[seeds, ...]``, requiring a single entry on other axes."""
     place: dict[str, Any] = {"algorithm": algorithm, "seed": slice(None)}
     at: np.ndarray = x[tuple(place.get(name, 0) for name in saved.labels)]
     return at if "seed" in saved.labels else at[None]
@@ -85,14 +85,13 @@ def params_at(
     """Returns the initial parameters of every model of one run.
 
     Args:
-      start: from `load_start`.
+      start: the result of `load_start`.
       algorithm: the label of the algorithm.
-      place: the index of the seed; it may be traced.
-      setup: the setup of the run. If the file has one model, all models start from it.
+      place: the index of the seed, which may be traced.
+      setup: the setup of the run. If the file has a single model, all models start from it.
 
     Raises:
-      ValueError: if the file has the wrong number of models, or parameters that do not fit the
-        tasks.
+      ValueError: if the number of models is wrong, or the parameters do not fit the tasks.
     """
     arrays = {name: x[place] for name, x in start[algorithm].items()}
     num_models = SavedParams({}, dict(start[algorithm])).num_models

@@ -41,7 +41,7 @@ Model = Literal["logistic", "mlp", "cnn", "gru"]
 
 
 class QuadraticConfig(Config):
-    """The federated quadratic, and the models' initial parameters."""
+    """The federated quadratic, and the initial parameters of the models."""
 
     name: Literal["quadratic"] = "quadratic"
     num_clients: Count = 24
@@ -70,7 +70,7 @@ class QuadraticConfig(Config):
         return [self]
 
     def data(self) -> None:
-        """None, because the task has only numbers."""
+        """None, because the task is defined by its settings alone."""
 
     def build(self, data: None = None, **numbers: Any) -> Task:
         """Builds the task, with settings replaced by `numbers`, which may be traced."""
@@ -82,7 +82,7 @@ class QuadraticConfig(Config):
         shape = (self.num_clients * self.block_size + 1,)
         if self.start == "zeros":
             return jnp.zeros(shape)
-        # Draw in float32 even with x64, so that both precisions have the same start.
+        # Draw in float32 even with x64, so that both precisions start from the same point.
         return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
 
 
@@ -93,11 +93,11 @@ def _seed_or_word(value: Any) -> Any:
 
 
 DataSeed = Annotated[Seed | Literal["seed"], BeforeValidator(_seed_or_word)]
-"""The seed of a draw of data, or the word "seed": every seed of the experiment has its own draw."""
+"""The seed of a data draw, or "seed" to draw different data for every seed of the experiment."""
 
 
 class _Learning(Config):
-    """A classifier on clients' examples."""
+    """A classifier trained on clients' examples."""
 
     data_seed: DataSeed = 0
 
@@ -138,12 +138,12 @@ class _Learning(Config):
 
 
 class _Network(_Learning):
-    """A network on clients' data, some of which may be flipped by `flip_labels`."""
+    """A network on clients' data, some of which may have labels flipped by `flip_labels`."""
 
     model: Model = "logistic"
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     flipped: Share = 0.0
-    """Of the clients."""
+    """The fraction of clients with flipped labels."""
 
     @model_validator(mode="after")
     def _network_fits(self) -> Self:
@@ -238,7 +238,7 @@ PARTITION_TABLES = {
     for name, function in inspect.getmembers(partition, inspect.isfunction)
     if "num_clients" in parameters_of(function) and not name.startswith("_")
 }
-"""The tables of all partitions in a file, by their `name`."""
+"""The tables of all partitions in a file, by `name`."""
 
 PartitionConfig = Annotated[Partition, one_of(PARTITION_TABLES)]
 """The table of any partition."""
@@ -247,10 +247,10 @@ IIDShare: Any = PARTITION_TABLES["iid_share"]
 
 
 class _Images(_Network):
-    """Images of one pool, distributed to clients.
+    """Images of one pool, distributed among the clients.
 
-    With `test_fraction`, every client tests on that fraction of its images. Otherwise all clients
-    share the pool's test images.
+    With `test_fraction`, every client tests on that fraction of its own images. Otherwise all
+    clients share the pool's test images.
     """
 
     num_clients: Count = 100
@@ -266,19 +266,19 @@ class _Images(_Network):
         raise NotImplementedError
 
     def data(self) -> FederatedData:
-        """Loads the images and distributes them."""
+        """Loads the images and distributes them among the clients."""
         pool, seed = self._pool(), self._seed
         parts = self.partition.deal(pool.train[1], self.num_clients, seed)
         return self._with_flips(federate(pool, parts, test_fraction=self.test_fraction, seed=seed))
 
     def build(self, data: FederatedData) -> Task:
-        """Builds the task, with bytes as pixels between 0 and 1."""
+        """Builds the task, scaling bytes to pixels between 0 and 1."""
         scale = 1 / 255 if data.train.examples[0].dtype == np.uint8 else None
         return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=scale)
 
 
 class DigitsConfig(_Images):
-    """scikit-learn's digits, 1,438 for training and 359 for testing, with draws by `data_seed`."""
+    """scikit-learn's digits, 1,438 for training and 359 for testing, split by `data_seed`."""
 
     name: Literal["digits"]
     num_clients: Annotated[Count, Field(le=1438)] = 100
@@ -288,7 +288,7 @@ class DigitsConfig(_Images):
 
 
 class IDXConfig(_Images):
-    """MNIST, Fashion-MNIST or EMNIST from a folder of official files."""
+    """MNIST, Fashion-MNIST or EMNIST from a directory of the official files."""
 
     name: Literal["idx"]
     directory: str
@@ -303,7 +303,7 @@ class IDXConfig(_Images):
 
 
 class CIFARConfig(_Images):
-    """CIFAR-10 or CIFAR-100 from a folder of binary-version files."""
+    """CIFAR-10 or CIFAR-100 from a directory of the binary version."""
 
     name: Literal["cifar"]
     directory: str
@@ -332,7 +332,7 @@ class NPZConfig(_Images):
 
 
 class LeafConfig(_Network):
-    """The clients of a LEAF folder, some with labels flipped by `data_seed`."""
+    """The clients of a LEAF directory, some with labels flipped by `data_seed`."""
 
     name: Literal["leaf"]
     directory: str
@@ -364,21 +364,21 @@ class LeafConfig(_Network):
         return self._with_flips(load_leaf(self.directory, dataset=self.dataset))
 
     def build(self, data: FederatedData) -> Task:
-        """Builds the task, with FEMNIST's pixels between 0 and 1."""
+        """Builds the task, scaling FEMNIST's pixels to values between 0 and 1."""
         scale = 1 / 255 if self.dataset == "femnist" else None
         return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=scale)
 
 
 _FromFiles = IDXConfig | CIFARConfig | NPZConfig | LeafConfig
 AnyTask = QuadraticConfig | SyntheticConfig | DigitsConfig | _FromFiles
-"""Any of the tasks, as it was checked."""
+"""Any of the tasks, after validation."""
 
 TaskConfig = Annotated[
     AnyTask,
     Field(discriminator="name"),
     named("quadratic"),
 ]
-"""The table of any task, by default of the quadratic."""
+"""The table of any task, which defaults to the quadratic."""
 
 
 def _classifier(
@@ -390,7 +390,7 @@ def _classifier(
     **settings: Any,
 ) -> Task:
     """Builds a classifier by name."""
-    # Import flax here, because it takes a fifth of a second, and quadratics do not need it.
+    # Import flax here, because it takes a fifth of a second and quadratics do not need it.
     from fedjax_mm.tasks.classification import classification
     from fedjax_mm.tasks.networks import MLP, CharacterGRU, LogisticRegression, McMahanCNN
 

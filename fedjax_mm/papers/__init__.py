@@ -1,6 +1,6 @@
 """All figures and tables of the papers, one folder per paper and one module per figure.
 
-Items are found in the modules' sources, so that `fedjax-mm list` does not import them.
+Item metadata is parsed from the module sources, so `fedjax-mm list` does not import them.
 """
 
 import ast
@@ -16,12 +16,12 @@ class _Place(NamedTuple):
     module: str
 
 
-# The type is Any, because importing `Item` imports JAX and matplotlib, which takes a second.
+# The type is Any because importing `Item` would import JAX and matplotlib, which takes a second.
 class _Items(Mapping[str, Any]):
-    """Items by name, whose modules are imported on lookup."""
+    """Maps names to items, importing an item's module on lookup."""
 
     def __init__(self, places: Mapping[str, _Place], prefix: str = "") -> None:
-        """Stores the location of items by id, and the prefix of ids."""
+        """Stores the module locations, keyed by item id, and the prefix of the ids."""
         self._places, self._prefix = places, prefix
 
     def __getitem__(self, name: str) -> Any:
@@ -51,12 +51,12 @@ def _places() -> dict[str, _Place]:
     found: dict[str, _Place] = {}
     for path in sorted(root.glob("*/*.py")) + sorted(root.glob("*.py")):
         module = ".".join(("fedjax_mm.papers", *path.relative_to(root).with_suffix("").parts))
-        # Parse only from ITEMS on, because parsing everything would take as long as importing the
-        # commands.
+        # Parse only the source after ITEMS, because parsing whole modules would take as long as
+        # importing the commands.
         _, _, items = path.read_text().partition("\nITEMS")
         for node in ast.walk(ast.parse(f"ITEMS{items}" if items else "")):
             if isinstance(node, ast.Call):
-                # Both come first, or are named.
+                # The id and the title are either the first two arguments or keywords.
                 given = node.args if ast.unparse(node.func) == "Item" else []
                 named: dict[str | None, ast.expr] = dict(zip(("id", "title"), given, strict=False))
                 match named | {each.arg: each.value for each in node.keywords}:
@@ -76,12 +76,12 @@ _ALL = _places()
 _BOUNDS = "bounds-"
 
 ALL = _Items(_ALL)
-"""Every item of both kinds by its whole id."""
+"""All items of both kinds, by full id."""
 
 ITEMS = _Items({key: place for key, place in _ALL.items() if not key.startswith(_BOUNDS)})
-"""Every item by its id."""
+"""All items by id."""
 
 BOUNDS = _Items({key: place for key, place in _ALL.items() if key.startswith(_BOUNDS)}, _BOUNDS)
-"""The items that `fedjax-mm bounds` shows, by paper."""
+"""The items shown by `fedjax-mm bounds`, by paper."""
 
 __all__ = ["ALL", "BOUNDS", "ITEMS"]

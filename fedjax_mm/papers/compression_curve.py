@@ -1,4 +1,4 @@
-"""Accuracy against the bits that clients send: compressors with and without error feedback."""
+"""Accuracy against bits sent by clients, for compressors with and without error feedback."""
 
 from collections.abc import Iterator, Sequence
 
@@ -26,11 +26,11 @@ from fedjax_mm.tasks.networks import LogisticRegression
 PLAIN, TOP, TOP_ALONE = "all numbers", "top-k", "top-k without feedback"
 RANDOM, ROUNDED, SIGNS = "random-k, unbiased", "QSGD, unbiased", "signs"
 LABELS = (PLAIN, TOP, TOP_ALONE, RANDOM, ROUNDED, SIGNS)
-"""The ways in which clients send their updates."""
+"""How clients send their updates."""
 
 
 class CompressionCurve(Seeded):
-    """Settings of logistic regression on synthetic data of 5 classes, with two models."""
+    """Settings of logistic regression on synthetic data with 5 classes and two models."""
 
     num_clients: Count = 200
     num_models: Count = 2
@@ -45,7 +45,7 @@ class CompressionCurve(Seeded):
     record_every: Count = 5
 
     def rules(self) -> dict[str, tuple[Compressor, bool]]:
-        """Returns the compressors by their labels, and whether they have error feedback."""
+        """Returns the compressors by label, and whether they use error feedback."""
         return {
             TOP: (top_k(self.share), True),
             TOP_ALONE: (top_k(self.share), False),
@@ -55,7 +55,7 @@ class CompressionCurve(Seeded):
         }
 
     def build(self, message: str, data: FederatedData) -> Setup:
-        """Returns a point of the grid."""
+        """Sets up the simulation of one point of the grid."""
         local = local_sgd(self.learning_rate, steps=self.local_steps, batch_size=self.batch_size)
         algorithm = fedavg(local)
         if message != PLAIN:
@@ -67,7 +67,7 @@ class CompressionCurve(Seeded):
 
 
 def run(config: CompressionCurve, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the runs of every way to send updates."""
+    """Runs every way to send updates."""
     spread, size = config.alpha, config.num_clients
     data = synthetic(size, alpha=spread, beta=spread, seed=config.seed, test_fraction=0.2)
     grid = Grid(
@@ -85,7 +85,7 @@ def run(config: CompressionCurve, execution: Execution | None = None) -> xr.Data
 
 
 def measure(result: xr.Dataset, config: CompressionCurve) -> xr.Dataset:
-    """Returns accuracies and bits over the rounds, as means over the models."""
+    """Returns accuracies and bits over the rounds, averaged over the models."""
     percent = 100 * result["test_accuracy"].mean("model")
     bits = result["bits_up"].mean("model").isel(seed=0, drop=True)
     found = {"percent": percent, "mean": percent.mean("seed"), "megabits": bits / 1e6}
@@ -93,7 +93,7 @@ def measure(result: xr.Dataset, config: CompressionCurve) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: CompressionCurve) -> Iterator[Check]:
-    """Checks the gain by error feedback, and that a tenth of the bits reaches a like accuracy."""
+    """Checks that error feedback helps, and that a tenth of the bits gives a similar accuracy."""
     last = measured["percent"].isel(round=-1)
     gain = last.sel(message=TOP, drop=True) - last.sel(message=TOP_ALONE, drop=True)
     yield check("top-k is better with error feedback", more(gain))
@@ -105,7 +105,7 @@ def judge(measured: xr.Dataset, config: CompressionCurve) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: CompressionCurve) -> Sequence[Table]:
-    """Returns a row for each way to send updates."""
+    """Returns one row per way to send updates."""
     last = measured.isel(round=-1)
     contents = {
         "accuracy": cells(last["mean"], last["standard error"], form=".1f"),
@@ -115,7 +115,7 @@ def table(measured: xr.Dataset, config: CompressionCurve) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: CompressionCurve) -> Figure:
-    """Draws the accuracy against the bits sent so far, with a line for each way to send."""
+    """Draws the accuracy against the bits sent so far, with one line per way to send updates."""
     after = measured.isel(round=slice(1, None))  # zero bits cannot be shown on a log axis
     drawn = [
         plots.Line(

@@ -1,4 +1,4 @@
-"""Results of one compiled program, for items without training."""
+"""Results computed by one compiled program, for items that do not train."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,15 @@ def compute(
     *,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Returns the results of a compiled program in double precision, with a manifest.
+    """Runs a compiled program in double precision and labels its results, adding a manifest.
 
     Args:
-      program: from the arguments to arrays by name.
-      arguments: arrays, or pytrees of them.
-      coords: of the dimensions.
-      over: the dimensions of the arrays, with spaces between them.
-      dims: those of arrays that have others, by name.
-      seed: of all draws, for the manifest.
+      program: maps the arguments to arrays by name.
+      arguments: arrays, or pytrees of arrays.
+      coords: the coordinates of the dimensions.
+      over: the dimensions of the arrays, separated by spaces.
+      dims: the dimensions of arrays with other dimensions, by name.
+      seed: the seed of all draws, recorded in the manifest.
     """
     with jax.enable_x64(True):
         start = time.perf_counter()

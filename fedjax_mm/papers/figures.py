@@ -1,4 +1,4 @@
-"""Figures that only the papers' pages draw, in the style of `plots`."""
+"""Figures that only the papers' pages use, in the style of `plots`."""
 
 from collections.abc import Mapping, Sequence
 from string import ascii_lowercase
@@ -15,17 +15,16 @@ from fedjax_mm.plots import COLORS, MARKERS, STYLE, Line, Panel, arrange, finish
 
 
 def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:
-    """Returns a panel with one kind of points for every series, side by side over each name.
+    """Returns a panel with one set of points per series, side by side above each name.
 
     Args:
-      names: along x.
-      title: of the panel.
-      series: by label ``[names]``, or a pair of those and of their standard errors; NaN is not
-        drawn.
-      ylabel: on the left.
+      names: the names along the x-axis.
+      title: the panel's title.
+      series: values ``[names]`` by label, or pairs of values and standard errors. NaN is skipped.
+      ylabel: the label of the y-axis.
     """
     places = np.arange(len(names))
-    most = min(0.24, 0.08 * (len(series) - 1))  # so close that it is clear which belong together
+    most = min(0.24, 0.08 * (len(series) - 1))  # close enough to show which points belong together
     shifts = np.linspace(-most, most, len(series))
     pairs = [each if isinstance(each, tuple) else (each, None) for each in series.values()]
     drawn = [
@@ -40,14 +39,14 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
 def dots(
     values: xr.DataArray, errors: xr.DataArray, *, xlabel: str, title: str, caption: str
 ) -> Figure:
-    """Returns adjacent panels with the same rows of dots, one page column wide.
+    """Draws adjacent panels with the same rows of dots, one column wide.
 
     Args:
-      values: over ``(panel, row, series)``; rows are drawn from the top.
-      errors: standard errors, likewise.
-      xlabel: of every panel.
-      title: above the panels.
-      caption: below them.
+      values: values over ``(panel, row, series)``, with the first row at the top.
+      errors: standard errors, over the same dimensions.
+      xlabel: the x-axis label of every panel.
+      title: the title above the panels.
+      caption: the caption below the panels.
     """
     panel, row, series = map(str, values.dims)
     names = values[row].values.tolist()
@@ -71,13 +70,13 @@ def dots(
 
 
 def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str) -> Figure:
-    """Returns two panels: (a) the mean over seeds, (b) every seed's curve, its last fifth enlarged.
+    """Draws (a) the mean over seeds and (b) every seed's curve, zooming in on the last fifth.
 
     Args:
-      curves: over ``(algorithm, seed, round)``.
-      title: above both panels.
-      ylabel: of both panels.
-      caption: below them.
+      curves: curves over ``(algorithm, seed, round)``.
+      title: the title above both panels.
+      ylabel: the y-axis label of both panels.
+      caption: the caption below the panels.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 4.1))
@@ -114,16 +113,16 @@ def heat_map(
     title: str,
     caption: str,
 ) -> Figure:
-    """Returns colours over two positive coordinates, on logarithmic scales, and lines through them.
+    """Draws colours over two positive coordinates, on logarithmic scales, with lines on top.
 
     Args:
-      values: over ``(y, x)``, positive; their scale is logarithmic too.
+      values: positive values over ``(y, x)``, shown on a logarithmic color scale.
       lines: y at every x, by label.
-      xlabel: of the second dimension.
-      ylabel: of the first one.
-      label: of the colours.
-      title: above the map.
-      caption: below it.
+      xlabel: the label of the second dimension.
+      ylabel: the label of the first dimension.
+      label: the label of the color bar.
+      title: the title above the map.
+      caption: the caption below the map.
     """
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(8.0, 5.2))
@@ -148,7 +147,7 @@ def heat_map(
 
 
 def _edges(centers: np.ndarray) -> np.ndarray:
-    """Returns where cells of a logarithmic axis end."""
+    """Returns the cell edges of a logarithmic axis."""
     logs = np.log(centers)
     middle = (logs[1:] + logs[:-1]) / 2
     return np.exp(np.concatenate([[2 * logs[0] - middle[0]], middle, [2 * logs[-1] - middle[-1]]]))

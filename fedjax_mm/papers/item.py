@@ -21,11 +21,11 @@ from fedjax_mm.papers.schema import (
 from fedjax_mm.sweeps.execution import Execution
 
 _LARGEST = 4096
-"""Numbers of an array in `summary.json`."""
+"""An array's values in `summary.json`."""
 
 
 class Findings(NamedTuple):
-    """Labelled numbers, the paper's statements about them, checks of our own, and tables."""
+    """Labelled numbers, rulings on the paper's statements, our own checks, and tables."""
 
     measured: xr.Dataset
     statements: tuple[Statement, ...]
@@ -34,18 +34,18 @@ class Findings(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A figure or table of a paper. All functions take the settings last.
+    """A figure or table of a paper. All functions take the settings as their last argument.
 
     Attributes:
       id: the paper and the item, such as "mfa-fig3".
-      title: a line for `fedjax-mm list`.
-      settings: the defaults, each of which the command line may override.
-      run: returns the Dataset that is written to `result.nc`, with a manifest.
-      measure: takes the result; returns numbers over named dimensions.
-      judge: takes the numbers; yields a ruling on every statement of the paper that is judged by
-        code, by its key in `published.toml`, and checks of our own.
-      table: takes the numbers; returns tables.
-      figure: takes the result and the numbers.
+      title: the title shown by `fedjax-mm list`.
+      settings: the default settings, each of which can be overridden on the command line.
+      run: returns the Dataset written to `result.nc`, with a manifest.
+      measure: maps the result to numbers over named dimensions.
+      judge: yields, from the numbers, our own checks and a ruling on every statement judged by
+        code, identified by its key in `published.toml`.
+      table: returns tables of the numbers.
+      figure: draws the result and the numbers.
     """
 
     id: str
@@ -59,11 +59,11 @@ class Item(NamedTuple):
 
     @property
     def paper(self) -> Mapping[str, Any]:
-        """Returns the published numbers, and the points that the paper leaves open."""
+        """The published numbers, and the points that the paper leaves open."""
         return published(type(self.settings).__module__, self.id)
 
     def make(self, settings: Config, execution: Execution | None = None) -> xr.Dataset:
-        """Returns the result of the run, with the settings in its manifest."""
+        """Runs the item and stores the settings in the result's manifest."""
         result = self.run(settings, execution)
         about = result.attrs["manifest"] | {"config": settings.model_dump(mode="json")}
         return result.assign_attrs(manifest=about)
@@ -109,13 +109,13 @@ class Item(NamedTuple):
 
 
 def _small(measured: xr.Dataset) -> xr.Dataset:
-    """Returns the numbers without long curves, which can be measured again from `result.nc`."""
+    """Drops long curves, which can be recomputed from `result.nc`."""
     large = [name for name, values in measured.data_vars.items() if values.size > _LARGEST]
     return measured.drop_vars(large).drop_attrs()
 
 
 def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any]) -> Statement:
-    """Returns a statement with its verdict, from a ruling and the manifest of the result."""
+    """Combines a statement with its verdict, given a ruling and the result's manifest."""
     if ruling is None:
         return not_run(published, published.untested)
     names = [name.lower() for name in about.get("datasets", ())]

@@ -1,9 +1,9 @@
-"""Binary attributes of real images, one network per attribute, which no paper studies.
+"""Binary attributes of real images with one network per attribute, not part of any paper.
 
-Table 4 of Bhuyan et al. trains nine CNNs together, one for each facial attribute of CelebA, whose
-images may not be redistributed. Here attributes are sets of classes of MNIST and of Fashion-MNIST.
-FedAvg trains every network alone with all clients for T_1 rounds; MFA-Rand and MFA-RR train the
-first M networks at once until each has at least the accuracies that FedAvg gave it.
+Table 4 of Bhuyan et al. trains nine CNNs together, one per facial attribute of CelebA, whose
+images must not be redistributed. Here, attributes are sets of classes of MNIST and Fashion-MNIST.
+FedAvg trains every network alone with all clients for T_1 rounds, and MFA-Rand and MFA-RR train
+the first M networks at once until each matches the accuracies of FedAvg.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,12 +54,12 @@ ATTRIBUTES: Mapping[DataName, Mapping[str, tuple[int, ...]]] = {
         "cold weather": (2, 4, 9),
     },
 }
-"""The classes that have an attribute, by data set. In Fashion-MNIST: 0 T-shirt, 1 trousers, 2
-pullover, 3 dress, 4 coat, 5 sandal, 6 shirt, 7 sneaker, 8 bag, 9 ankle boot."""
+"""The classes with an attribute, by data set. In Fashion-MNIST: 0 T-shirt, 1 trousers, 2 pullover,
+3 dress, 4 coat, 5 sandal, 6 shirt, 7 sneaker, 8 bag, 9 ankle boot."""
 
 
 class ImagesLearner(Config):
-    """McMahan's CNN, made small, on attributes of one data set, from one initial model."""
+    """A small version of McMahan's CNN on attributes of one data set, with a shared start."""
 
     name: DataName
     attributes: Annotated[tuple[str, ...], Distinct, Field(min_length=1)]
@@ -67,9 +67,9 @@ class ImagesLearner(Config):
     batch_size: Count = 10
     local_steps: Count = 5
     alpha: Positive = 0.5
-    """Of Dirichlet's law over the ten classes, by which clients share out the images."""
+    """The parameter of the Dirichlet law over the ten classes that splits images among clients."""
     num_images: Count = 2_000
-    """The first ones of the training file; clients train with four fifths of theirs."""
+    """The number of images from the start of the training file. Four fifths are for training."""
     features: tuple[Count, Count] = (8, 16)
     width: Count = 64
     start_seed: Seed = 0
@@ -86,11 +86,11 @@ class ImagesLearner(Config):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the names of the models, one for each attribute."""
+        """Returns the model names, one per attribute."""
         return self.attributes
 
     def data(self, runs: Together) -> FederatedData:
-        """Returns a stack of draws of the partition of images, one for each seed."""
+        """Returns a stack of partitions of the images, one per seed."""
         if runs.directory is None:
             raise RefusedError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         pool = load_idx(runs.directory, name=self.name)
@@ -101,12 +101,12 @@ class ImagesLearner(Config):
         return ask(dealt, lambda y: [np.isin(y, classes) for classes in having], num_classes=2)
 
     def task(self, data: FederatedData, column: Any) -> Classification:
-        """Returns the task of the model of one attribute on one draw."""
+        """Returns the task of one attribute's model on one draw."""
         module = McMahanCNN(2, self.features, self.width)
         return classification(data, module, scale=1 / 255, column=column)
 
     def algorithm(self, runs: Together) -> Algorithm:
-        """Returns FedAvg, weighted by examples."""
+        """Returns FedAvg weighted by numbers of examples."""
         del runs
         steps, size = self.local_steps, self.batch_size
         return fedavg(local_sgd(self.learning_rate, steps=steps, batch_size=size))
@@ -117,7 +117,7 @@ class ImagesLearner(Config):
 
 
 class MultiAttributes(Together):
-    """Settings: data sets with their attributes, clients, and the lengths of the runs."""
+    """Settings: data sets with their attributes, clients, and run lengths."""
 
     learners: Annotated[tuple[ImagesLearner, ...], Field(min_length=1)] = tuple(
         ImagesLearner(name=name, attributes=tuple(each)) for name, each in ATTRIBUTES.items()
@@ -132,7 +132,7 @@ class MultiAttributes(Together):
     record_every: Count = 2
     budget: float = 4.0
     directory: Path | None = None
-    """Folder with the files of MNIST and of Fashion-MNIST, each in a folder or together."""
+    """The directory of MNIST and Fashion-MNIST, either in subdirectories or together."""
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -147,14 +147,14 @@ class MultiAttributes(Together):
 
 
 def run(config: MultiAttributes, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of FedAvg on every model, and of the first M models at once."""
+    """Returns accuracies of FedAvg on each model, and of the first M models at once."""
     return run_together(config, execution)
 
 
 def measure(result: xr.Dataset, config: MultiAttributes) -> xr.Dataset:
-    """Returns what `together.measure` does, with accuracies after T_1 rounds and after T_M."""
+    """Adds accuracies after T_1 rounds and after T_M to the measures of `together.measure`."""
     measured = together.measure(result, config).drop_dims("round")
-    # The largest M has all models.
+    # Use the largest M, which includes all models.
     several = measured.together.isel(M=-1, drop=True).to_dataset("algorithm")
     series = {"FedAvg": measured.alone, **several, "most frequent class": measured.majority}
     kinds = xr.IndexVariable("kind", list(map(str, series)))
@@ -163,7 +163,7 @@ def measure(result: xr.Dataset, config: MultiAttributes) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
-    """Checks that networks learn, that gains are above 1 and rise, and whether MFA-RR is ahead."""
+    """Checks that networks learn, gains exceed 1 and rise with M, and MFA-RR leads MFA-Rand."""
     gains = measured.gain_per_seed.sel(target="g", drop=True)
     yield beats_majority("FedAvg", measured.alone - measured.majority)
     yield check("the gain is above 1 for every M", more(gains, by=1))
@@ -175,7 +175,7 @@ def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
-    """Returns gains, how many seeds got there, and every model's accuracies and rounds."""
+    """Returns gains, numbers of successful seeds, and each model's accuracies and rounds."""
     missed = config.num_seeds - measured.reached
     text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
     gains = cells(measured.gain, measured.gain_standard_error, missing="no mean")
@@ -193,7 +193,7 @@ def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) -> Figure:
-    """Plots the gain against M, for training and test accuracy."""
+    """Draws the gain against M, for training and test accuracy."""
     about, panels = result.attrs["manifest"], []
     for part in PARTS:
         here = measured.sel(part=part)

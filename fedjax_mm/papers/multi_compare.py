@@ -1,20 +1,20 @@
-"""All multi-model methods on the same problems, a comparison that no paper makes.
+"""All multi-model methods on the same problems, a comparison that is not part of any paper.
 
 Methods are compared at equal numbers of local trainings, the smallest number that any run of any
 method reached on a problem. All methods train K clients per round, exactly or on average, except
-the bandit with Pareto sets, which trains fewer and has four times as many rounds. In GVR and
-StaleVR all clients train all models before clients are drawn, and only the drawn clients count.
+the bandit with Pareto sets, which trains fewer and runs four times as many rounds. In GVR and
+StaleVR all clients train all models before the draw, but only the drawn clients count.
 
-Each method has its own learning rate on each problem, and FedAST also its own server rate. They are
-chosen from a grid on separate *selection seeds*, because the best of several rates looks better
-than it is on the seeds used to choose it.
+Each method has its own learning rate on each problem, and FedAST has its own server rate as well.
+Rates are chosen from a grid on separate *selection seeds*, because the best of several rates looks
+better than it is on the seeds that chose it.
 
 All methods share a clock, with the same distribution of the duration of a local training. A round
-lasts until its slowest client has finished; in GVR the training of all clients before the draw
+lasts until its slowest client has finished. In GVR the training of all clients before the draw
 takes no time. A client with two processors trains two models at the same time, and half as many
 clients train. FedAST has no rounds. It keeps K jobs in progress, and K arrivals are recorded as a
 round. As published it does not weight clients, so it minimizes a different mean than the other
-methods. Here it weights them like the other methods.
+methods. Here it weights clients like the other methods.
 """
 
 import functools
@@ -44,8 +44,8 @@ from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep
 
 _MARGIN = 1.0  # the smallest difference of interest, in percentage points
-_LAST = np.linspace(0.8, 1, 5)  # shares of the trainings at which accuracies are averaged
-_FAST = ("FedAST", "BODS")  # methods that want to be fast in simulated time
+_LAST = np.linspace(0.8, 1, 5)  # accuracies are averaged at these shares of trainings
+_FAST = ("FedAST", "BODS")  # methods designed to be fast in simulated time
 _BASE = "MFA-Rand"
 _RATES = ("learning_rate", "server_rate")
 _KEPT = ("test_accuracy", "time", "client_updates", "diverged")
@@ -55,25 +55,25 @@ Rates = Annotated[tuple[Positive, ...], Distinct, Field(min_length=1)]
 
 
 class MultiCompare(Seeded):
-    """Settings: problems, methods, candidate rates, and the length of runs."""
+    """Settings: problems, methods, candidate rates, and run lengths."""
 
     problems: Annotated[tuple[ProblemName, ...], Distinct, Field(min_length=1)] = (
         *("synthetic", "digits", "images"),
     )
-    """The images are left out without a folder that has them."""
+    """The problems. Those on images are skipped if no directory is given."""
     methods: Annotated[tuple[str, ...], Distinct, Field(min_length=1)] = tuple(METHODS)
     synthetic: Synthetic = Synthetic()
     digits: Digits = Digits()
     images: Images = Images()
     learning_rates: Rates = (0.02, 0.06, 0.2, 0.6)
     server_rates: Rates = (1.0, 0.5, 0.25)
-    """Of FedAST: its eta_g."""
+    """The candidates for eta_g in FedAST."""
     selection_seeds: Count = 3
     num_rounds: Count = 120
     num_seeds: Count = 12
     record_every: Count = 10
     directory: Path | None = None
-    """Folder with the files of MNIST and of Fashion-MNIST, each in a folder or together."""
+    """The directory of MNIST and Fashion-MNIST, either in subdirectories or together."""
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -95,7 +95,7 @@ class MultiCompare(Seeded):
 
     @property
     def chosen(self) -> "dict[str, Synthetic | Digits | Images]":
-        """Returns the problems whose data are available, by name."""
+        """Returns the problems with available data, by name."""
         known: dict[str, Synthetic | Digits | Images]
         known = {"synthetic": self.synthetic, "digits": self.digits, "images": self.images}
         there = [name for name in self.problems if name != "images" or self.directory is not None]
@@ -103,7 +103,7 @@ class MultiCompare(Seeded):
 
     @property
     def selecting(self) -> Self:
-        """Returns the settings of the runs that choose rates, with different draws."""
+        """Returns the settings of the runs that choose rates, which use different draws."""
         others = self.model_copy(update={"seed": self.seed ^ 2**31})
         return others.with_seeds(0, self.selection_seeds)
 
@@ -116,7 +116,7 @@ class MultiCompare(Seeded):
         data: Sequence[FederatedData],
         draw: Any,
     ) -> Setup:
-        """Returns a point of the grid."""
+        """Sets up the simulation of one point of the grid."""
         here, way = self.chosen[problem], METHODS[algorithm]
         tasks = here.tasks([stack.select(draw) for stack in data])
         local = local_sgd(learning_rate, steps=here.local_steps, batch_size=here.batch_size)
@@ -126,12 +126,12 @@ class MultiCompare(Seeded):
 
 
 def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every problem with every method at its rates, with a draw of the data per seed.
+    """Runs every method at its rates on every problem, with one draw of the data per seed.
 
-    `selection_accuracy` are the accuracies that chose the rates, by problem, method and rates.
+    `selection_accuracy` holds the accuracies that chose the rates, by problem, method and rates.
     """
     how = execution or Execution()
-    # A method without a server rate has one value on that axis.
+    # A method without a server rate has a single value on that axis.
     found = _runs(
         config.selecting,
         "selection",
@@ -163,9 +163,9 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
 
 
 def choose(scores: xr.DataArray, over: Sequence[str]) -> dict[str, xr.DataArray]:
-    """Returns the coordinates at which the mean over seeds is highest, by dimension.
+    """Returns the coordinates with the highest mean over seeds, by dimension.
 
-    A point with NaN for a seed, for example by divergence, is not chosen unless all points have it.
+    A point with NaN for any seed, for example after divergence, is chosen only if all have NaN.
 
     Example:
       >>> scores = xr.DataArray([[1.0, 3.0], [2.5, 2.5]], {"rate": [0.1, 0.2], "seed": [0, 1]})
@@ -185,7 +185,7 @@ def _runs(
     shared: Mapping[str, Any],
     execution: Execution,
 ) -> xr.Dataset:
-    """Returns every problem with every method, each pair as a stage that keeps its result."""
+    """Runs every method on every problem, storing each pair as a stage."""
     drawn = functools.cache(
         lambda problem: config.chosen[problem].data(config.data_seeds, config.directory)
     )
@@ -232,7 +232,7 @@ def _runs(
 
 
 def _described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Returns the result with one manifest for all of its parts."""
+    """Returns the result with a single manifest for all of its parts."""
     each = [part.attrs["manifest"] for part in parts]
     about = {
         "data": min((one["data"] for one in each), key=("surrogate", "real", "synthetic").index),
@@ -245,10 +245,10 @@ def _described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
-    """Returns the accuracies of the mean and the worst model at equal trainings, and the times.
+    """Returns mean and worst-model accuracies at equal numbers of trainings, and the times.
 
-    Accuracies, in percent, are means over the last fifth of the trainings. "accuracy in time" is
-    the mean accuracy of MFA-Rand at the simulated times of the fast methods.
+    Accuracies are in percent, averaged over the last fifth of the trainings. "accuracy in time" is
+    MFA-Rand's mean accuracy at the simulated times of the fast methods.
     """
     spent = _trainings(result)
     budget = _budget(spent)
@@ -270,12 +270,12 @@ def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
 
 
 def _trainings(result: xr.Dataset) -> xr.DataArray:
-    """Returns the local trainings of all models so far."""
+    """Returns the cumulative number of local trainings of all models."""
     return result["client_updates"].sum("model", min_count=1)  # NaN if not run
 
 
 def _budget(trainings: xr.DataArray) -> xr.DataArray:
-    """Returns the trainings that every run of a problem reached."""
+    """Returns the number of trainings that every run of a problem reached."""
     last = trainings.isel(round=-1, drop=True)
     return last.min([dim for dim in last.dims if dim != "problem"])
 
@@ -283,10 +283,10 @@ def _budget(trainings: xr.DataArray) -> xr.DataArray:
 def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
     """Returns the accuracies of the mean and the worst model, in percent.
 
-    A problem with fewer models than others has no accuracy for the rest, which do not count.
+    Problems with fewer models than others are padded with NaN, which is ignored.
     """
     percent = 100 * result["test_accuracy"]
-    # A run that diverged has NaN for its models, and for the rest it always has them.
+    # Distinguish the NaN of a diverged run from the NaN of padding.
     is_there = xr.DataArray(
         [
             [model < len(problem.models) for model in range(percent.sizes["model"])]
@@ -300,14 +300,14 @@ def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
 
 
 def _at_budget(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
-    """Returns the scores at equal trainings, averaged over the last fifth."""
+    """Returns the scores at equal numbers of trainings, averaged over the last fifth."""
     spent = _trainings(result)
     at = xr.DataArray(_LAST, dims="place") * _budget(spent)
     return _interpolated(_scores(result, config), spent, at).mean("place", skipna=False)
 
 
 def _interpolated(values: xr.DataArray, along: xr.DataArray, at: xr.DataArray) -> xr.DataArray:
-    """Returns values at places between the records, or at the last one."""
+    """Interpolates values between the records, or takes the last one beyond them."""
     found: xr.DataArray = xr.apply_ufunc(
         lambda y, x, place: np.interp(place, x, y),
         *(values, along, at),
@@ -319,11 +319,11 @@ def _interpolated(values: xr.DataArray, along: xr.DataArray, at: xr.DataArray) -
 
 
 def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
-    """Checks which methods help by more than 1 point, on problems that are in no paper."""
+    """Checks which methods help by more than 1 point, on problems outside the papers."""
     accuracy = measured["accuracy per seed"]
 
     def lead(score: str, pairs: Mapping[str, str]) -> xr.DataArray | None:
-        """Returns the lead of methods over others, if both were run."""
+        """Returns the lead of some methods over others, if both were run."""
         at = accuracy.sel(score=score, drop=True)
         both = {one: other for one, other in pairs.items() if {one, other} <= set(config.methods)}
         leads = [
@@ -365,7 +365,7 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
 
 
 def _question(lead: xr.DataArray, text: str) -> Check:
-    """Tests whether methods are ahead by the margin, on all problems and on each."""
+    """Tests whether methods lead by the margin, on all problems together and on each one."""
     ahead = more(lead, by=_MARGIN, form=".1f")
     answers = {
         "ahead": ahead,
@@ -383,7 +383,7 @@ def _question(lead: xr.DataArray, text: str) -> Check:
 
 
 def _inner_rates(measured: xr.Dataset, config: MultiCompare) -> Check:
-    """Checks that the grid of rates is wide enough: the best one has neighbours on both sides."""
+    """Checks that every chosen rate lies inside its grid, so that the grid is wide enough."""
     rates = measured["chosen_learning_rate"]
     is_inner = (rates > min(config.learning_rates)) & (rates < max(config.learning_rates))
     ends = [
@@ -397,7 +397,7 @@ def _inner_rates(measured: xr.Dataset, config: MultiCompare) -> Check:
 
 
 def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
-    """Returns the mean accuracies, those of the worst models, the rates, and the problems."""
+    """Returns mean and worst-model accuracies, the rates, and the problems."""
     names = {"mean": "", "worst": "Accuracy of the worst model in percent"}
     tables = []
     for score, title in names.items():
@@ -409,7 +409,7 @@ def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
 
 
 def _spent(measured: xr.Dataset, config: MultiCompare) -> Table:
-    """Returns the rates of each method, and how long it took in simulated time."""
+    """Returns the rates of each method, and its simulated time."""
     text = cells(measured["chosen_learning_rate"], form="g")
     has_own = xr.DataArray(
         [METHODS[name].has_server_rate for name in config.methods],
@@ -423,7 +423,7 @@ def _spent(measured: xr.Dataset, config: MultiCompare) -> Table:
 
 
 def _problems(measured: xr.Dataset, config: MultiCompare) -> Table:
-    """Returns a row for each problem."""
+    """Returns one row per problem."""
     chosen = config.chosen.values()
     numbers = {
         "models": [len(problem.models) for problem in chosen],
@@ -437,7 +437,7 @@ def _problems(measured: xr.Dataset, config: MultiCompare) -> Table:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Figure:
-    """Draws a panel for each problem: methods from the best to the worst, two dots for each."""
+    """Draws one panel per problem with the methods from best to worst, two dots each."""
     mean = measured["accuracy"]
     order = np.argsort(-mean.sel(score="mean").mean("problem").values, kind="stable")
     here = measured.isel(algorithm=order).assign_coords(score=["mean of the models", "worst model"])
@@ -459,4 +459,4 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Fi
 _page = MultiCompare(), run, measure, judge, table, figure
 
 ITEMS = (Item("multi-compare", "Who trains what: all multi-model methods compared", *_page),)
-"""A comparison of multi-model methods."""
+"""A comparison of all multi-model methods."""

@@ -1,7 +1,7 @@
-"""Several models trained at once for appeal to clients, which no paper studies.
+"""Several models trained at once with MaxFL, a combination that is not part of any paper.
 
-MFA-Rand or MFA-RR assigns clients to models, MaxFL aggregates each model, and a client does not
-take part in a round if the assigned model does not appeal to it.
+MFA-Rand or MFA-RR assigns clients to models, MaxFL aggregates each model, and clients skip rounds
+in which the assigned model does not appeal to them.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
-"""The three models' questions about the same images."""
+"""The questions that the three models answer about the same images."""
 
 _ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _AGGREGATIONS: Mapping[str, Any] = {"FedAvg": fedavg, "MaxFL": maxfl}
@@ -45,7 +45,7 @@ _METRICS = {"appeal": "GM-Appeal", "unseen_appeal": "unseen", "accuracy": "test 
 
 
 class Requirement(Config):
-    """How clients train their own models, whose losses are the thresholds for global models."""
+    """Training of the clients' own models, whose losses are thresholds for the global models."""
 
     learning_rate: Positive = 0.05
     batch_size: Count = 32
@@ -53,7 +53,7 @@ class Requirement(Config):
 
 
 class MultiAppeal(Seeded):
-    """Settings: three questions about the digits, with flipped labels at some clients."""
+    """Settings: three questions about the digits, where some clients have flipped labels."""
 
     num_clients: Count = 20
     num_unseen: Count = 10
@@ -75,14 +75,14 @@ class MultiAppeal(Seeded):
             task = task_of(column=column)
             return own_models(rng_key, task, model=column, **dict(self.requirement))
 
-        # Use lax.map, so that one training is compiled for all questions, which differ only in a
-        # column.
+        # Use lax.map to compile a single training for all questions, because they differ only in
+        # a column.
         return lax.map(of_question, jnp.arange(len(QUESTIONS)))
 
     def build(
         self, assignment: str, aggregation: str, data: FederatedData, draw: Any, prepared: OwnModels
     ) -> Setup:
-        """Returns a point of the grid."""
+        """Sets up the simulation of one point of the grid."""
         task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
 
         def demanding(column: int) -> Requiring:
@@ -91,7 +91,7 @@ class MultiAppeal(Seeded):
 
         method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
         steps, size = self.local_steps, self.batch_size
-        # Make cohorts as large as the groups, so that every client trains if the model appeals to
+        # Make cohorts as large as the groups, so that every client trains if its model appeals to
         # it.
         invited = {"cohort_size": self.num_clients, "from_round": self.appealing_from}
         return Setup(
@@ -102,7 +102,7 @@ class MultiAppeal(Seeded):
 
 
 def _answers(y: np.ndarray) -> list[np.ndarray]:
-    """Returns the answers to the questions about digits."""
+    """Returns the answers to the questions about the digits."""
     return [y, y % 5, y // 5]
 
 
@@ -111,12 +111,12 @@ def ask(
     answers: Callable[[np.ndarray], Sequence[np.ndarray]] = _answers,
     num_classes: int | None = None,
 ) -> FederatedData:
-    """Returns the same clients with one column of labels per question.
+    """Replaces the labels with one column of answers per question.
 
     Args:
       data: the clients' data, with one label per example.
-      answers: returns each question's labels from those.
-      num_classes: C of the answers; that of the data if None.
+      answers: maps the labels to the answers of each question.
+      num_classes: the number of classes of the answers; defaults to that of the data.
     """
 
     def columns(store: ClientData) -> ClientData:
@@ -156,7 +156,7 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
-    """Returns each model's appeal and accuracy over rounds, and its idle rounds."""
+    """Returns each model's appeal and accuracy over the rounds, and its idle rounds."""
     by_question = result.swap_dims(model="question")
     percent = 100 * by_question[list(_METRICS)].rename(_METRICS).to_dataarray("metric")
     found = {"percent": percent, "mean": percent.mean("seed")}
@@ -166,7 +166,7 @@ def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Check]:
-    """Checks that MaxFL's final appeal is ahead, averaged over models."""
+    """Checks that MaxFL leads in final appeal, averaged over models."""
     appeal = measured["percent"].sel(metric="GM-Appeal").isel(round=-1).mean("question")
     ahead = appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")
     for name in ahead["assignment"].values:
@@ -175,7 +175,7 @@ def judge(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
-    """Returns a row for each assignment, aggregation and model."""
+    """Returns one row per assignment, aggregation and model."""
     last = measured.isel(round=-1)
     contents = columns(cells(last["mean"], last["standard error"], form=".1f"), "metric")
     contents["skipped"] = cells(last["skipped rounds"], form=".0f")
@@ -183,9 +183,9 @@ def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Figure:
-    """Draws the mean appeal of the models over the rounds: a panel for each assignment."""
+    """Draws the models' mean appeal over the rounds, with one panel per assignment."""
     appeal = measured["percent"].sel(metric="GM-Appeal").mean("question", skipna=False)
-    # Panels, lines and x, in the order in which `plots.panels` takes dimensions.
+    # Order the dimensions as panels, lines and x, as `plots.panels` expects.
     dims = ("assignment", "aggregation", "round")
     mean, error = (each.transpose(*dims) for each in estimate(appeal))
     drawn = plots.panels(mean, error, xlabel="round", ylabel="GM-Appeal in percent", style="-")

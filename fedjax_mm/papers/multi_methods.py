@@ -1,4 +1,4 @@
-"""All multi-model methods by name, with a common clock."""
+"""All multi-model methods by name, with a shared clock."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +22,7 @@ from fedjax_mm.local import LocalSGD
 
 
 class Sizes(NamedTuple):
-    """Numbers that assignments depend on."""
+    """Sizes that assignments depend on."""
 
     num_clients: int
     num_models: int
@@ -31,13 +31,13 @@ class Sizes(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A method: its assignment, and its algorithm for clients and server.
+    """A method, given by its assignment and its client and server algorithm.
 
     Attributes:
-      assign: returns the assignment on the common clock, given the sizes.
-      algorithm: a factory that takes settings of local training.
-      rounds: rounds for each round of MFA-Rand, for equal numbers of local trainings.
-      has_server_rate: whether the factory also takes `server_rate`, which is tuned too.
+      assign: returns the assignment on the shared clock, given the sizes.
+      algorithm: a factory that takes the local training settings.
+      rounds: rounds per round of MFA-Rand, for equal numbers of local trainings.
+      has_server_rate: whether the factory also takes `server_rate`, which is then tuned as well.
     """
 
     assign: Callable[[Sizes], Assignment | Dispatch]
@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 def _delay(sizes: Sizes) -> Delay:
-    """Returns the delays of all local trainings, with a mean of 1.5, longer at slow clients."""
+    """Returns the delays of local trainings, with mean 1.5 and longer delays for slow clients."""
     return shifted_exponential(sizes.num_clients, mean=1.0)
 
 
@@ -62,7 +62,7 @@ def _of(factory: Callable[..., Assignment], *, rounds: int = 1, **options: Any) 
 
 def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
     def assign(sizes: Sizes) -> Assignment:
-        # Expect the same number of trainings per round as in the other methods.
+        # Match the expected number of trainings per round of the other methods.
         how = {"expected_trainings": float(sizes.cohort_size)} | options
         rule = variance_reduced(sizes.num_clients, sizes.num_models, **how)
         return on_clock(rule, _delay(sizes))
@@ -78,7 +78,7 @@ def _one_by_one(sizes: Sizes) -> Assignment:
 
 
 def _with_two_processors(sizes: Sizes) -> Assignment:
-    """Returns MFA-Rand with half of the clients, each of which trains two models at once."""
+    """Returns MFA-Rand with half as many clients, each of which trains two models at once."""
     num_clients, num_models, cohort_size, _ = sizes
     few = max(num_models, cohort_size // 2)
     rule = mfa_rand(num_clients, num_models, cohort_size=few, processors=2)
@@ -92,9 +92,9 @@ def _planned(sizes: Sizes) -> Assignment:
 
 
 def _at_once(sizes: Sizes) -> Dispatch:
-    """Returns FedAST with K jobs in progress, and buffers of half of a model's jobs, rounded up.
+    """Returns FedAST with K jobs in progress and buffers of half of each model's jobs, rounded up.
 
-    Every model has at least one job. If a model has only one, each update of any model is a step.
+    Every model has at least one job. If a model has only one, every update steps its model.
     """
     N, M, K, _ = sizes
     each = [max(1, len(part)) for part in np.array_split(np.arange(K), M)]
@@ -103,7 +103,7 @@ def _at_once(sizes: Sizes) -> Dispatch:
 
 
 def _stepping(local: LocalSGD, *, server_rate: Scalar) -> Algorithm:
-    """FedAvg with the server's rate eta_g, which stale updates require to be small."""
+    """Returns FedAvg with a server rate eta_g, which must be small if updates are stale."""
     return fedavg(local, server_optimizer=optax.sgd(server_rate))
 
 
@@ -113,7 +113,7 @@ METHODS: Mapping[str, Way] = {
     "MFA-RR": _of(mfa_rr),
     "bandit: random": _of(bandit, policy="random"),
     "bandit: weighted sum": _of(bandit, policy="weighted-sum"),
-    "bandit: Pareto": _of(bandit, policy="pareto", rounds=4),  # few are in its set
+    "bandit: Pareto": _of(bandit, policy="pareto", rounds=4),  # its Pareto sets are small
     "bandit: rank list": _of(bandit, policy="rank-list"),
     "FedFairMMFL": _of(fedfair),
     "LVR": _unequal(partial(fedavg, server_scale="1/N"), by="loss"),
@@ -125,4 +125,4 @@ METHODS: Mapping[str, Way] = {
     "BODS": Way(_planned),
     "MFA-Rand, 2 processors": Way(_with_two_processors),
 }
-"""All methods by name; a new one is a line here."""
+"""All methods by name. To add a method, add a line."""

@@ -22,7 +22,7 @@ _TEST_FRACTION = 0.2
 
 
 class Problem(Config):
-    """Clients, and how they train."""
+    """The clients of a problem and their local training."""
 
     num_clients: Count
     cohort_size: Count
@@ -30,19 +30,19 @@ class Problem(Config):
     batch_size: Count = 10
 
     def sizes(self, num_models: int, num_rounds: int) -> Sizes:
-        """Returns what assignments depend on."""
+        """Returns the sizes that assignments depend on."""
         return Sizes(self.num_clients, num_models, self.cohort_size, num_rounds)
 
 
 class Synthetic(Problem):
-    """Synthetic(1, 1) A and B: two models of different size."""
+    """Synthetic(1, 1) A and B, with two models of different sizes."""
 
     num_clients: Count = 100
     cohort_size: Count = 20
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the models' names."""
+        """Returns the names of the models."""
         return ("Synthetic A", "Synthetic B")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
@@ -63,7 +63,7 @@ class Synthetic(Problem):
 
 
 class Digits(Problem):
-    """Three questions about the same images."""
+    """Three questions about the same images, with one model each."""
 
     num_clients: Count = 30
     cohort_size: Count = 6
@@ -71,7 +71,7 @@ class Digits(Problem):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the models' names."""
+        """Returns the names of the models."""
         return QUESTIONS
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
@@ -90,17 +90,17 @@ class Digits(Problem):
 
 
 class Images(Problem):
-    """MNIST and Fashion-MNIST, from files: two models, each with its own data."""
+    """MNIST and Fashion-MNIST, read from files, with one model each."""
 
     num_clients: Count = 50
     cohort_size: Count = 10
     alpha: Positive = 0.5
     num_images: Count = 6_000
-    """Of each data set the first ones; clients share them out."""
+    """The number of images, taken from the start of each data set and split among clients."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the models' names."""
+        """Returns the names of the models."""
         return ("MNIST", "Fashion-MNIST")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
@@ -129,8 +129,8 @@ def deal(pool: Pool, num_clients: int, alpha: float, seeds: Sequence[int]) -> Fe
     Args:
       pool: all examples.
       num_clients: N.
-      alpha: of Dirichlet's law over the classes.
-      seeds: one for each draw.
+      alpha: the parameter of the Dirichlet law over the classes.
+      seeds: the seeds, one for each draw.
     """
 
     def draw(seed: int) -> FederatedData:

@@ -1,7 +1,7 @@
 """Accuracy against epsilon: the cost of client-level privacy with one and with several models.
 
-Clients clip their updates, and the server adds noise to the sum of each model. A client trains one
-model per round, so all models together have the epsilon of one, but each has fewer clients.
+Clients clip their updates, and the server adds noise to each model's sum. A client trains one model
+per round, so all models together spend the epsilon of one, but each has fewer clients.
 """
 
 import math
@@ -33,7 +33,7 @@ from fedjax_mm.tasks.networks import LogisticRegression
 
 
 class PrivateCurve(Seeded):
-    """Settings of logistic regression on synthetic data of 5 classes, with private clients."""
+    """Settings of logistic regression on synthetic data with 5 classes and private clients."""
 
     num_clients: Count = 1000
     num_models: tuple[Count, ...] = (1, 4, 16)
@@ -49,7 +49,7 @@ class PrivateCurve(Seeded):
     record_every: Count = 20
 
     def build(self, num_models: int, noise_multiplier: float, data: FederatedData) -> Setup:
-        """Returns a point of the grid."""
+        """Sets up the simulation of one point of the grid."""
         local = local_sgd(self.learning_rate, steps=self.local_steps, batch_size=self.batch_size)
         algorithm = private(
             fedavg(local),
@@ -61,7 +61,7 @@ class PrivateCurve(Seeded):
         return Setup([task] * num_models, algorithm, mfa_rand(self.num_clients, num_models))
 
     def epsilons(self) -> list[float]:
-        """Returns the epsilon of each noise multiplier, which is that of any number of models."""
+        """Returns the epsilon of each noise multiplier, for any number of models."""
         strategy = mfa_rand(self.num_clients, self.num_models[0])
         how: dict[str, Any] = {"num_rounds": self.num_rounds, "delta": self.delta}
         return [
@@ -92,7 +92,7 @@ def run(config: PrivateCurve, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: PrivateCurve) -> xr.Dataset:
-    """Returns the test accuracy after the last round, as means over the models."""
+    """Returns the test accuracy after the last round, averaged over the models."""
     accuracy = 100 * result["test_accuracy"].isel(round=-1).mean("model")
     accuracy = accuracy.assign_coords(epsilon=("noise_multiplier", config.epsilons()))
     found = {"percent": accuracy, "mean": accuracy.mean("seed")}
@@ -100,7 +100,7 @@ def measure(result: xr.Dataset, config: PrivateCurve) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
-    """Checks that noise costs accuracy, and more with many models, and that many models do not."""
+    """Checks that noise costs accuracy, and more with many models, which alone cost nothing."""
     percent = measured["percent"]
     fall = percent.isel(noise_multiplier=0) - percent.isel(noise_multiplier=-1)
     yield check(
@@ -113,7 +113,7 @@ def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: PrivateCurve) -> Sequence[Table]:
-    """Returns a row for each noise multiplier, and a column for each number of models."""
+    """Returns one row per noise multiplier and one column per number of models."""
     spent = measured["epsilon"].reset_coords(drop=True).rename("spent")
     plain = measured.drop_vars("epsilon")
     accuracy = cells(plain["mean"], plain["standard error"], form=".1f")
@@ -122,7 +122,7 @@ def table(measured: xr.Dataset, config: PrivateCurve) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: PrivateCurve) -> Figure:
-    """Draws the accuracy against epsilon, with a line for each number of models."""
+    """Draws the accuracy against epsilon, with one line per number of models."""
     noisy = measured[["mean", "standard error"]].isel(
         noise_multiplier=np.isfinite(measured["epsilon"].values)
     )

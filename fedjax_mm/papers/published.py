@@ -13,25 +13,25 @@ _FILE = "published.toml"
 
 
 def published(module: str, id: str) -> Mapping[str, Any]:
-    """Returns an item's table in the file `published.toml` of its paper, or an empty one.
+    """Returns an item's table from the `published.toml` of its paper, or an empty one.
 
-    The key `shares` of an item names a table whose entries it inherits.
+    An item's key `shares` names a table whose entries it inherits.
 
     Args:
-      module: the name of a module in the paper's folder.
-      id: of the item.
+      module: the name of a module in the paper's directory.
+      id: the item's id.
     """
     tables = _tables(module.rpartition(".")[0])
     own = dict(tables.get(id, {}))
     shared = tables.get(own.pop("shares", ""), {})
-    # The item's own entries come first, and count where both tables have one; lists are joined.
+    # The item's own entries take precedence, and lists are concatenated.
     lists = {key for key, value in own.items() if isinstance(value, list) and key in shared}
     return own | shared | own | {key: own[key] + shared[key] for key in sorted(lists)}
 
 
 @cache
 def all_statements() -> Mapping[str, Mapping[str, tuple[Published, ...]]]:
-    """Returns all statements by the citation of their paper and the item that judges them."""
+    """Returns all statements, by the citation of their paper and the item that judges them."""
     found = {}
     for path in sorted(Path(__file__).parent.glob(f"*/{_FILE}")):
         folder = f"{__package__}.{path.parent.name}"

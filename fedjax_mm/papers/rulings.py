@@ -1,19 +1,19 @@
-"""Decision rules from samples, one per seed, to the verdict on a statement.
+"""Decision rules that turn samples, one per seed, into the verdict on a statement.
 
-A statement has one or more *parts*, such as a comparison with each of six methods. A part is two
-one-sided tests at 3 standard errors, one for the statement and one against it: each errs with
-probability 0.135 %. The spread of a few seeds is itself uncertain, so Student's quantile with that
-tail replaces 3: 19.2 with 3 seeds, 6.6 with 5, 4.1 with 10, 3.4 with 20.
+A statement has one or more *parts*, such as a comparison with each of six methods. A part consists
+of two one-sided tests at 3 standard errors, one for the statement and one against it, each of which
+errs with probability 0.135 %. The spread of a few seeds is itself uncertain, so 3 is replaced by
+Student's quantile with that tail: 19.2 with 3 seeds, 6.6 with 5, 4.1 with 10, 3.4 with 20.
 
-A statement is *supported* if every part is, *contradicted* if one of its K parts is at the level
-0.135 % / K, because each of K parts may err, and otherwise *not settled*. A part whose samples
-include NaN or an infinite number, because a run diverged or a target was not reached, is *not
-tested*: it neither supports nor contradicts. Samples that are all equal decide without an error; if
+A statement is *supported* if every part is, *contradicted* if one of its K parts is contradicted at
+the level 0.135 % / K, because each of K parts may err, and otherwise *not settled*. A part whose
+samples include NaN or an infinite number, because a run diverged or missed a target, is *not
+tested*: it neither supports nor contradicts. Samples that are all equal decide without an error. If
 they lie exactly at the margin, "at least" and "within" hold and "more than" does not.
 
-Verdicts are given again whenever seeds are added, and each verdict may err. If seeds are doubled
+Verdicts are recomputed whenever seeds are added, and each verdict may err. If seeds are doubled
 from 3 to 96 and the true mean is exactly at its margin, one of the two errors is made with
-probability 1.4 % (0.7 % for each side); with 3 standard errors instead of Student's quantile it
+probability 1.4 % (0.7 % for each side). With 3 standard errors instead of Student's quantile it
 would be 12.7 %.
 """
 
@@ -30,14 +30,14 @@ from fedjax_mm.papers.schema import Check, Outcome, Part, Verdict
 from fedjax_mm.results.labels import number, places
 
 LEVEL = math.erfc(3 / math.sqrt(2)) / 2
-"""The probability of one error of one test: the one-sided tail beyond 3 standard errors."""
+"""The error probability of one test: the one-sided tail beyond 3 standard errors."""
 
-_MOST_SEEDS = 10_000  # that are named as the number to settle a statement
-_ROUNDOFF = 1e-9  # of a difference of two equal numbers, relative to them
+_MOST_SEEDS = 10_000  # the largest number reported as needed to settle a statement
+_ROUNDOFF = 1e-9  # relative difference of numbers that count as equal
 
 
 class Estimate(NamedTuple):
-    """Means over seeds and their standard errors, over the samples' other dimensions."""
+    """Means over seeds and their standard errors, over the remaining dimensions."""
 
     mean: xr.DataArray
     error: xr.DataArray
@@ -47,12 +47,12 @@ class Evidence(NamedTuple):
     """Two one-sided tests of one comparison.
 
     Attributes:
-      name: of the comparison, from its coordinates.
-      text: the numbers.
-      supports: the p-value of the evidence for the statement; NaN if it is not tested.
-      contradicts: the p-value of the evidence against it.
-      seeds: the number of samples; None if nothing was random.
-      needed: the seeds at which one of the tests would decide.
+      name: the name of the comparison, derived from its coordinates.
+      text: the numbers, as text.
+      supports: the p-value of the evidence for the statement, or NaN if it is not tested.
+      contradicts: the p-value of the evidence against the statement.
+      seeds: the number of samples, or None if nothing was random.
+      needed: the number of seeds at which one of the tests would decide.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Ruling(NamedTuple):
 
 
 def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
-    """Returns the mean over a dimension and its standard error, NaN for a single sample."""
+    """Returns the mean over a dimension and its standard error, which is NaN for one sample."""
     samples = samples.astype(float)
     mean = samples.mean(over, skipna=False)
     error = standard_error(samples.values, axis=samples.get_axis_num(over))
@@ -82,13 +82,13 @@ def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
 
 
 def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "") -> Ruling:
-    """Returns the verdict on a statement from its parts.
+    """Combines the parts of a statement into its verdict.
 
     Args:
-      key: of the statement.
-      *parts: results of `more`, `no_less`, `alike`, `median_more` and `fact`.
-      about: evidence that no part has.
-      takes: the requirement for testing an untested part.
+      key: the statement's key.
+      *parts: results of `more`, `no_less`, `alike`, `median_more` or `fact`.
+      about: evidence that belongs to no part.
+      takes: what is required to test an untested part.
     """
     tests = [test for each in parts for test in each]
     found = tuple(_part(test, len(tests)) for test in tests)
@@ -96,17 +96,17 @@ def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "
 
 
 def untested(key: str, because: str, takes: str = "") -> Ruling:
-    """Returns the ruling that these settings or data do not test a statement."""
+    """Returns a ruling that these settings or data do not test a statement."""
     return Ruling(key, "not tested", about=because, takes=takes)
 
 
 def check(text: str, passed: Any, evidence: str = "") -> Check:
-    """Returns the outcome of a check of our own.
+    """Returns the outcome of one of our own checks.
 
     Args:
-      text: the checked property.
-      passed: whether it passed, or an array of which all must be true; None or NaN if nothing
-        decides; or tests, as of `more`, whose numbers then are the evidence.
+      text: the property that is checked.
+      passed: whether the check passed; an array must be all true, and None or NaN means undecided.
+        Tests, such as the result of `more`, also provide the evidence.
       evidence: the numbers.
     """
     outcomes: dict[Verdict, Outcome] = {"supported": "passed", "contradicted": "failed"}
@@ -123,12 +123,12 @@ def check(text: str, passed: Any, evidence: str = "") -> Check:
 
 
 def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evidence]:
-    """Tests that the mean is above `by`, which samples that all equal it contradict.
+    """Tests whether the mean is above `by`. Samples that all equal `by` contradict it.
 
     Args:
-      samples: over ``(..., "seed")``, paired differences if methods are compared.
+      samples: samples over ``(..., "seed")``, for example paired differences between methods.
       by: the margin.
-      form: of the numbers in the evidence.
+      form: the format of numbers in the evidence.
 
     Example:
       >>> lead = xr.DataArray([[3.0, 2.0, 3.0, 2.5]], dims=["metric", "seed"])
@@ -140,18 +140,18 @@ def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evid
 
 
 def no_less(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
-    """Tests that the mean is at least -margin, which samples that all equal it support."""
+    """Tests whether the mean is at least -margin. Samples that all equal it support this."""
     return [_mean_test(*row, margin, form, tie=True) for row in _rows(samples)]
 
 
 def alike(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
-    """Tests that the mean is at most `margin` away from 0, by two one-sided tests."""
+    """Tests whether the mean is at most `margin` away from 0, using two one-sided tests."""
     found = []
     for name, values in _rows(samples):
         low, high = (
             _mean_test(name, side * values, margin, form, tie=True) for side in (1.0, -1.0)
         )
-        # Either side may contradict, so each has half of the level.
+        # Give each side half of the level, because either of them may contradict.
         contradicts = float(np.minimum(1.0, 2 * np.minimum(low.contradicts, high.contradicts)))
         supports = float(np.maximum(low.supports, high.supports))
         nearer = max((low, high), key=lambda side: side.supports)
@@ -162,13 +162,13 @@ def alike(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evide
 def median_more(
     samples: xr.DataArray, by: Any, unreached: Any = None, form: str = ".2f"
 ) -> list[Evidence]:
-    """Tests that the median is above `by`, by the number of seeds above and below it.
+    """Tests whether the median is above `by`, from the number of seeds above and below it.
 
     Args:
-      samples: over ``(..., "seed")``; NaN where a target was not reached.
+      samples: samples over ``(..., "seed")``, with NaN where a target was not reached.
       by: the margin, a number or an array over the other dimensions.
-      unreached: an upper limit of samples that are NaN; nothing is known of them if None.
-      form: of the numbers in the evidence.
+      unreached: an upper limit for samples that are NaN, or None if nothing is known about them.
+      form: the format of numbers in the evidence.
     """
     first = samples.isel(seed=0, drop=True)
     limits = xr.DataArray(np.nan if unreached is None else unreached)
@@ -186,9 +186,9 @@ def fact(holds: Any, evidence: str, name: str = "") -> list[Evidence]:
     """Wraps a deterministic fact as a test.
 
     Args:
-      holds: whether it holds; None or NaN if it is not known; an array has a part for each place.
-      evidence: the numbers.
-      name: of the part.
+      holds: whether it holds, or None or NaN if unknown. An array gives one part per element.
+      evidence: the numbers, as text.
+      name: the name of the part.
     """
     if isinstance(holds, xr.DataArray) and holds.dims:
         words = places(holds, *map(str, holds.dims))
@@ -202,7 +202,7 @@ def _fact(holds: Any, evidence: str, name: str) -> Evidence:
 
 
 def _part(test: Evidence, num_parts: int) -> Part:
-    """Returns a comparison with its verdict as one of several."""
+    """Returns one of several comparisons with its verdict."""
     verdict: Verdict = "not settled"
     if math.isnan(test.supports) or math.isnan(test.contradicts):
         verdict = "not tested"
@@ -231,7 +231,7 @@ def _rows(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
 
 
 def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie: bool) -> Evidence:
-    """Tests that the mean plus a margin is positive, with the answer `tie` if it is always 0."""
+    """Tests whether the mean plus a margin is positive, answering `tie` if it is always 0."""
     from scipy.special import stdtr
 
     size = len(samples)
@@ -256,11 +256,11 @@ def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie:
 
 
 def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str) -> Evidence:
-    """Tests that more than half of the samples are above a margin."""
+    """Tests whether more than half of the samples are above a margin."""
     from scipy.special import bdtrc
 
     size, missing = len(samples), np.isnan(samples)
-    # A censored sample is known to be low if its upper limit is; otherwise it counts for no side.
+    # A censored sample counts as low if its upper limit is low, and otherwise for neither side.
     is_low = top <= by
     low = int((samples < by).sum()) + int(missing.sum()) * is_low
     high, unknown = int((samples > by).sum()), int(missing.sum()) * (not is_low)
@@ -268,9 +268,9 @@ def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str)
     median = f"{middle:{form}}" if np.isfinite(middle) else "not reached"
     text = f"median {median}, {high} of {size} seeds above {by:g}"
     text += f", {int(missing.sum())} did not get there" if missing.any() else ""
-    # Take P(X >= k) of X ~ Binomial(size, 1/2). A tie and an unknown sample help no side.
+    # Use P(X >= k) for X ~ Binomial(size, 1/2). Ties and unknown samples help neither side.
     supports, contradicts = (float(bdtrc(k - 1, size, 0.5)) if k else 1.0 for k in (high, low))
-    if high == low == unknown == 0:  # all are at the margin, which is not above it
+    if high == low == unknown == 0:  # all samples equal the margin, so none is above it
         supports, contradicts = 1.0, 0.0
     if unknown and min(supports, contradicts) >= LEVEL:
         supports = contradicts = np.nan

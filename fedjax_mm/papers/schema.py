@@ -1,6 +1,6 @@
-"""The schema of `summary.json`, for the items that write it and the report that reads it.
+"""The schema of `summary.json`, shared by the items that write it and the report that reads it.
 
-JAX is not needed, so results can be shown on any machine.
+This module does not need JAX, so results can be shown on any machine.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class _Schema(BaseModel):
 
 
 class Part(_Schema):
-    """One comparison of a statement, such as that with one of six methods.
+    """One comparison within a statement, for example with one of six methods.
 
     Attributes:
-      name: the name of the comparison; empty if the statement has no other.
-      verdict: on this comparison alone.
-      evidence: the numbers.
-      seeds: the number of samples of a random quantity.
+      name: the name of the comparison, empty if the statement has only one.
+      verdict: the verdict on this comparison alone.
+      evidence: the numbers, as text.
+      seeds: the number of samples, if the quantity is random.
       needed: the seeds that would settle the comparison if the mean and the spread stay the same.
     """
 
@@ -41,16 +41,16 @@ class Part(_Schema):
 
 
 class Published(_Schema):
-    """A sentence of a paper, as `published.toml` has it.
+    """A sentence of a paper, as quoted in `published.toml`.
 
     Attributes:
-      key: names the statement within its item.
+      key: identifies the statement within its item.
       quote: the sentence, verbatim.
       where: the section, caption or appendix.
-      rule: how the sentence is read here: the quantity, its direction and its margin.
-      data: the dataset that the sentence is about; on any other it is not tested.
-      takes: the requirement for testing the statement.
-      untested: why no run can judge the statement; empty if the item's code judges it.
+      rule: how the sentence is interpreted, including the quantity, its direction and its margin.
+      data: the dataset of the sentence, which is not tested on any other.
+      takes: what is required to test the statement.
+      untested: why no run can judge the statement, or empty if the item's code judges it.
     """
 
     key: str
@@ -63,12 +63,12 @@ class Published(_Schema):
 
 
 class Statement(Published):
-    """A sentence of a paper with the verdict of our runs.
+    """A sentence of a paper, and the verdict of our runs.
 
     Attributes:
-      verdict: on the sentence, judged once.
-      parts: its comparisons.
-      about: evidence that no single comparison has, or the reason of "not tested".
+      verdict: the verdict on the whole sentence.
+      parts: the comparisons within the sentence.
+      about: evidence that belongs to no single comparison, or the reason for "not tested".
     """
 
     verdict: Verdict
@@ -77,13 +77,13 @@ class Statement(Published):
 
     @property
     def needed(self) -> int | None:
-        """Returns the seeds that would settle the statement, or None if no number is known."""
+        """Returns the number of seeds that would settle the statement, or None if unknown."""
         open_parts = [part.needed for part in self.parts if part.verdict == "not settled"]
         return None if None in open_parts else max(filter(None, open_parts), default=None)
 
     @property
     def remains(self) -> str:
-        """Returns the requirement for settling or testing the statement, empty if settled."""
+        """Returns what is required to settle or test the statement, or "" if it is settled."""
         if self.verdict == "not tested":
             return self.takes
         number = f"about {self.needed:,}" if self.needed else "more than 10,000"
@@ -91,13 +91,13 @@ class Statement(Published):
 
     @property
     def why_not_tested(self) -> str:
-        """Returns the reason of "not tested": replaced data or settings, or unreached targets."""
+        """Returns the reason for "not tested": replaced data or settings, or unreached targets."""
         lost = [part.evidence for part in self.parts if part.verdict == "not tested"]
         return self.about or (lost[0] if lost else "")
 
 
 class Check(_Schema):
-    """A question of our own: a bound at every round, an oracle, a sanity check."""
+    """A question of our own, such as a bound at every round, an oracle or a sanity check."""
 
     text: str
     outcome: Outcome
@@ -105,7 +105,7 @@ class Check(_Schema):
 
 
 class Table(_Schema):
-    """A header and rows of text, below a title that is empty for an item's first table."""
+    """A header and rows of text, with a title that is empty for an item's first table."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -113,20 +113,20 @@ class Table(_Schema):
 
 
 def not_run(published: Published, because: str) -> Statement:
-    """Returns a statement without a verdict from a run."""
+    """Returns a statement that no run has judged."""
     return Statement(**published.model_dump(), verdict="not tested", about=because)
 
 
 def count(statements: Iterable[Statement]) -> Counter[Verdict]:
-    """Returns the number of statements of each verdict."""
+    """Counts the statements by verdict."""
     return Counter(statement.verdict for statement in statements)
 
 
 def published_statements(table: Mapping[str, Any]) -> tuple[Published, ...]:
-    """Returns the statements of an item's table in `published.toml`.
+    """Returns the statements in an item's table of `published.toml`.
 
     Raises:
-      ValueError: if two statements have one key.
+      ValueError: if two statements share a key.
     """
     found = tuple(Published(**each) for each in table.get("statements", ()))
     keys = Counter(each.key for each in found)

@@ -1,4 +1,4 @@
-"""Seeds added to an item until each of its statements is settled, or a budget is spent."""
+"""Adds seeds to an item until all of its statements are settled or a budget is spent."""
 
 import shutil
 import warnings
@@ -20,21 +20,21 @@ from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 
-_ABOUT = "manifest.json"  # of a batch, with the digest of its result
-_TIMES = 8  # the seeds that an item begins with are the most that it has by default
-_SAME = ("config", "versions", "device", "git_revision")  # in the manifests of all batches
+_ABOUT = "manifest.json"  # a batch's manifest, with the digest of its result
+_TIMES = 8  # default limit on seeds, as a multiple of the initial number
+_SAME = ("config", "versions", "device", "git_revision")  # equal in the manifests of all batches
 
 Make = Callable[[Seeded, Execution], xr.Dataset]
-"""Returns the result of some seeds, as `Item.make` does."""
+"""Computes the result of some seeds, like `Item.make`."""
 
 
 class Budget(NamedTuple):
-    """Seeds and time that an item may take.
+    """Limits on the seeds and time of an item.
 
     Attributes:
-      max_seeds: in all; None is 8 times the initial number.
-      max_minutes: of compiling and running. No batch of seeds is begun that would exceed it,
-        estimated in proportion to the time of all batches before.
+      max_seeds: the total number of seeds, by default 8 times the initial number.
+      max_minutes: the time to compile and run. A batch of seeds does not start if its estimated
+        time, in proportion to all earlier batches, would exceed the limit.
     """
 
     max_seeds: int | None = None
@@ -44,7 +44,7 @@ class Budget(NamedTuple):
         """Returns the largest number of seeds.
 
         Raises:
-          ValueError: if the item begins with more.
+          ValueError: if the item starts with more.
         """
         most = self.max_seeds or _TIMES * config.num_seeds
         if most < config.num_seeds:
@@ -55,10 +55,10 @@ class Budget(NamedTuple):
         return most
 
     def allows(self, result: xr.Dataset, more: int) -> bool:
-        """Returns whether there is time for more seeds than the result has."""
+        """Returns whether there is time to add more seeds to the result."""
         if self.max_minutes is None:
             return True
-        # All processes must stop at the same time.
+        # Agree on the answer, because all processes must stop at the same time.
         spent = agree(sum(result.attrs["manifest"]["wall_seconds"].values()))[0]
         return spent * (1 + more / result.sizes["seed"]) <= 60 * self.max_minutes
 
@@ -74,20 +74,20 @@ def decide(
 ) -> tuple[Seeded, xr.Dataset]:
     """Adds seeds until all statements are settled or the budget is spent.
 
-    Each batch doubles the number of seeds. It is a stage of the checkpoints, which keeps its
-    result, and it equals the same seeds of one run with all seeds.
+    Each batch doubles the number of seeds and equals the same seeds of a single run. It is a stage
+    of the checkpoints, which keeps its result.
 
     Args:
       item: the item to reproduce.
-      config: its settings; the first batch has their number of seeds.
+      config: the item's settings, including the number of seeds in the first batch.
       execution: the execution of each batch.
-      budget: limits at which to stop though statements are not settled.
+      budget: limits at which to stop even if some statements are unsettled.
       make: computes a batch.
-      tell: called after each batch with its seeds and the unsettled statements.
-      begun: a complete result of some seeds, which is the first batch.
+      tell: called after each batch with the number of seeds and the unsettled statements.
+      begun: a complete result for some seeds, used as the first batch.
 
     Returns:
-      The settings, with the number of all seeds, and the result.
+      The settings, with the total number of seeds, and the result.
     """
     if begun and execution.checkpoints:
         _begin_with(begun, execution.checkpoints)
@@ -110,7 +110,7 @@ def decide(
 
 
 def _end(still: list[str], more: int, *, is_time: bool) -> str:
-    """Returns the reason for adding no seeds, or an empty text if seeds are added."""
+    """Returns the reason for not adding seeds, or "" to add them."""
     if not still:
         return "there is nothing left to settle"
     if more <= 0:
@@ -119,20 +119,20 @@ def _end(still: list[str], more: int, *, is_time: bool) -> str:
 
 
 def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
-    """Returns the result of some seeds, which an interrupted run may have left."""
+    """Returns the result of some seeds, reusing that of an interrupted run."""
     first = config.first_seed
     label = f"seeds {first} to {first + config.num_seeds - 1}"
     return staged(f"seeds-{first}", config, execution._replace(label=label), make)
 
 
 def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
-    """Returns the result of `make`, which a stage of the checkpoints keeps, if any.
+    """Returns the result of `make`, or the result saved in a stage of the checkpoints.
 
     Args:
-      stage: its name in the run's directory.
-      config: the settings, which the manifest of the result is to have as its "config".
+      stage: the stage's name in the run directory.
+      config: the settings that the result's manifest must have as its "config".
       execution: the execution of the stage, passed to `make` with the stage's checkpoints.
-      make: computes the result unless the stage has it.
+      make: computes the result if the stage does not have it.
     """
     if not execution.checkpoints:
         return make(config, execution)
@@ -142,7 +142,7 @@ def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.D
         path = saved.directory / RESULT
         damage = read_about(path.with_name(_ABOUT)).damage if path.exists() else ""
         if damage:
-            words = f"the saved result in {path.parent} is passed over: {damage}; made again"
+            words = f"the saved result in {path.parent} is skipped: {damage}; computing it again"
             warnings.warn(words, stacklevel=2)
         elif path.exists():
             result = open_result(path)
@@ -158,19 +158,19 @@ def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.D
 
 
 def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:
-    """Raises `ValueError` unless a saved batch has these settings, except for its seeds."""
+    """Raises `ValueError` if a saved batch has other settings, apart from its seeds."""
     saved = result.attrs["manifest"]
     now = plain(manifest(config.model_dump(mode="json"), seed=config.seed, data=""))
     now["config"] |= {"num_seeds": saved["config"]["num_seeds"]}
     if others := [name for name in _SAME if saved[name] != now[name]]:
         raise ValueError(
-            f"{path} is of another run, with other {' and '.join(others)}; run it as it was, or "
-            f"delete {path.parents[1]} to start again"
+            f"{path} is from another run, with a different {' and '.join(others)}; run it as it "
+            f"was, or delete {path.parents[1]} to start again"
         )
 
 
 def _begin_with(result: Path, checkpoints: Checkpoints) -> None:
-    """Takes a complete result for the first batch of an unfinished run, which adds seeds to it."""
+    """Uses a complete result as the first batch of an unfinished run, which adds seeds to it."""
     with checkpoints.stage("seeds-0") as saved:
         if jax.process_index() == 0:
             path = saved.directory / RESULT

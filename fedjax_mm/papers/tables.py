@@ -17,7 +17,7 @@ def cells(
     form: str = ".2f",
     missing: str = "not reached",
 ) -> xr.DataArray:
-    """Returns "mean ± error (published)" for every value, over the values' dimensions.
+    """Formats every value as "mean ± error (published)", over the values' dimensions.
 
     Example:
       >>> mean, error = xr.DataArray([1.234], dims="M"), xr.DataArray([0.05], dims="M")
@@ -32,23 +32,23 @@ def cells(
     arrays = (values, nothing if error is None else error, nothing)
     if published is not None:
         arrays = (*arrays[:2], published)
-    # Use Python objects, because the texts differ in length.
+    # Use Python objects, because the strings differ in length.
     found: xr.DataArray = xr.apply_ufunc(text, *arrays, vectorize=True, output_dtypes=[object])
     return found
 
 
 def columns(values: xr.DataArray, dim: str, form: str = "{}") -> dict[str, xr.DataArray]:
-    """Returns one column for each coordinate of a dimension, by the coordinate's text."""
+    """Returns one column per coordinate of a dimension, keyed by the coordinate as text."""
     return {form.format(label(dim, at)): values.sel({dim: at}) for at in values[dim].values}
 
 
 def rows(contents: Mapping[str, Any], over: tuple[str, ...], title: str = "") -> Table:
-    """Returns a table with a row for each combination of coordinates.
+    """Returns a table with one row per combination of coordinates.
 
     Args:
-      contents: columns by header, text over some of the dimensions `over`.
-      over: whose coordinates are the first columns.
-      title: above the table.
+      contents: columns by header, as text over some of the dimensions in `over`.
+      over: the dimensions whose coordinates fill the first columns.
+      title: the title above the table.
 
     Example:
       >>> gains = xr.DataArray([[1.0, 1.9]], {"algorithm": ["MFA-RR"], "M": [1, 2]})

@@ -12,11 +12,11 @@ from fedjax_mm.base import Assignment, Look, Sampling
 from fedjax_mm.checked import Count, Fraction, Positive, checked
 from fedjax_mm.parts import check_assignment
 
-_LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # below this, epsilon is meaningless
+_LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # epsilon is meaningless below the least noise
 
 
 class UncoveredError(ValueError):
-    """Error of assignments whose privacy is not covered by any theorem used here."""
+    """Raised for assignments whose privacy is not covered by any theorem used here."""
 
 
 @checked
@@ -33,20 +33,20 @@ def epsilon(
     The models of all rounds are assumed to be published. If a client trains one model per round, it
     changes all sums together by at most C, so a round is *one* Gaussian mechanism with noise
     multiplier z, regardless of the number of models. If it trains K models per round, the noise
-    multiplier is ``z / sqrt(K)``. K and the sampling of clients come from `Assignment.sampling`;
-    without it, K is the number of models, and sampling does not amplify privacy.
+    multiplier is ``z / sqrt(K)``. `Assignment.sampling` provides K and the sampling of clients;
+    without it, K is the number of models and sampling does not amplify privacy.
 
     Args:
       assignment: chooses clients and models; it must not depend on their data.
       noise_multiplier: z of `private`, the same for all models.
       num_rounds: T.
       delta: the delta of (epsilon, delta).
-      neighbors: "zero" replaces one client's contributions by zeros and keeps the assignment.
+      neighbors: "zero" replaces one client's contributions with zeros and keeps the assignment.
         Sampling amplifies privacy if clients participate independently, as in
         ``available(full_participation(N), bernoulli(q))``. "replace" replaces one client's data,
         which moves a sum by up to 2 C. Sampling amplifies privacy if every round draws a new
-        uniform cohort, as in ``mfa_rand(N, M, cohort_size=n)``. Epsilons of the two kinds are not
-        comparable. Rounds are composed by privacy loss distributions, or by Renyi divergences for
+        uniform cohort, as in ``mfa_rand(N, M, cohort_size=n)``. The two kinds of epsilon are not
+        comparable. Rounds are composed using privacy loss distributions, or Renyi divergences for
         uniform cohorts.
 
     Raises:
@@ -109,7 +109,7 @@ def noise_for(
 def _spent(
     assignment: Assignment, num_rounds: int, delta: float, neighbors: str
 ) -> Callable[[float], float]:
-    """Returns the epsilon of all rounds as a function of the noise multiplier."""
+    """Returns a function from the noise multiplier to the epsilon of all rounds."""
     dp, sampling = _library(), _sampling_of(check_assignment(assignment))
     replaces = neighbors == "replace"
 
@@ -156,8 +156,8 @@ def _sampling_of(assignment: Assignment) -> Sampling:
 
 def _refuse(what: str) -> NoReturn:
     raise UncoveredError(
-        f"epsilon is infinite: the assignment {what}, which is not accounted for; take one that "
-        "depends on no data, such as mfa_rand or mfa_rr"
+        f"epsilon is infinite: the assignment {what}, which is not accounted for; use one that "
+        "does not depend on data, such as mfa_rand or mfa_rr"
     )
 
 

@@ -1,4 +1,4 @@
-"""Client-level differential privacy: clipped updates, and noise that the server adds each round."""
+"""Client-level differential privacy: clipped updates, and noise added by the server each round."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from fedjax_mm.parts import check_algorithm
 
 
 class AdaptiveClip(NamedTuple):
-    """Adaptive clipping: the clipping norm tracks a quantile of the updates' norms.
+    """Adaptive clipping, where the clipping norm tracks a quantile of the update norms.
 
     ``C <- C exp(-eta (b - gamma))``, where b is the noisy fraction of clients whose norm is at most
     C.
@@ -45,7 +45,7 @@ class AdaptiveClip(NamedTuple):
 
 
 class Private(NamedTuple):
-    """Server state of `private`: the algorithm's server state, and C, the clipping norm."""
+    """Server state of `private`: the algorithm's server state and the clipping norm C."""
 
     state: ServerState
     clip: Float[Array, ""]
@@ -73,16 +73,16 @@ def private(
     """DP-FedAvg: clips the clients' updates and adds Gaussian noise to their sum.
 
     A client sends ``D_k min(1, C / |D_k|)``, where D_k is its update divided by its weight, as one
-    vector. The server replaces the mean by ``(sum_k D_k + N(0, (z C)^2 I)) / W``, even in rounds
+    vector. The server replaces the mean with ``(sum_k D_k + N(0, (z C)^2 I)) / W``, even in rounds
     without participants. All clients have weight 1, and factors from the assignment are ignored. W
-    is public and fixed, because dividing by the number of participants would reveal it. `epsilon`
-    does the accounting.
+    is public and fixed, because dividing by the number of participants would reveal it. Use
+    `epsilon` for the accounting.
 
-    The server step must divide the sum of updates by the sum of weights. Those of `fedavg`,
-    `fedprox` and `perfedavg` do, except with ``server_scale="1/N"``. Apply `compressed` first, so
-    that clipping comes last. Loss reports to assignments are not protected. A non-finite update
-    counts as 0. JAX's random number generator is not cryptographically secure: use this to study
-    privacy, not to release models trained on personal data.
+    The server step must divide the sum of updates by the sum of weights, as `fedavg`, `fedprox` and
+    `perfedavg` do, except with ``server_scale="1/N"``. Apply `compressed` first, so that clipping
+    comes last. Loss reports to assignments are not protected. A non-finite update counts as 0.
+    JAX's random number generator is not cryptographically secure, so use this to study privacy,
+    not to release models trained on personal data.
 
     Args:
       algorithm: the algorithm whose updates are protected.
@@ -124,11 +124,11 @@ def private(
         sent, state = contribute(algorithm, context, server_state.state, client_state)
         is_there = jnp.asarray(context.takes_part) & (sent.weight > 0)
         update, is_short = _clipped(of_weight_one(sent, context.params), server_state.clip)
-        # Use `where`, because an absent client's update need not be 0.
+        # Select with `where`, because an absent client's update need not be 0.
         message = jax.tree.map(lambda x: jnp.where(is_there, x, jnp.zeros_like(x)), update)
         weight = is_there.astype(sent.weight.dtype)
         if adaptive is not None:
-            # Center the vote, so that a client changes the sum of votes by 1/2.
+            # Center the vote, so that a client changes the sum of votes by at most 1/2.
             message = {"update": message, "vote": weight * jnp.where(is_short, 0.5, -0.5)}
         return sent._replace(update=message, weight=weight), state
 
@@ -182,7 +182,7 @@ def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]
 
 
 def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
-    """Returns the noise multiplier of the updates for which updates and count together have z.
+    """Returns the noise multiplier of the updates such that updates and count together have z.
 
     ``z_D = (z^-2 - (2 s_b)^-2)^-1/2``, because a client changes the centered count by 1/2.
     """
@@ -202,13 +202,13 @@ def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
 
 
 def _beside(z: Any, s: Any) -> Any:
-    # NaN if the count's noise is too small for a traced z, so that the run is marked as diverged.
+    # Return NaN if the count's noise is too small for a traced z, so that the run diverges.
     ratio = jnp.where(z > 0, z, 0) / jnp.where(s > 0, 2 * s, 1)
     return jnp.where(z > 0, jnp.where(s > 0, z / jnp.sqrt(1 - ratio**2), jnp.nan), 0.0)
 
 
 def _with_noise(rng_key: PRNGKeyArray, tree: Any, deviation: Scalar) -> Any:
-    """Adds independent Gaussian noise to every entry of the arrays."""
+    """Adds independent Gaussian noise to every array entry."""
     # Draw in float32, so that a seed gives the same noise with and without x64.
     drawn = optax.tree.random_like(rng_key, tree, jax.random.normal, jnp.float32)
     return jax.tree.map(lambda x, noise: x + (deviation * noise).astype(x.dtype), tree, drawn)

@@ -24,7 +24,7 @@ from fedjax_mm.results.labels import check_selectable, label
 MESSAGE_BITS = "message_bits"
 """The metric of algorithms that compress updates: the bits of one client's message."""
 
-_BITS = 32  # of a number that is not compressed
+_BITS = 32  # per uncompressed number
 
 _LONG_NAMES = {
     "loss": "global loss F(w)",
@@ -53,15 +53,15 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     Returns:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
       ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models are numbered
-      from 1, as in the papers. A metric that is an array has further dimensions: ``client``, from
-      0, for the task's `per_client` metrics, else ``NAME_0`` and so on.
+      from 1, as in the papers. An array metric has further dimensions: ``client``, starting at 0,
+      for the task's `per_client` metrics, and ``NAME_0`` and so on for others.
 
     Warns:
-      UserWarning: if nobody trained any model in a run.
+      UserWarning: if no client trained any model in a run.
 
     Raises:
       ValueError: if `dims` do not fit the trace, or clash with an argument of `sel`.
-      OverflowError: if there were more than 2^31 gradients between two records.
+      OverflowError: if more than 2^31 gradients were computed between two records.
 
     Example:
       >>> import jax
@@ -91,7 +91,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
     if (bits := trace.metrics.get(MESSAGE_BITS)) is not None:
-        # The metric is NaN for models whose updates are not compressed.
+        # The metric is NaN for models with uncompressed updates.
         plain = _BITS * np.asarray(trace.upload_size, np.int64)
         sizes["bits_up"] = updates * np.where(np.isnan(bits), plain, bits)
     metrics = {
@@ -115,16 +115,16 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
 
 
 def _cumulative(counts: Any) -> np.ndarray:
-    """Returns sums along the records, the last axis but one."""
+    """Returns cumulative sums over the records, the second-to-last axis."""
     # Sum along the first axis, because NumPy takes half the time for whole rows.
     sums = np.moveaxis(np.asarray(counts), -2, 0).cumsum(0, dtype=np.int64)
     return np.moveaxis(sums, 0, -2)
 
 
 def _nobody(dataset: xr.Dataset) -> str | None:
-    """Returns a message on the runs in which nobody trained any model, or None."""
+    """Describes the runs in which no client trained any model, or returns None."""
     last = dataset[["client_updates", "idle_rounds"]].isel(round=-1).sum("model")
-    # A run that met its target at the start has no idle rounds, nor has one that never began.
+    # Runs that met their target at the start, or never began, have no idle rounds.
     is_idle = (last.client_updates == 0) & (last.idle_rounds > 0)
     if not is_idle.any():
         return None
@@ -137,15 +137,15 @@ def _nobody(dataset: xr.Dataset) -> str | None:
         which += f", first in {', '.join(point)}"
     return (
         f"nobody trained in any round of {which}: the assignment chose no client. variance_reduced "
-        "by losses chooses none whose loss is 0, appealing none to whom no model appeals, and "
-        "available none that is away; change the start, thresholds or law"
+        "by losses chooses none whose loss is 0, appealing none that no model appeals to, and "
+        "available none that is absent; change the start, thresholds or law"
     )
 
 
 def _coordinates(
     dims: Mapping[str, Any] | Sequence[str], sizes: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """Returns the coordinates of the leading axes, after checking them."""
+    """Validates and returns the coordinates of the leading axes."""
     if isinstance(dims, str) or len(dims) != len(sizes):
         example = ", ".join(f'"name_{i}": range({size})' for i, size in enumerate(sizes))
         raise ValueError(
@@ -202,8 +202,8 @@ def check_counts(counts: Any) -> None:
 class Manifest(Mapping[str, Any], str):
     """Provenance of a result: a mapping that is also its own JSON text.
 
-    NetCDF attributes can hold text but no mappings, so `to_netcdf` can write a Dataset with a
-    manifest as an attribute.
+    NetCDF attributes can hold text but not mappings, so a Dataset can keep a manifest as an
+    attribute when written by `to_netcdf`.
     """
 
     def __new__(cls, content: Mapping[str, Any] | str) -> "Manifest":
@@ -221,7 +221,7 @@ class Manifest(Mapping[str, Any], str):
         return iter(self._content())
 
     def __len__(self) -> int:
-        return str.__len__(self)  # of the text, because `json.loads` uses it
+        return str.__len__(self)  # the length of the text, because `json.loads` uses it
 
     def __or__(self, more: Mapping[str, Any]) -> "Manifest":
         return Manifest(self._content() | dict(more))
@@ -233,7 +233,7 @@ class Manifest(Mapping[str, Any], str):
 
 
 def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
-    """Returns the provenance of a result: versions, device, seed, random generator, revision.
+    """Returns the provenance of a result: versions, device, seed, random generator and revision.
 
     Args:
       config: the settings of the run.
@@ -276,7 +276,7 @@ def cpu_cores() -> int:
 
 
 def _git_revision() -> str | None:
-    # None for an installed package, which is not in a source tree.
+    # Return None for an installed package, which is not in a source tree.
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -291,7 +291,7 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
     """Writes a compressed NetCDF file atomically.
 
     Args:
-      dataset: from `run`, `sweep` or `to_dataset`.
+      dataset: a result of `run`, `sweep` or `to_dataset`.
       path: the file's path; its directory must exist.
 
     Raises:
@@ -317,7 +317,7 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
 
 
 def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
-    """Joins the results of two batches of seeds into that of one run.
+    """Joins the results of two batches of seeds as if they were computed in one run.
 
     Raises:
       ValueError: if the results differ in other coordinates, or in values that all seeds share.
@@ -329,9 +329,9 @@ def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
         "wall_seconds": seconds,
         "config": about["config"] | {"num_seeds": num_seeds},
     }
-    if "draws" in about and about["data"] != "real":  # all seeds share real data
+    if "draws" in about and about["data"] != "real":  # real data are shared by all seeds
         about |= {"draws": about["draws"] + others["draws"]}
-    # Require "equals", because values shared by all seeds must not depend on them.
+    # Require "equals", because values shared by all seeds must not depend on the seeds.
     how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
     both = xr.concat([result, more], "seed", combine_attrs="override", **how)
     return both.assign_attrs(manifest=about)

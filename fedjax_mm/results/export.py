@@ -17,7 +17,7 @@ from fedjax_mm.checked import checked
 from fedjax_mm.files import save_json
 from fedjax_mm.results.tracked import Run, Tracked
 
-_RESULT_TAG = "fedjax_mm.result"  # tag of every MLflow run: the digest of the result
+_RESULT_TAG = "fedjax_mm.result"  # tags every MLflow run with the digest of the result
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # values per MLflow request
 
 
@@ -46,18 +46,18 @@ def export_result(
 ) -> Exported:
     """Exports a result to a tracker, as one run per point and seed, in one group.
 
-    A run has the settings and coordinates of its point, and a curve over rounds for each metric and
-    model, up to the round that met a target. The figure and the manifest are exported once for all
-    runs. The tracker stores the digest of ``result.nc``, so exporting the same result again only
-    completes an interrupted export.
+    Each run has the settings and coordinates of its point, and a curve over rounds for each metric
+    and model, up to the round that met a target. The figure and the manifest are exported once for
+    all runs. The tracker stores the digest of ``result.nc``, so exporting the same result again
+    only completes an interrupted export.
 
     Args:
       path: the directory of a result, or its ``result.nc``.
-      to: the tracker. In MLflow, the experiment is named after the result's directory, and a parent
-        run has the others as children. TensorBoard gets one directory per point, with one
+      to: the tracker. In MLflow, the experiment is named after the result's directory, and the runs
+        are children of a parent run. TensorBoard gets one directory per point, with one
         subdirectory per seed.
-      store: MLflow's tracking URI, by default from the environment, or TensorBoard's directory, by
-        default ``runs``.
+      store: MLflow's tracking URI, which defaults to the environment's, or TensorBoard's directory,
+        which defaults to ``runs``.
       report: called with a label, the number of finished runs, and the number of all runs.
 
     Raises:
@@ -95,7 +95,7 @@ class _Tracker(Protocol):
     """A tracker that has a result's figure and manifest and receives its runs.
 
     Attributes:
-      place: where the runs are.
+      place: the location of the runs.
     """
 
     place: str
@@ -136,7 +136,7 @@ def _in_tensorboard(result: Tracked, store: str | None) -> Iterator[_Tracker]:
 
 
 def _check_installed(*libraries: str) -> None:
-    """Raises `ValueError` with a remedy unless all libraries are installed."""
+    """Raises `ValueError` if a library is not installed."""
     for library in libraries:
         if find_spec(library) is None:
             raise ValueError(f"{library} is not installed; pip install 'fedjax-mm[tracking]'")
@@ -168,7 +168,7 @@ class _MLflow:
                 continue
             if each.info.status == "FINISHED":
                 self.whole.add((each.data.tags["point"], each.data.tags["seed"]))
-            else:  # its export was interrupted
+            else:  # the export of this run was interrupted
                 self.client.delete_run(each.info.run_id)
 
     def _known(self) -> Iterator[Any]:

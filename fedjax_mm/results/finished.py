@@ -1,4 +1,4 @@
-"""Finished results on disk, and checks that they are undamaged and from the requested run."""
+"""Finished results on disk, with checks that they are intact and from the requested run."""
 
 import hashlib
 import json
@@ -10,15 +10,15 @@ from fedjax_mm.files import is_sealed, save_json, sealed
 from fedjax_mm.results.dataset import open_result
 
 RESULT = "result.nc"
-"""The file of every result with its Dataset."""
+"""The name of the file that holds a result's Dataset."""
 
 
 class Finished(NamedTuple):
     """A finished result.
 
     Attributes:
-      content: the summary or manifest; empty if it cannot be read.
-      damage: a description of the damage, or an empty string.
+      content: the summary or manifest, empty if it cannot be read.
+      damage: a description of the damage, empty if there is none.
     """
 
     content: Mapping[str, Any]
@@ -52,13 +52,13 @@ def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) 
     """
     content, damage = read_about(path)
     about = content.get("manifest", content) or _manifest_of(path.with_name(RESULT))
-    if not about:  # nothing to lose
+    if not about:  # nothing would be lost
         return Finished({}, damage) if path.exists() else None
     found = differences(_identity(about, free), _identity(now, free))
     if text := "; ".join(list(found)[:3]):
         raise ValueError(
             f"{path.parent} holds the finished result of another run: {text}; choose another "
-            "directory with --out, or give it up with --overwrite"
+            "directory with --out, or replace it with --overwrite"
         )
     return Finished(content, damage or "stopped" * ("stopped" in about))
 
@@ -85,7 +85,7 @@ def _short(value: Any) -> str:
 
 
 def read_about(path: Path) -> Finished:
-    """Reads a file written by `save_about`, and describes any damage since."""
+    """Reads a file written by `save_about`, and describes any damage since then."""
     if not path.exists():
         return Finished({}, f"{path.name} is missing")
     try:

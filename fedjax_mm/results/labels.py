@@ -1,4 +1,4 @@
-"""Numbers and coordinates as text, for tables, figures and the evidence of claims."""
+"""Formats numbers and coordinates as text, for tables, figures and the evidence of claims."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -10,15 +10,15 @@ import xarray as xr
 from fedjax_mm.checks import check_name
 
 _OF_XARRAY = ("indexers", "method", "tolerance", "drop", "missing_dims")
-"""Arguments of xarray's `sel` and `isel`, which would take them for no axis, without a word."""
+"""Arguments of xarray's `sel` and `isel`, which would silently shadow axes with these names."""
 
 
 def check_selectable(axis: str) -> None:
-    """Raises `ValueError` if an axis of this name could not be saved, or selected on by `sel`."""
+    """Raises `ValueError` if an axis with this name could not be saved or selected with `sel`."""
     check_name("an axis", axis)
     if axis in _OF_XARRAY:
         raise ValueError(
-            f"an axis is called {axis!r}, like an argument of sel and isel, which would not "
+            f"an axis is called {axis!r}, like an argument of sel and isel, which cannot "
             "select on it; rename it, for example to 'algorithm' or 'rule'"
         )
 
@@ -47,8 +47,8 @@ def number(value: float, error: float = np.nan, form: str = ".2f", missing: str 
     """Formats a value, with its standard error if known.
 
     Args:
-      value: the value; NaN if missing.
-      error: the standard error; NaN if unknown, as for a single seed.
+      value: the value, or NaN if missing.
+      error: the standard error, or NaN if unknown, as for a single seed.
       form: the format specification of both numbers.
       missing: the text for NaN.
 

@@ -1,4 +1,4 @@
-"""Files of final parameters, labelled like their result."""
+"""Files of final parameters, labelled like the result they belong to."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class SavedParams(NamedTuple):
 
     Attributes:
       labels: the coordinates of the leading axes of all arrays, by axis name.
-      arrays: arrays by ``MODEL/PATH``, the number of the model, from 0, and the path in its pytree.
+      arrays: arrays by ``MODEL/PATH``, the index of the model and the path in its pytree.
     """
 
     labels: dict[str, list[Any]]
@@ -41,7 +41,7 @@ def save_params(params: Sequence[Params], dataset: xr.Dataset, path: Path | str)
     the first model. `numpy.load` can read it, because nothing is pickled.
 
     Args:
-      params: from `run` or `sweep`, a list with one pytree per model.
+      params: parameters from `run` or `sweep`, a list with one pytree per model.
       dataset: the result they belong to.
       path: a path that ends in ``.npz``; its directory must exist.
 
@@ -77,15 +77,15 @@ def load_params(path: Path | str) -> SavedParams:
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: if it is another kind of file.
+      ValueError: if the file is of another kind.
     """
-    content = BytesIO(Path(path).read_bytes())  # errors here come from the disk
+    content = BytesIO(Path(path).read_bytes())  # errors on this line come from the disk
     try:
         with np.load(content) as file:
             labels, *arrays = dict(file).items()
         named = json.loads(labels[1].item())
         if not all(isinstance(values, list) for values in named.values()):
-            raise ValueError("its labels are no lists")
+            raise ValueError("its labels are not lists")
         return SavedParams(named, dict(arrays))
     except Exception as error:  # damaged content can raise any exception
         reason = " ".join(str(error).split())[:80] or type(error).__name__
@@ -109,8 +109,8 @@ def params_like(arrays: Mapping[str, Any], model: int, like: Params) -> Params:
 
     Args:
       arrays: arrays by ``MODEL/PATH``.
-      model: the number of the model.
-      like: parameters, or their shapes.
+      model: the index of the model.
+      like: parameters with that structure, or their shapes.
 
     Raises:
       ValueError: if an array is missing, has another shape, or is left over.

@@ -1,4 +1,4 @@
-"""A result as runs for experiment trackers, one per point and seed."""
+"""Splits a result into runs for experiment trackers, one per point and seed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from fedjax_mm.results.finished import RESULT, digest_of
 _ONCE = ("diverged", "ended")  # numbers that describe a whole run
 
 _CURVE = {"round", "model"}
-"""The dimensions of a curve. Other metrics are arrays, which trackers do not draw."""
+"""The dimensions of a curve. Other metrics are arrays, which trackers cannot draw."""
 
 
 class Run(NamedTuple):
@@ -74,7 +74,7 @@ class Tracked(NamedTuple):
         try:
             dataset = open_result(file)
         except Exception as error:  # damaged content can raise any exception
-            raise ValueError(f"{file}: this is no result; {remedy}") from error
+            raise ValueError(f"{file}: this is not a result; {remedy}") from error
         leading = [
             str(dim)
             for values in dataset.data_vars.values()
@@ -177,13 +177,13 @@ def settings_at(config: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, A
     algorithm = at.get("algorithm")
     methods = config.get("algorithms")
     own = methods.get(algorithm) if isinstance(methods, Mapping) else None
-    # Leave the root seed out, because a run's own seed has this name.
+    # Omit the root seed, because a run's own seed has this name.
     rest = {k: x for k, x in config.items() if k not in ("axes", "seed", "algorithms")}
     settings = dict(_flat(rest | ({} if own is None else {"algorithm": own})))
     axes = config.get("axes")
     for key in axes if isinstance(axes, Mapping) else ():
         name = _name_at(key, algorithm, config, own or {})
-        if name.startswith("algorithms."):  # of another algorithm
+        if name.startswith("algorithms."):  # belongs to another algorithm
             continue
         for inner in [each for each in settings if f"{each}.".startswith(f"{name}.")]:
             del settings[inner]
@@ -193,7 +193,7 @@ def settings_at(config: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, A
 
 
 def _name_at(key: str, algorithm: Any, config: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Returns the dotted name of the setting that an axis varies."""
+    """Returns the dotted name of the setting varied by an axis."""
     prefix = f"algorithms.{algorithm}."
     if key.startswith(prefix):
         return f"algorithm.{key.removeprefix(prefix)}"
@@ -204,7 +204,7 @@ def _name_at(key: str, algorithm: Any, config: Mapping[str, Any], own: Mapping[s
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields settings by dotted name, with lists as JSON, skipping those not given."""
+    """Yields given settings by dotted name, with lists as JSON."""
     for key, value in plain(settings).items():
         name = f"{path}{key}"
         if isinstance(value, dict):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-_BYTES = 2**30  # for one version and platform
+_BYTES = 2**30  # limit for one version and platform
 _REJECTED = re.compile(r"Error reading persistent compilation cache entry for '[^']*': (.*)", re.S)
 _LEAST_SECONDS = 3.0  # compilation time saved before loading is judged
 
@@ -19,11 +19,11 @@ def use_compilation_cache(directory: Path | None = None) -> Path:
     """Enables the on-disk cache of compiled programs, and returns its path.
 
     A later process with the same program, devices and versions loads it instead of compiling. Each
-    version of jaxlib and each platform has its own folder, limited to 1 GiB or to
+    combination of jaxlib version and platform has its own folder, limited to 1 GiB or to
     JAX_COMPILATION_CACHE_MAX_SIZE if set. The least recently used programs are evicted first.
 
     Args:
-      directory: the parent of these folders; by default `cache_directory`.
+      directory: the parent of these folders; defaults to `cache_directory`.
     """
     version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}"
     place = (directory or cache_directory()) / version
@@ -38,8 +38,8 @@ def use_compilation_cache(directory: Path | None = None) -> Path:
 def cache_directory() -> Path:
     """Returns the directory of the cache of compiled programs.
 
-    It is the environment variable FEDJAX_MM_CACHE, which may name a node's local disk, or else a
-    folder in the user's cache directory.
+    The environment variable FEDJAX_MM_CACHE overrides the default, a folder in the user's cache
+    directory, for example with a node's local disk.
     """
     if given := os.environ.get("FEDJAX_MM_CACHE"):
         return Path(given)
@@ -67,7 +67,7 @@ def kept_programs(directory: Path) -> list[Kept]:
     for folder in sorted(directory.glob("jaxlib-*")):
         sizes = dict[str, int]()
         for path in folder.iterdir():
-            with suppress(FileNotFoundError):  # removed by another process
+            with suppress(FileNotFoundError):  # another process may remove it
                 sizes[path.name] = path.stat().st_size
         number = sum(name.endswith("-cache") for name in sizes)
         found.append(Kept(folder, number, sum(sizes.values())))
@@ -94,11 +94,11 @@ def rejection(warning: str) -> str | None:
 class Loading:
     """Time spent loading cached programs, compared with their compilation time.
 
-    XLA recompiles a cached program if it was compiled for another processor, and some processors
+    XLA recompiles a cached program that was compiled for another processor, and some processors
     look different at every start. JAX does not report this, but loading is then as slow as
     compiling.
 
-    Example: one program that took 4 seconds to compile, and takes 3 to load.
+    Example: a program that took 4 seconds to compile and takes 3 to load.
       >>> loading = Loading()
       >>> loading.listen("/jax/compilation_cache/compile_time_saved_sec", 1.0)
       >>> loading.listen("/jax/compilation_cache/cache_retrieval_time_sec", 3.0)
@@ -112,12 +112,12 @@ class Loading:
 
     def listen(self, event: str, duration_secs: float, **_: Any) -> None:
         """Listens to `jax.monitoring` events."""
-        # JAX reports the saved seconds before the seconds of loading.
+        # JAX reports the time saved before the time spent loading.
         if event == "/jax/compilation_cache/compile_time_saved_sec":
             self._saved = duration_secs
         elif event == "/jax/compilation_cache/cache_retrieval_time_sec":
             compiled = self._saved + duration_secs
-            if compiled >= 1:  # JAX rounds down to whole seconds, mostly to 0
+            if compiled >= 1:  # JAX rounds down to whole seconds, usually to 0
                 self.compiled, self.loaded = self.compiled + compiled, self.loaded + duration_secs
 
     @property

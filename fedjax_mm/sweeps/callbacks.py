@@ -70,7 +70,7 @@ def _ignore(*given: Any) -> None:
 
 
 class Callback(NamedTuple):
-    """Functions that a sweep calls, which cannot change it but can end it by an exception.
+    """Functions called by a sweep, which cannot change it but can end it by raising an exception.
 
     With checkpoints, callbacks are called before the state is saved, and an exception discards
     unsaved work. In multi-process runs each process calls its own callbacks.

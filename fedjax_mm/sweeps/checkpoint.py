@@ -46,7 +46,7 @@ class Checkpoints:
 
     Args:
       directory: the run's directory, which is created if it does not exist.
-      resume: whether to continue an unfinished run, if one exists. Without it an unfinished run is
+      resume: whether to continue an unfinished run, if one exists. If false, an unfinished run is
         an error, so that no work is lost by accident.
 
     Raises:
@@ -82,7 +82,7 @@ class Checkpoints:
                 self._take()
         except ValueError as problem:
             error = problem
-        if agree(error is not None)[0]:  # stop in all processes
+        if agree(error is not None)[0]:  # all processes must stop
             raise error or ValueError(f"the first process could not open {self.directory}")
         self._is_open = True
         return self
@@ -112,7 +112,7 @@ class Checkpoints:
             )
         shutil.rmtree(self._trash, ignore_errors=True)
         if not self.has_work:
-            self.discard()  # left by a run that saved nothing
+            self.discard()  # a run that saved nothing left it behind
         self._place.mkdir(exist_ok=True)
 
     @property
@@ -129,8 +129,8 @@ class Checkpoints:
         """
         if any(self._place.glob("part-*")):
             raise ValueError(
-                f"the unfinished run in {self.directory} was another one, without stages; delete "
-                f"{self._place} to start again"
+                f"the unfinished run in {self.directory} is a different one, without stages; "
+                f"delete {self._place} to start again"
             )
         return Checkpoints(self._place / name, resume=True)
 
@@ -148,15 +148,15 @@ class Checkpoints:
 
     def _unlock(self) -> None:
         """Removes the lock and its file."""
-        # Remove the file first, because after the release it might be another process's.
-        with suppress(OSError):  # Windows keeps files that are open
+        # Remove the file first, because after the release it might belong to another process.
+        with suppress(OSError):  # Windows does not delete open files
             Path(self._lock.lock_file).unlink()
         self._lock.release()
 
     def discard(self) -> None:
         """Deletes the saved parts of a finished run."""
-        # Rename before deleting, because only a rename is atomic; if killed in between, only trash
-        # is left.
+        # Rename before deleting, because only a rename is atomic: if the process is killed in
+        # between, only trash is left.
         if self._is_first and self._place.exists():
             self._place.replace(self._trash)
             shutil.rmtree(self._trash, ignore_errors=True)
@@ -165,7 +165,7 @@ class Checkpoints:
         """Checks that a run matches the saved one, and returns the saved run's choices, or None.
 
         Args:
-          identity: all values that the results depend on, possibly nested.
+          identity: everything that the results depend on, possibly nested.
 
         Raises:
           ValueError: if the saved run's identity differs, naming the first differences, or is
@@ -181,7 +181,7 @@ class Checkpoints:
         try:
             saved = json.loads(path.read_text())
             if not is_sealed(saved):
-                raise ValueError("its digest is another one")
+                raise ValueError("its digest does not match")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"{path} is damaged, or was edited, so that the run cannot be continued; delete "
@@ -191,7 +191,7 @@ class Checkpoints:
         changes = list(differences(before, identity))
         if changes:
             raise ValueError(
-                f"the unfinished run in {self.directory} was another one: "
+                f"the unfinished run in {self.directory} is a different one: "
                 f"{'; '.join(changes[:3])}; run it as it was, or delete {self._place} to "
                 "start again"
             )
@@ -214,7 +214,7 @@ class Checkpoints:
         try:
             if self._is_first:
                 self._part(part).mkdir(exist_ok=True)
-                for stale in self._part(part).glob(".*.part"):  # left by a save that was killed
+                for stale in self._part(part).glob(".*.part"):  # a killed save left these behind
                     stale.unlink(missing_ok=True)
                 path = self._part(part) / f"{rounds}.npz"
                 write_aside(path, partial(write_arrays, arrays, _label(path)))
@@ -239,7 +239,7 @@ class Checkpoints:
           check: raises `ValueError` for a state that does not fit, which then counts as damaged.
 
         Raises:
-          OSError: if a file cannot be read. It may be undamaged, so it is kept.
+          OSError: if a file cannot be read. It is kept, because it may be intact.
         """
         problem, path = None, self._part(part)
         found, damaged = None, list[Path]()
@@ -255,7 +255,7 @@ class Checkpoints:
                 f"cannot read {path}: {problem or 'another process cannot'}; the saved run is "
                 "kept: make the file readable and continue with --resume"
             ) from problem
-        # Delete damaged files only now, because other processes may have been reading them before.
+        # Delete damaged files only now, because other processes may have been reading them.
         for path in damaged if self._is_first else ():
             path.unlink(missing_ok=True)
         return found
@@ -279,15 +279,15 @@ def write_arrays(arrays: Sequence[Any], label: str, path: Path) -> None:
 
 def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
     """Returns a saved state, or None with a warning if the content is damaged."""
-    # Read first, so that disk errors are not mistaken for the content errors below.
+    # Read the file first, so that disk errors are not mistaken for the content errors below.
     content = path.read_bytes()
     try:
         state = Saved(int(path.stem), arrays_in(content, _label(path)))
         check(state)
-    except Exception as error:  # damaged content may make its readers raise anything
-        # Shorten the message, because NumPy's may quote all that it has read.
+    except Exception as error:  # damaged content can raise any exception
+        # Shorten the message, because NumPy may quote everything it has read.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_WORDS]
-        words = f"the checkpoint {path} is damaged and passed over: {reason}"
+        words = f"the checkpoint {path} is damaged and was skipped: {reason}"
         warnings.warn(words, stacklevel=3)
         return None
     return state
@@ -305,7 +305,7 @@ def arrays_in(content: bytes, label: str) -> list[np.ndarray]:
     *names, digest = types.tolist()
     typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
     if digest != _digest(label, typed):
-        raise ValueError("its digest is another one")
+        raise ValueError("its digest does not match")
     return typed
 
 
@@ -315,8 +315,8 @@ def _label(path: Path) -> str:
 
 def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
     """Returns a digest of arrays and of their file's label."""
-    # Digest dtypes and order too, because a zip file's checksums do not cover the arrays' names, so
-    # one flipped bit could swap two arrays.
+    # Include dtypes and order, because a zip file's checksums do not cover array names, so one
+    # flipped bit could swap two arrays.
     found = hashlib.sha256(label.encode())
     for x in arrays:
         found.update(f"{x.dtype} {x.shape}".encode())

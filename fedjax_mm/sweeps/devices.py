@@ -1,4 +1,4 @@
-"""Multiple devices: splits a program's replicas, or the clients of its cohorts, over a mesh."""
+"""Multiple devices: splits a program's replicas, or the clients of a cohort, over a mesh."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_mm.results.dataset import cpu_cores
 
-_MOST_DEVICES = 512  # CPU devices, because each has its own threads and memory
-_HEARTBEAT_SECONDS = 30  # of silence after which a process counts as lost; 100 in JAX
+_MOST_DEVICES = 512  # limits CPU devices, because each has its own threads and memory
+_HEARTBEAT_SECONDS = 30  # after which a silent process counts as lost; 100 in JAX
 
-# For each extra of this package, a driver's file and the package of the JAX plugin for it.
+# For each extra of this package: a file of the driver, and the package of its JAX plugin.
 _ACCELERATORS = {
     "cuda12": ("/proc/driver/nvidia/version", "jax_plugins"),
     "tpu": ("/dev/accel0", "libtpu"),
@@ -26,8 +26,8 @@ _ACCELERATORS = {
 
 # Let XLA wait 30 years, because by default it aborts the process after a device has waited 40
 # seconds for another, which is normal if clients take very different numbers of local steps. An
-# unknown flag would also abort the process, but jaxlib has had these since 0.9, and a test starts a
-# process with them.
+# unknown flag would also abort the process, but jaxlib has had these since 0.9, and a test starts
+# a process with them.
 _PATIENT = " ".join(
     f"--xla_cpu_collective_{name}_seconds={10**9}"
     for name in ("call_warn_stuck_timeout", "call_terminate_timeout", "timeout")
@@ -40,12 +40,12 @@ def flags_of_user() -> str:
 
 
 def use_cpu_devices(count: int | None = None) -> None:
-    """Makes JAX see the CPU as `count` devices, by default one per core.
+    """Makes JAX see the CPU as `count` devices, one per core by default.
 
-    Each device has its own threads, while on one device XLA uses a single thread for small
-    matrices. The command line calls this function; elsewhere, call it once before anything is
-    computed. Devices then wait for each other without a time limit, where XLA's default is to abort
-    after 40 seconds.
+    Each device has its own threads, whereas on a single device XLA uses one thread for small
+    matrices. The command line calls this function; elsewhere, call it once before any computation.
+    Devices then wait for each other without a time limit, whereas XLA by default aborts after 40
+    seconds.
 
     Raises:
       ValueError: if `count` is not positive, or above 512.
@@ -64,8 +64,8 @@ def use_cpu_devices(count: int | None = None) -> None:
 
 
 def missing_plugin() -> str | None:
-    """Returns the extra with the missing JAX plugin for this machine's accelerator, if any."""
-    # If a plugin fails to start or a platform is selected explicitly, no plugin is missing.
+    """Returns the extra that installs this machine's missing accelerator plugin, if any."""
+    # No plugin is missing if one fails to start or a platform is selected explicitly.
     if jax.default_backend() != "cpu" or jax.config.values["jax_platforms"]:
         return None
     for extra, (driver, plugin) in _ACCELERATORS.items():
@@ -77,8 +77,8 @@ def missing_plugin() -> str | None:
 def join_processes(address: str | None = None) -> None:
     """Joins a multi-process run, so that JAX sees the devices of all its processes.
 
-    Call it once in every process, before anything is computed. JAX aborts a process that has waited
-    five minutes for the others, or has not heard from one of them for half a minute.
+    Call it once in every process, before any computation. JAX aborts a process that has waited five
+    minutes for the others, or has not heard from one of them for half a minute.
 
     Args:
       address: ``I/N@HOST:PORT``, with this process's index, the number of processes, and the
@@ -91,7 +91,7 @@ def join_processes(address: str | None = None) -> None:
     Example:
       >>> join_processes("0/2@localhost:9911")  # doctest: +SKIP
     """
-    # Disable JAX's SIGTERM handler, because on SIGTERM a run saves its state and ends itself.
+    # Disable JAX's SIGTERM handler, because on SIGTERM a run saves its state and exits by itself.
     jax.config.update("jax_enable_preemption_service", False)
     if address is None:
         try:
@@ -118,7 +118,7 @@ def join_processes(address: str | None = None) -> None:
 
 
 class Layout(NamedTuple):
-    """Layout of a program's replicas over devices, made by `layout`.
+    """How a program's replicas are laid out over devices; see `layout`.
 
     Attributes:
       mesh: the devices of one or more processes along one axis.
@@ -203,7 +203,7 @@ def layout(
       num_replicas: seeds times swept numbers.
       devices: the devices; None uses all, including those of other processes.
       axis: "replicas" or "clients" to force an axis. With fewer replicas than devices, "replicas"
-        leaves devices idle. It may still be faster for short rounds, because "clients" sums
+        leaves some devices idle. It may still be faster for short rounds, because "clients" sums
         contributions over devices in every round.
 
     Raises:
@@ -226,7 +226,7 @@ def layout(
 def agree(*numbers: float) -> list[float]:
     """Returns the elementwise maximum of some numbers over all processes.
 
-    Example: a single process.
+    Example: in a single process.
       >>> agree(2, 0.5)
       [2.0, 0.5]
     """

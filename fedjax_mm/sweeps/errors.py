@@ -1,4 +1,4 @@
-"""Errors that sweeps raise."""
+"""Errors raised by sweeps."""
 
 # A separate module lets the command line catch these errors without importing JAX.
 
@@ -21,7 +21,7 @@ class DivergenceError(FloatingPointError):
 
 
 class RefusedError(ValueError):
-    """Invalid input was rejected before anything was computed or written."""
+    """Raised for invalid input, before anything is computed or written."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def refusing(kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iter
 
 
 class InterruptedRunError(Exception):
-    """A signal ended a run before its first segment or after a segment, whose state is saved."""
+    """Raised after a signal ended a run, whose completed segments are saved."""
 
     def __init__(self, number: int, done: float | None) -> None:
         """Stores the signal and the fraction of work done, or None if nothing new was computed."""

@@ -27,7 +27,7 @@ from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import Saving, claim_program, identity
 
 _SEGMENT_SECONDS = 1.0  # target duration of a segment
-_GROWTH = 16  # of the next segment, at most, because later rounds may take longer
+_GROWTH = 16  # limits the next segment, because later rounds may take longer
 
 
 @refusing((ValueError, OverflowError))
@@ -37,7 +37,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
     Args:
       grid: the runs.
       how: how to execute the sweep.
-      programs: the runs of a part; by default all.
+      programs: the runs of a part; defaults to all runs.
 
     Raises:
       RefusedError: if the grid is invalid, does not fit in memory, or differs from the unfinished
@@ -81,7 +81,7 @@ def _check_callbacks(callbacks: Any) -> None:
 def carry_out(
     plan: Plan, how: Execution, *, on_divergence: Literal["mark", "stop"] = "mark"
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Runs a plan and returns the Dataset, and the parameters, or None if they are not kept.
+    """Runs a plan and returns the Dataset, and the parameters or None if they are not kept.
 
     Raises:
       DivergenceError, InterruptedRunError, OSError: as in `sweep`.
@@ -99,7 +99,7 @@ def carry_out(
 def batches(
     plan: Plan, how: Execution, on_divergence: Literal["mark", "stop"]
 ) -> Generator[Segment]:
-    """Computes a plan batch by batch, and yields the last segment of each.
+    """Computes a plan batch by batch, yielding the last segment of each.
 
     Raises:
       DivergenceError, InterruptedRunError, OSError: as in `sweep`.
@@ -109,14 +109,14 @@ def batches(
         saving = None
         if how.checkpoints:
             saving = Saving(plan, how.checkpoints, how.save_every, signals)
-            # Save after other callbacks, so that a signal they raise takes effect at once.
+            # Save after other callbacks, so that a signal raised by them takes effect immediately.
             callbacks.append(Callback(on_segment=saving.save))
         for callback in callbacks:
             callback.on_start(plan)
         for batch in range(len(plan.batches)):
             records = no_records(plan.batches[batch][0])
             last = first = _first(plan, batch, records, how, saving)
-            if first.rounds < plan.grid.num_rounds:  # otherwise it was loaded as saved
+            if first.rounds < plan.grid.num_rounds:  # otherwise loaded from a checkpoint
                 for callback in callbacks:
                     callback.on_batch(first)
             for last in _segments(first, records):
@@ -131,7 +131,7 @@ def batches(
 def _first(
     plan: Plan, batch: int, records: Record, how: Execution, saving: Saving | None
 ) -> Segment:
-    """Returns a batch before its next segment, with saved records and state if any."""
+    """Returns a batch as it was saved, or before its first segment if nothing was saved."""
     compiled, number = plan.batches[batch]
     rounds, replica = saving.load(batch, records) if saving else (0, None)
     so_far = _up_to(rounds, records, plan)
@@ -139,12 +139,12 @@ def _first(
 
 
 def _segments(first: Segment, records: Record) -> Iterator[Segment]:
-    """Computes the remaining segments of a batch, and fills in its records."""
+    """Computes the remaining segments of a batch, filling in its records."""
     plan, done = first.plan, first.rounds
     (compiled, number), where, grid = plan.batches[first.batch], plan.where, plan.grid
     given, _, replica = compiled.program.inputs(where, compiled.replicas(number), first.replica)
     every, step = grid.record_every, compiled.program.rounds_at_once
-    count = step  # begin with few rounds, to time them
+    count = step  # start with few rounds to measure their duration
     while done < grid.num_rounds:
         clock = time.perf_counter()
         most = compiled.program.records_kept * every - done % every

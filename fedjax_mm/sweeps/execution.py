@@ -12,16 +12,16 @@ class Execution(NamedTuple):
 
     Attributes:
       callbacks: called before the sweep and after each segment, such as `progress`.
-      checkpoints: the store of unfinished work, which the caller opens, and discards at the end.
-      save_every: seconds between two saves.
+      checkpoints: the store of unfinished work, opened and finally discarded by the caller.
+      save_every: the seconds between saves.
       split: "replicas" or "clients", the axis to split over devices; see `layout`.
-      memory: the memory limit in bytes; by default 60 % of the free memory.
-      label: a prefix of progress labels, to tell several sweeps apart.
+      memory: the memory limit in bytes; defaults to 60 % of the free memory.
+      label: a prefix of progress labels that distinguishes several sweeps.
       executor: an object with `submit(fn, *args)`, such as a `concurrent.futures.Executor`, whose
-        workers compute the parts of the sweep; callbacks are then called only for parts. None
+        workers compute the parts of the sweep; callbacks then report only finished parts. None
         computes all runs in this process.
       num_parts: N, the number of parts for an executor.
-      at_once: the maximum number of parts submitted at a time; by default all.
+      at_once: the maximum number of parts submitted at a time; defaults to all of them.
     """
 
     callbacks: Sequence[Callback] = ()
@@ -35,10 +35,10 @@ class Execution(NamedTuple):
     at_once: int | None = None
 
     def in_words(self, what: str) -> str:
-        """Returns the progress label of some work."""
+        """Returns the progress label for some work."""
         return ", ".join(filter(None, (self.label, what)))
 
     def report(self, what: str) -> None:
-        """Reports work that precedes the plan to the callbacks."""
+        """Reports to the callbacks work that precedes the plan."""
         for callback in self.callbacks:
             callback.on_preparation(self.in_words(what))

@@ -1,4 +1,4 @@
-"""Parts of a sweep on an executor: a process pool, Slurm jobs by submitit, or Dask."""
+"""Computes parts of a sweep on an executor: a process pool, Slurm jobs by submitit, or Dask."""
 
 import os
 import time
@@ -31,7 +31,7 @@ from fedjax_mm.sweeps.saving import identity
 from fedjax_mm.sweeps.structures import Part
 
 TRIES = 3
-"""How often a part is given out before a sweep is given up."""
+"""How many times a part is submitted before the sweep fails."""
 
 _POLL_SECONDS = 0.1
 
@@ -72,18 +72,18 @@ def compute_parts(
 ) -> Generator[Piece]:
     """Computes parts on an executor, and yields their results as they finish.
 
-    If a worker dies, its part is submitted again, at most three times in total.
+    If a worker dies, its part is resubmitted, up to three times in total.
 
     Args:
-      compute: computes one part; it is pickled to the workers with everything it references.
+      compute: computes one part; it is pickled for the workers with everything it references.
       parts: the parts.
-      executor: distributes parts to workers, which need this package installed.
+      executor: distributes parts to workers, on which this package must be installed.
       report: called with the number of finished parts.
-      at_once: the maximum number of parts submitted at a time; by default all.
+      at_once: the maximum number of parts submitted at a time; defaults to all of them.
 
     Raises:
-      RefusedError, DivergenceError: if a part itself fails; the others are cancelled.
-      ChildProcessError: if the workers of a part died three times, or the executor rejected it.
+      RefusedError, DivergenceError: if a part itself fails, which cancels the others.
+      ChildProcessError: if a part's workers died three times, or the executor rejected it.
     """
     sent, is_double = _pickled(compute), jnp.result_type(float) == np.float64
     left, running = list(parts), list[tuple[Part, Job]]()
@@ -98,13 +98,13 @@ def compute_parts(
             over = [each for each in running if each[1].done()]
             running = [each for each in running if each not in over]
             problem: Exception | None = None
-            for part, job in over:  # check all, because good results are saved
+            for part, job in over:  # check all of them, because good results are saved
                 try:
                     piece = job.result()
-                except Exception as error:  # executors have their own errors for dead workers
+                except Exception as error:  # executors raise different errors for dead workers
                     left.append(part)
                     if tries[part] == TRIES:
-                        words = f"part {part} was given out {TRIES} times, and its workers died"
+                        words = f"part {part} was submitted {TRIES} times, but its workers died"
                         problem = ChildProcessError(f"{words}: {error}")
                     continue
                 if isinstance(piece, _Failure):
@@ -131,8 +131,8 @@ def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
     """
     try:
         return executor.submit(_work, sent, part, is_double, os.getpid())
-    except Exception as error:  # from a pool with killed processes, or a scheduler
-        raise ChildProcessError(f"the executor did not take part {part}: {error}") from error
+    except Exception as error:  # raised by a pool with killed processes, or by a scheduler
+        raise ChildProcessError(f"the executor rejected part {part}: {error}") from error
 
 
 def _work(sent: bytes, part: Part, is_double: bool, parent: int) -> Piece | _Failure:
@@ -145,9 +145,9 @@ def _work(sent: bytes, part: Part, is_double: bool, parent: int) -> Piece | _Fai
     with jax.enable_x64(is_double):
         try:
             piece: Piece = cloudpickle.loads(sent)(part)
-        except OSError:  # a disk or connection error, which another worker may not have
+        except OSError:  # a disk or connection error may not recur on other workers
             raise
-        except Exception as error:  # would recur on every worker
+        except Exception as error:  # any other error would recur on every worker
             # Send only the message, because an error may reference objects that cannot be pickled.
             name = "" if isinstance(error, ValueError | DivergenceError) else type(error).__name__
             words = ": ".join(filter(None, (f"part {part}", name, str(error))))
@@ -168,7 +168,7 @@ def _pickled(compute: Callable[[Part], Piece]) -> bytes:
         raise ImportError("executors need pip install 'fedjax-mm[cluster]'") from error
     try:
         sent: bytes = cloudpickle.dumps(compute)
-    except Exception as error:  # pickling calls methods of all objects
+    except Exception as error:  # pickling calls methods of arbitrary objects
         raise TypeError(f"the sweep cannot be sent to workers: {error}") from error
     return sent
 
@@ -176,9 +176,9 @@ def _pickled(compute: Callable[[Part], Piece]) -> bytes:
 def by_executor(
     grid: Grid, how: Execution, compute: Callable[[Part], Piece]
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Computes a sweep in parts on an executor, and returns its result, and parameters if kept.
+    """Computes a sweep in parts on an executor and returns the result, and parameters if kept.
 
-    With checkpoints, finished parts are saved and not computed again.
+    With checkpoints, finished parts are saved and not recomputed.
 
     Args:
       grid: the runs.
@@ -187,7 +187,7 @@ def by_executor(
 
     Raises:
       DivergenceError, ChildProcessError: as in `compute_parts`.
-      InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints.
+      InterruptedRunError: if SIGINT or SIGTERM arrived, and there are checkpoints.
       RefusedError: if a part was rejected, or the unfinished run is a different one.
     """
     of, saved = check_count("num_parts", how.num_parts), how.checkpoints
@@ -231,5 +231,5 @@ def by_executor(
 
 
 def _check(saved: Saved) -> None:
-    """Raises an error unless the arrays of a saved part form a piece."""
+    """Raises an error if the arrays of a saved part do not form a piece."""
     piece_of(saved.arrays)

@@ -1,7 +1,7 @@
 """Grids: axes of settings, the points they span, and the setup of each point.
 
-Numbers are arguments, structure is closed over. Seeds, axes of floats, and values grouped by
-`together` become one replica axis of a compiled program. Every other value has a separate program.
+Numbers are arguments, and structure is closed over. Seeds, axes of floats, and values grouped by
+`together` become one replica axis of a compiled program. Every other value has its own program.
 """
 
 import dataclasses
@@ -35,9 +35,9 @@ class Setup(NamedTuple):
       algorithm: client training and aggregation; one for all models, or one per model.
       assignment: chooses clients and models; for asynchronous runs a `Dispatch`, such as that of
         `fedast`.
-      params: initial parameters; None lets the tasks draw them.
-      num_models: the number of models in use, which may be traced, if the assignment's number is an
-        upper bound; else None. Further models are absent from the result and ignored by a target.
+      params: the initial parameters; None lets the tasks draw them.
+      num_models: the number of models in use, which may be traced, if the assignment's number is
+        only an upper bound. Unused models are absent from the result and ignored by a target.
     """
 
     tasks: Task | Sequence[Task]
@@ -53,7 +53,7 @@ class Grid:
     """The runs of a sweep: all points spanned by some axes, each with all seeds.
 
     The values on axes of floats are arguments of a compiled program. Every value on another axis
-    has a separate program, unless `together` groups it.
+    has its own program, unless `together` groups it.
 
     Attributes:
       build: called with one value per axis and with the shared arguments, by name; returns the
@@ -64,25 +64,25 @@ class Grid:
       num_seeds: the number of replicas of each point. All points have the same seeds.
       seed: the root of all draws.
       shared: further arguments of `build`, by name, as pytrees of arrays, such as a task with its
-        data. They are arguments of the compiled program instead of constants in it.
+        data. They are arguments of the compiled program rather than constants in it.
       per_seed: further arguments of `build`, by name, with one number per seed, such as the index
         of its data draw.
-      record_every: rounds between records; it divides `num_rounds`.
+      record_every: the number of rounds between records, which must divide `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
-      prepare: computes a pytree of arrays once per replica, before its first round, such as models
-        that clients train on their own. It is called with the replica's key and all arguments of
-        `build`, and `build` gets the result as `prepared`. It should derive its keys by
+      prepare: computes a pytree of arrays once per replica, before its first round, such as the
+        clients' own models. It is called with the replica's key and all arguments of `build`,
+        which then receives the result as `prepared`. It should derive its keys with
         `keys.preparation_key`.
-      until: an early stopping target. Up to it the records are bit for bit those of a run without
-        it; afterwards metrics are NaN and counts constant. Runs that are computed together continue
-        until all have reached it.
+      until: an early stopping target. Up to the target, records are bit-for-bit those of a run
+        without it; afterwards metrics are NaN and counts constant. Runs computed together continue
+        until all of them have reached it.
       together: a function for each axis whose values may share a program. Values with equal results
-        share one, and `build` gets a `OneOf`, whose number is traced.
+        share one, and `build` receives a `OneOf` with a traced number.
       cost: the relative cost of a local training at a point, for estimating the time left.
-      first_seed: the number of the first seed, to add seeds to an earlier run.
-      data: "real", "synthetic" or "surrogate", for the manifest; by default "not stated".
+      first_seed: the number of the first seed, for adding seeds to an earlier run.
+      data: "real", "synthetic" or "surrogate", for the manifest; defaults to "not stated".
       config: the settings that describe the runs, for the manifest and for checking an unfinished
-        run; by default the axes.
+        run; defaults to the axes.
       keep: "params" keeps the final parameters, as in `sweep`.
 
     Raises:
@@ -117,7 +117,7 @@ class Grid:
         if not isinstance(self.axes, Mapping):
             raise TypeError(f"axes is {described(self.axes)}; give a dict of names and values")
         for name in ("shared", "per_seed"):
-            object.__setattr__(self, name, getattr(self, name) or {})  # None is empty, too
+            object.__setattr__(self, name, getattr(self, name) or {})  # treats None as empty
         if self.until is not None:
             check_instance("until", self.until, Until, 'give one, as in Until("loss", at_most=0.1)')
         for name in ("num_rounds", "num_seeds", "record_every"):
@@ -137,7 +137,7 @@ class Grid:
                     f"per_seed[{name!r}] has shape {np.shape(values)}; give one number for each of "
                     f"{self.num_seeds} seeds"
                 )
-        # Fetch jax.Arrays, because their elements are device arrays instead of numbers.
+        # Fetch jax.Arrays, because their elements are device arrays rather than numbers.
         plain = {
             name: np.asarray(values) if isinstance(values, jax.Array) else values
             for name, values in self.axes.items()
@@ -189,7 +189,7 @@ class Grid:
         return {name: [label_of(value) for value in values] for name, values in self.axes.items()}
 
     def costs(self, index: Sequence[np.ndarray]) -> list[float]:
-        """The relative cost of a local training at the given positions on the axes."""
+        """Returns the relative cost of a local training at the given positions on the axes."""
         if self.cost is None:
             return [1.0] * len(index[-1])
         axes = [
@@ -200,7 +200,7 @@ class Grid:
         ]
 
     def setup(self, prepared: Any, **arguments: Any) -> Setup:
-        """Calls `build`."""
+        """Calls `build` and checks what it returns."""
         more = {} if self.prepare is None else {"prepared": prepared}
         setup = self.build(**arguments, **more)
         if not isinstance(setup, Setup):

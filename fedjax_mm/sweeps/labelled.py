@@ -28,7 +28,7 @@ class Result:
         self.plan, self.clock, grid = plan, time.perf_counter(), plan.grid
         programs = plan.programs
         shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
-        # The metrics of an absent model are NaN, so metrics of integers and booleans become floats.
+        # Use floats for integer and boolean metrics too, because absent models have NaN.
         metrics = {
             name: np.full((*shape, *each), np.nan, dtype)
             for name, (each, dtype) in metric_shapes(programs).items()
@@ -41,7 +41,7 @@ class Result:
         )
 
     def _empty(self, model: jax.ShapeDtypeStruct) -> np.ndarray:
-        """Allocates a leaf of all points' parameters, with NaN, as for absent models, or 0."""
+        """Allocates a leaf of all points' parameters, filled with NaN or, if not floats, 0."""
         nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
         return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
 
@@ -83,7 +83,7 @@ class Result:
     ) -> None:
         """Stores the final parameters of a batch's models."""
         each = each_params(with_params(program.traced.replica.models, params), 1)
-        # `zip` stops after the program's models, so that further models stay empty.
+        # `zip` stops after the program's models, so unused models stay empty.
         for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
             mine = is_used[:, model]
             there = tuple(place[mine] for place in index)
@@ -140,7 +140,7 @@ def _is_used(program: Program, records: Record) -> np.ndarray:
 
 
 def _of_those(is_used: np.ndarray, records: Record) -> Record:
-    """Returns the records with NaN metrics and zero counts for unused models."""
+    """Sets the metrics of unused models to NaN, and their counts to 0."""
     if is_used.all():
         return records._replace(is_used=())
     metrics = {
@@ -157,7 +157,7 @@ def cut(records: Record, grid: Grid) -> tuple[Record, np.ndarray]:
         return records, np.full(records.is_finite.shape[1], -1)
     totals = {name: x.cumsum(0) for name, x in records.counts._asdict().items()}
     ends = grid.until.first_record(records.metrics | totals)
-    # An ended replica is still computed until all replicas of its batch have ended.
+    # Discard later records, because a finished replica keeps running until its batch has finished.
     is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
     metrics = {
         name: np.where(np.expand_dims(is_over, tuple(range(2, x.ndim))), np.nan, x)
@@ -171,7 +171,7 @@ def cut(records: Record, grid: Grid) -> tuple[Record, np.ndarray]:
 
 
 def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
-    """Returns the first record that is not finite, or -1, from ``bool[records, ...]``."""
+    """Returns the first non-finite record, or -1, from ``bool[records, ...]``."""
     return np.where(is_finite.all(0), -1, np.argmin(is_finite, axis=0))
 
 

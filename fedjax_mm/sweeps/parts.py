@@ -31,9 +31,9 @@ from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import identity
 from fedjax_mm.sweeps.structures import Part, Share, programs_of, shares_of
 
-_ENDLESS, _LISTED_BYTES = 2.0**60, 64  # bytes of memory, and bytes of one run in a list
+_ENDLESS, _LISTED_BYTES = 2.0**60, 64  # unlimited memory, and bytes per listed run
 
-# Identity entries in which parts must agree. Devices may differ, because they affect only the last
+# Identity entries that parts must share. Devices may differ, because they affect only the last
 # bits.
 _ALIKE = (
     *("config", "axes", "per_seed", "num_rounds", "num_seeds", "seed", "record_every", "until"),
@@ -45,10 +45,10 @@ class Runs(NamedTuple):
     """The finished runs of one program in one batch.
 
     Attributes:
-      program: the number of the program in `programs_of`.
+      program: the index of the program in `programs_of`.
       replicas: the indices of its replicas.
-      arrays: the leaves of their records ``[records, replicas, ...]``, followed, if the grid keeps
-        them, by those of their parameters ``[replicas, ...]``.
+      arrays: the leaves of their records ``[records, replicas, ...]`` and, if the grid keeps them,
+        of their parameters ``[replicas, ...]``.
     """
 
     program: int
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
     Attributes:
       about: the part, the runs' identity, the devices and the run time, as plain values.
-      runs: the runs, batch by batch.
+      runs: the finished runs of each batch.
     """
 
     about: Mapping[str, Any]
@@ -104,7 +104,7 @@ def _part_of_array(environ: Mapping[str, str]) -> Part:
         )
     here, first, last, count = (int(environ[name]) for name in names)
     step = int(environ.get("SLURM_ARRAY_TASK_STEP", "1"))
-    # An array that repeats some tasks of another one does not reveal the number of parts.
+    # An array with only some of another's tasks does not reveal the number of parts.
     if first not in (0, 1) or 1 + (last - first) // step != count:
         raise ValueError(
             f"part is 'slurm', but the array has {count} tasks from {first} to {last}, and not all "
@@ -121,7 +121,7 @@ def compute_part(
     *,
     on_divergence: Literal["mark", "stop"] = "mark",
 ) -> Piece:
-    """Computes the runs of one part of a sweep, which are the same on every machine.
+    """Computes the runs of one part of a sweep, with the same result on every machine.
 
     If there are more parts than runs, some parts are empty.
 
@@ -156,7 +156,7 @@ def compute_part(
     with closing(batches(plan, how, on_divergence)) as computed:
         for last in computed:
             share = share_of[id(last.program)]
-            number = len(np.unique(last.replicas))  # drop the padding at the end
+            number = len(np.unique(last.replicas))  # excludes the padding at the end
             records = [x[:, :number].copy() for x in jax.tree.leaves(last.records)]
             params = [x[:number] for x in jax.tree.leaves(last.params)]
             replicas = share.replicas[last.replicas[:number]]
@@ -172,7 +172,7 @@ def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Pr
     Raises:
       ValueError: if the grid has more runs than can be listed.
     """
-    # Check first, because programs list their runs.
+    # Check first, because each program lists its runs.
     number = math.prod(grid.shape)
     what = f"{number:,} runs (num_seeds = {grid.num_seeds:,})"
     check_fits(what, _LISTED_BYTES * number, limit, "take fewer seeds or points")
@@ -182,7 +182,7 @@ def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Pr
 
 
 def _about(grid: Grid) -> dict[str, Any]:
-    """Returns a piece's identity of runs, code and device."""
+    """Returns a piece's identity: runs, code and device."""
     made = manifest({}, seed=grid.seed, data="")
     return identity(grid, None) | {"revision": made["git_revision"], "made on": made["device"]}
 
@@ -207,7 +207,7 @@ def load_piece(path: Path) -> Piece:
     """Reads a piece written by `save_piece`.
 
     Raises:
-      ValueError: if the file is damaged, or was renamed.
+      ValueError: if the file is damaged or renamed.
       OSError: if it cannot be read.
 
     Example:
@@ -225,7 +225,7 @@ def load_piece(path: Path) -> Piece:
 
 
 def flat(piece: Piece) -> list[np.ndarray]:
-    """Flattens a piece to arrays, the first of which holds all other content as JSON."""
+    """Flattens a piece into arrays, the first of which holds all other content as JSON."""
     runs = [(each.program, len(each.arrays)) for each in piece.runs]
     about = json.dumps(sealed({**piece.about, "runs": runs}))
     header = np.frombuffer(about.encode(), np.uint8)
@@ -233,7 +233,7 @@ def flat(piece: Piece) -> list[np.ndarray]:
 
 
 def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
-    """Rebuilds a piece from the arrays of `flat`.
+    """Rebuilds a piece from the arrays returned by `flat`.
 
     Raises:
       Exception: of any type, if the arrays are damaged.
@@ -241,7 +241,7 @@ def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
     header, *arrays = arrays
     about = json.loads(header.tobytes())
     if not is_sealed(about):
-        raise ValueError("its digest is another one")
+        raise ValueError("its digest does not match")
     rest, runs = iter(arrays), list[Runs]()
     for program, count in about.pop("runs"):
         runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
@@ -251,7 +251,7 @@ def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
 def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Params] | None]:
     """Joins the pieces of all parts into the sweep's result, and parameters if kept.
 
-    If pieces come from a generator, only one is in memory at a time.
+    If a generator provides the pieces, only one is in memory at a time.
 
     Args:
       grid: the runs of the sweep.
@@ -259,7 +259,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
 
     Raises:
       ValueError: if a piece belongs to another grid, version or number of parts, or if one is
-        missing or occurs twice.
+        missing or duplicated.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr
@@ -274,7 +274,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
       >>> dict(result.sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    # Plan without a memory limit, because nothing is run here.
+    # Plan without a memory limit, because nothing runs here.
     plan = make_outline(grid, limit=_ENDLESS)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
@@ -299,7 +299,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
     if missing := sorted(set(range(1, of + 1)) - found):
         raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
     if any((each != 1).any() for each in times):
-        raise ValueError("the parts do not have every run once; compute all of them again")
+        raise ValueError("the parts do not contain every run once; compute all of them again")
     kinds = " and ".join(sorted({each["kind"] for each in devices}))
     device = {**devices[0], "kind": kinds}
     return result.dataset(wall_seconds=seconds, device=device, parts=of), result.params
@@ -312,7 +312,7 @@ def _check_alike(piece: Piece, wanted: Mapping[str, Any]) -> None:
     changes = list(differences(mine, plain({name: wanted[name] for name in names})))
     if changes:
         raise ValueError(
-            f"part {piece.part} is of another run: {'; '.join(changes[:3])}; compute it again"
+            f"part {piece.part} is from another run: {'; '.join(changes[:3])}; compute it again"
         )
 
 

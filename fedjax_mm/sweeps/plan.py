@@ -21,8 +21,8 @@ from fedjax_mm.sweeps.program import Given, Program, num_bytes
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
 from fedjax_mm.sweeps.structures import programs_of
 
-_RECORD_BYTES = 3 * 4 + 8 * 8  # of one model's counts, their sums in 64 bits, and copies
-_CACHE_BYTES = 512 * 2**10  # of states of the replicas that one CPU device computes at a time
+_RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies
+_CACHE_BYTES = 512 * 2**10  # for the states of replicas that one CPU device computes at a time
 
 
 class Compiled(NamedTuple):
@@ -32,7 +32,7 @@ class Compiled(NamedTuple):
       program: the program before compilation.
       batch_size: the number of replicas computed at once, on all devices together.
       call: `Program.segment` on all devices.
-      num_bytes: the memory of its arguments, results and temporaries, and of a batch's records.
+      num_bytes: the memory for its arguments, results and temporaries, and for a batch's records.
     """
 
     program: Program
@@ -51,16 +51,16 @@ class Compiled(NamedTuple):
         return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
 
     def updates_per_round(self, batch: int) -> int:
-        """The maximum local trainings of a batch per round, without padding."""
+        """Returns the maximum number of local trainings of a batch per round, without padding."""
         return len(np.unique(self.replicas(batch))) * self.program.traced.facts.updates_per_round
 
     def cost(self, batch: int) -> float:
-        """The mean cost of a batch's local trainings."""
+        """Returns the mean cost of a local training in a batch."""
         index = [places[self.replicas(batch)] for places in self.program.index]
         return float(np.mean(self.program.grid.costs(index)))
 
     def label(self, batch: int) -> str:
-        """The label of a batch."""
+        """Returns the label of a batch."""
         return self.program.label + (
             f", batch {batch + 1} of {self.num_batches}" if self.num_batches > 1 else ""
         )
@@ -74,7 +74,7 @@ class Plan:
       grid: the runs.
       where: the devices.
       compiled: the programs.
-      compile_seconds: the compile time of all programs together; NaN for an outline.
+      compile_seconds: the total compile time of all programs; NaN for an outline.
       process_bytes: the memory of this process, including programs, before the first run.
       limit: the memory limit in bytes; on accelerators, per device.
     """
@@ -93,12 +93,12 @@ class Plan:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the programs can be called, unlike those of an outline."""
+        """Whether the programs can be called, which is not the case for an outline."""
         return not math.isnan(self.compile_seconds)
 
     @cached_property
     def batches(self) -> list[tuple[Compiled, int]]:
-        """All batches in their order."""
+        """All batches in order."""
         return [(each, batch) for each in self.compiled for batch in range(each.num_batches)]
 
     @cached_property
@@ -111,12 +111,12 @@ class Plan:
 
     @property
     def client_updates(self) -> int:
-        """The maximum local trainings in total."""
+        """The maximum total number of local trainings."""
         return self.grid.num_rounds * sum(each.updates_per_round(b) for each, b in self.batches)
 
     @property
     def is_split(self) -> bool:
-        """Whether a program's runs do not fit in memory at once."""
+        """Whether a program's runs do not all fit in memory at once."""
         room = self.limit - (self.num_bytes - self.batch_bytes if self.where.is_cpu else 0)
         return any(each.num_bytes * each.num_batches > room for each in self.compiled)
 
@@ -177,21 +177,21 @@ def make_plan(
 
     Args:
       grid: the runs to compute.
-      split: the axis to split over devices; see `layout`. None takes the replica axis if runs are
+      split: the axis to split over devices; see `layout`. None chooses replicas if runs are
         asynchronous or clients have closed forms, because summing sparse updates over devices would
         take longer than computing them.
-      limit: the memory limit in bytes; by default 60 % of the free memory.
+      limit: the memory limit in bytes; defaults to 60 % of the free memory.
       batch_sizes: the batch size of each program, to repeat an earlier plan.
       report: called with progress messages.
       approve: called with every program's label and text, before it is compiled.
-      programs: the runs to compute; by default all of the grid.
+      programs: the runs to compute; defaults to all runs of the grid.
 
     Raises:
       ValueError: if one replica per device, or the result, does not fit in memory.
       InterruptedRunError: if a process of a multi-process run received a signal to stop.
     """
-    # If one process stopped here, the others would hang in a collective. Agree on stopping after
-    # all have compiled.
+    # If one process stopped here, the others would hang in a collective. Agree to stop after all
+    # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
         plan = _make_plan(grid, split, limit, batch_sizes, report, approve, programs)
@@ -229,10 +229,10 @@ def _compile(
     report: Callable[[str], None],
     approve: Callable[[str, str], None] | None,
 ) -> list[Any]:
-    """Returns the compiled functions of programs, and reports how many of them are ready.
+    """Compiles programs and reports how many of them are ready.
 
     Raises:
-      KeyboardInterrupt: with the number of programs that were compiled.
+      KeyboardInterrupt: with the number of programs compiled so far.
     """
     in_words = f"{len(programs)} program{'s'[: len(programs) > 1]}"
     report(f"compiling {in_words}")
@@ -244,8 +244,8 @@ def _compile(
             told += 1
             report(f"compiled {told} of {in_words}")
 
-    # Compile in threads, because XLA releases the GIL while compiling, so the next program can be
-    # traced meanwhile. Report in this thread, because a callback may be the user's.
+    # Compile in threads, because XLA releases the GIL while compiling, so that the next program can
+    # be traced. Report in this thread, because a callback may be the user's.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
             for program, size in zip(programs, batch_sizes, strict=True):
@@ -257,7 +257,7 @@ def _compile(
             for number, _ in enumerate(as_completed(calls), 1):
                 tell(number)
         except KeyboardInterrupt as error:
-            threads.shutdown(cancel_futures=True)  # because the exit would wait for all programs
+            threads.shutdown(cancel_futures=True)  # exiting would otherwise wait for all programs
             ended = [call for call in calls if call.done() and not call.cancelled()]
             done = sum(call.exception() is None for call in ended)
             words = f"{done} of {len(programs)} programs were compiled"
@@ -266,7 +266,7 @@ def _compile(
             raise KeyboardInterrupt(words) from error
         finally:
             for call in calls:
-                call.cancel()  # because an error must not wait for programs in the queue
+                call.cancel()  # an error must not wait for programs in the queue
     return [call.result() for call in calls]
 
 
@@ -277,10 +277,10 @@ def make_outline(
     limit: float | None = None,
     programs: Sequence[Program] | None = None,
 ) -> Plan:
-    """Makes a plan by tracing alone, without compilation.
+    """Makes a plan by tracing alone, without compiling.
 
-    Its programs cannot be called. Their memory counts only states and records, and batch sizes
-    follow from it.
+    Its programs cannot be called. Memory estimates count only states and records, and determine the
+    batch sizes.
 
     Args:
       grid: as in `make_plan`.
@@ -312,8 +312,8 @@ def _place(
     programs: Sequence[Program] | None = None,
 ) -> tuple[list[Program], Layout, float, float]:
     """Returns the programs, the devices, the bytes for a batch, and the total limit."""
-    # Check the number of runs first, because programs list their runs, and too many would fill the
-    # memory before any shape is known.
+    # Check the number of runs first, because programs list their runs, and too many would exhaust
+    # the memory before any shape is known.
     records = grid.num_records + 1
     runs = math.prod(grid.shape) if programs is None else sum(map(len, programs))
     what = f"{runs:,} runs (num_seeds = {grid.num_seeds:,}) with {records:,} records each"
@@ -333,7 +333,7 @@ def _place(
                 f"{2**31 - 1:,} are counted"
             )
     # Split replicas, because closed forms are cheap and their updates sparse, so `lax.psum` over
-    # devices would cost more. In asynchronous runs it would be needed every few arrivals.
+    # devices would cost more. Asynchronous runs would need it every few arrivals.
     if split is None and any(
         each.traced.facts.has_closed_form or not each.traced.facts.is_synchronous
         for each in programs
@@ -347,10 +347,10 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
     """Raises `ValueError` if something does not fit in memory, before it is allocated.
 
     Args:
-      what: begins the message.
+      what: the start of the message.
       num_bytes: a lower bound on its memory.
-      limit: the memory limit in bytes; by default this process plus 60 % of the free memory.
-      remedy: ends the message.
+      limit: the memory limit in bytes; defaults to this process plus 60 % of the free memory.
+      remedy: the end of the message.
     """
     used = psutil.Process().memory_info().rss
     limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
@@ -362,7 +362,7 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
 
 
 def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float]:
-    """Returns the bytes left for a batch after the result, and the limit they come from."""
+    """Returns the bytes left for a batch after the result, and the limit behind them."""
     used = psutil.Process().memory_info().rss
     if where.is_cpu:
         limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
@@ -380,9 +380,9 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
 
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
-    """Returns the number of replicas per batch, as fits the memory and, on CPUs, the caches."""
+    """Returns the number of replicas per batch that fits the memory and, on CPUs, the caches."""
     state, most = num_bytes(program.traced.replica), room / _replica_bytes(program)
-    if state > room:  # fail before compiling, which would take time and more memory
+    if state > room:  # fail before compiling, which costs time and more memory
         raise ValueError(
             f"{program.label}: the state of one run takes {_in_gib(state)} and {_in_gib(room)} are "
             "left for it; take fewer clients or models, or smaller ones, or allow more memory"
@@ -390,7 +390,7 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.facts.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
-    # Make batches nearly equal, because padding the last one to the size of the others wastes work.
+    # Make batches nearly equal, because padding the last one to the full size wastes work.
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
 
@@ -439,7 +439,7 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
             f"{_in_gib(room)} are left for them; record less often (record_every), or allow more "
             "memory"
         )
-    # Reduce slightly more than in proportion, because not all temporaries shrink with the batch.
+    # Reduce slightly more than proportionally, because not all temporaries shrink with the batch.
     smaller = where.padded(max(1, int(0.9 * size * room / needed) - where.padded(1)))
     return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
 

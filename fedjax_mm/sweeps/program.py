@@ -33,7 +33,7 @@ from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.until import Watch
 
-_BUFFER_BYTES = 64 * 2**10  # records per replica that a segment keeps on the device
+_BUFFER_BYTES = 64 * 2**10  # for the records per replica that a segment keeps on the device
 
 
 class OneOf(NamedTuple):
@@ -49,7 +49,7 @@ class OneOf(NamedTuple):
 
     @property
     def number(self) -> Any:
-        """Returns the replica's value as a tracer, if the values are numbers."""
+        """The replica's value as a tracer, if the values are numbers."""
         return jnp.asarray(self.values)[self.place]
 
 
@@ -70,7 +70,7 @@ class Given(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """State of a run between two segments.
+    """State of a run between segments.
 
     Attributes:
       models: the state of each stack.
@@ -167,11 +167,11 @@ class Program:
     numbers: dict[str, np.ndarray]
 
     def __len__(self) -> int:
-        """The number of replicas."""
+        """Returns the number of replicas."""
         return len(self.index[-1])
 
     def some(self, replicas: np.ndarray) -> "Program":
-        """Returns the program with some of its replicas, without tracing it again."""
+        """Returns the program restricted to some of its replicas, without tracing it again."""
         index = tuple(places[replicas] for places in self.index)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         fewer = dataclasses.replace(self, index=index, numbers=numbers)
@@ -235,7 +235,7 @@ class Program:
     ) -> Replica:
         """Computes one more round of one replica."""
         engine, _ = self._engine(numbers, shared, replica.prepared, client_axis)
-        # Leave the key and the round out of the state, because they are arguments of a segment.
+        # Keep the key and the round out of the state, because they are arguments of a segment.
         state, done = engine.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
         models, since = state.models, add_counts(replica.since, done)
         if self.grid.keep is not None and self.grid.until is not None:
@@ -262,14 +262,14 @@ class Program:
             return record
         is_used = jnp.arange(len(record.is_finite)) < setup.num_models
 
-        # Copy the first model's numbers to unused models, because all models must meet the target.
+        # Copy the first model's values to unused models, because all models must meet the target.
         def repeat(x: Array) -> Array:
             return jnp.where(is_used.reshape(-1, *[1] * (x.ndim - 1)), x, x[:1])
 
         return jax.tree.map(repeat, record)._replace(is_used=is_used)
 
     def note(self, replica: Replica, record: Record, is_record: Any) -> Replica:
-        """Resets the counts after a record, and compares the record with the target."""
+        """Resets the counts after a record, and compares it to the target."""
         since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), replica.since)
         replica, until = replica._replace(since=since), self.grid.until
         if until is None:
@@ -303,7 +303,7 @@ class Program:
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shared = self.grid.shared
         try:
-            prepared = jax.eval_shape(self.prepare, key, numbers, shared)  # once, for all below
+            prepared = jax.eval_shape(self.prepare, key, numbers, shared)  # once for all below
             self._check_ends(numbers, prepared)
             traced: Traced = jax.eval_shape(
                 first_record, key, numbers, np.int32(0), shared, prepared
@@ -339,9 +339,9 @@ class Program:
 
     @property
     def rounds_at_once(self) -> int:
-        """The rounds after which a segment may end."""
-        # End anywhere on CPUs. An accelerator waits for the host whenever the length of a loop is
-        # only known to the device, so rounds are computed several at a time.
+        """The number of rounds after which a segment may end."""
+        # End anywhere on CPUs. An accelerator waits for the host whenever only the device knows the
+        # length of a loop, so rounds are computed several at a time.
         if jax.default_backend() == "cpu":
             return 1
         common = math.gcd(self.grid.num_rounds, self.grid.record_every)
@@ -355,7 +355,7 @@ class Program:
         Args:
           where: the devices.
           replicas: the indices of the replicas.
-          state: their state; by default zeros, for the first segment.
+          state: the replicas' state; defaults to zeros, for the first segment.
         """
         state = self.no_replica(len(replicas)) if state is None else state
         # Use int32 even with x64, because a seed's draws depend on its dtype.
@@ -380,14 +380,14 @@ class Program:
         Args:
           client_axis: see `simulate`.
           given: the arguments of the replicas.
-          rounds: the number of rounds before the segment, and the number of rounds in it.
+          rounds: the number of rounds before the segment and within it.
           replica: the state of the replicas, with keys as plain arrays; ignored before the first
             round.
 
         Returns:
-          The new state, and the new records ``[1 + kept, replicas, models]``. In the first segment
-          they begin with the record of the initial state. Once all replicas have met the target, no
-          more rounds are computed, and their records are zeros.
+          The new state and the new records ``[1 + kept, replicas, models]``. In the first segment,
+          the record of the initial state comes first. Once all replicas have met the target, no
+          more rounds are computed and their records are zeros.
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
         # Derive keys only from the seed's number, so that a replica's draws do not depend on its
@@ -419,7 +419,7 @@ class Program:
             number, replica, records = now
             stop = jnp.minimum(number * every, last)
             # Record the initial state here, after 0 rounds, because a separate record would be
-            # compiled twice.
+            # compiled a second time.
             start = jnp.maximum((number - 1) * every, done), replica
             _, replica = lax.while_loop(lambda now: now[0] < stop, some_rounds, start)
             is_record = stop == number * every
@@ -437,7 +437,7 @@ class Program:
             lambda x: jnp.zeros((kept, *x.shape), x.dtype), jax.eval_shape(Bundle.of, nothing)
         )
         replica = with_keys(replica, self.traced.replica)
-        # Start in a branch of this program, because a separate one would be compiled, too.
+        # Start in a branch of this program, because a separate one would be compiled as well.
         replica = lax.cond(done == 0, lambda: each(self.start), lambda: replica)
         # Use `while_loop`, because `lax.fori_loop` with a traced bound becomes one anyway.
         _, replica, records = lax.while_loop(goes_on, one_record, (first, replica, records))
@@ -445,12 +445,12 @@ class Program:
 
 
 def num_bytes(tree: Any) -> int:
-    """Returns the bytes of arrays, or of arrays of the given shapes."""
+    """Returns the size in bytes of arrays, or of arrays with the given shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def without_keys(tree: Any) -> Any:
-    """Returns a pytree with random keys as plain arrays, which can be saved."""
+    """Replaces random keys with plain arrays, which can be saved."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 

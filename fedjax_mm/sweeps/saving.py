@@ -23,7 +23,7 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
 from fedjax_mm.sweeps.program import Program, Replica, without_keys
 
-_UNSAVED_BYTES = 128 * 2**20  # bytes of finished batches waiting to be saved
+_UNSAVED_BYTES = 128 * 2**20  # the most bytes of finished batches waiting to be saved
 
 
 def identity(
@@ -33,8 +33,8 @@ def identity(
 
     Args:
       grid: the runs.
-      split: the requested axis of devices.
-      programs: the runs of a part; by default all.
+      split: the requested axis to split over devices.
+      programs: the runs of a part; defaults to all runs.
     """
     # Include versions, devices, threads and XLA flags, because each may change the last bit of a
     # sum.
@@ -71,12 +71,12 @@ def identity(
 
 def claim_program(checkpoints: Checkpoints, label: str, text: str) -> None:
     """Checks that a program is the same as in the unfinished run."""
-    # Hash the program text, because it contains the code and, as constants, the data closed over.
+    # Hash the program text, because it contains the code and, as constants, the closed-over data.
     checkpoints.claim({f"program {label}": hashlib.sha256(text.encode()).hexdigest()})
 
 
 class Saving:
-    """Saves the work of a plan, and ends it after a segment on a signal.
+    """Saves the work of a plan, and ends it after a segment when a signal arrives.
 
     Batches are numbered as in `Plan.batches`. Finished batches are saved together with the current
     one, every `save_every` seconds.
@@ -97,7 +97,7 @@ class Saving:
         saved = self.checkpoints.load(batch, partial(self._check_records, rows))
         if not saved:
             return 0, None
-        for row, array in zip(rows, saved.arrays, strict=False):  # then comes the state
+        for row, array in zip(rows, saved.arrays, strict=False):  # the state follows
             row[: len(array)] = array
         rest = saved.arrays[len(rows) :]
         if saved.rounds < self.plan.grid.num_rounds:
@@ -105,11 +105,11 @@ class Saving:
         return saved.rounds, _finished(compiled, rest) if self.plan.grid.keep else None
 
     def _check_records(self, rows: list[np.ndarray], saved: Saved) -> None:
-        """Raises `ValueError` unless a saved batch begins with the records up to its round."""
+        """Raises `ValueError` if a saved batch does not begin with the records up to its round."""
         grid = self.plan.grid
         wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
-        # After its records, an unfinished batch has its state, and a finished one has its
-        # parameters if they are kept.
+        # After the records comes the state of an unfinished batch, or the parameters of a finished
+        # one if they are kept.
         is_all = saved.rounds == grid.num_rounds and grid.keep is None
         given = saved.arrays if is_all else saved.arrays[: len(rows)]
         if wanted != [x.shape for x in given]:
@@ -119,7 +119,7 @@ class Saving:
         """Saves finished work if it is due, or everything if a signal ends the sweep.
 
         Raises:
-          InterruptedRunError: if a signal came.
+          InterruptedRunError: if a signal arrived.
         """
         is_due = time.perf_counter() - self.last_save >= self.save_every
         number = self.signals[-1] if self.signals else 0
@@ -128,7 +128,7 @@ class Saving:
         grid, fetch = self.plan.grid, self.plan.where.fetch
         rows = jax.tree.leaves(segment.records)
         is_last = segment.rounds == grid.num_rounds
-        # Keep finished batches for the next save, because short batches finish many times a second.
+        # Keep finished batches for the next save, because short ones finish many times a second.
         if is_last:
             self.finished[segment.batch] = [*rows, *jax.tree.leaves(segment.params)]
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
@@ -151,7 +151,7 @@ def _unfinished(compiled: Compiled, arrays: list[np.ndarray]) -> Replica:
         replica: Replica = jax.tree.unflatten(jax.tree.structure(wanted), arrays)
         check_alike("states have other shapes", replica, wanted, shapes=True)
     except ValueError as error:
-        raise RefusedError(f"the saved state is of another run: {error}") from error
+        raise RefusedError(f"the saved state is from another run: {error}") from error
     return replica
 
 

@@ -15,7 +15,7 @@ from fedjax_mm.sweeps.program import Program, num_bytes
 
 
 def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns each metric's largest shape over all programs, for one model, and its dtype.
+    """Returns each metric's dtype and its largest shape for one model, over all programs.
 
     Raises:
       ValueError: if a metric's number of axes differs between programs.
@@ -23,7 +23,7 @@ def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...
     found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     for program in programs:
         for name, x in program.traced.record.metrics.items():
-            # Absent models have NaN metrics, so metrics of integers and booleans become floats.
+            # Use floats for integer and boolean metrics too, because absent models have NaN.
             dtype, shape = np.dtype(x.dtype if x.dtype.kind == "f" else float), x.shape[1:]
             largest, _ = found.get(name, (shape, dtype))
             if len(largest) != len(shape):
@@ -36,7 +36,7 @@ def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...
 
 
 def kept_shapes(programs: Sequence[Program]) -> list[Params]:
-    """Returns the shapes of the final parameters of every model, if they are kept.
+    """Returns the shapes of every model's final parameters, if they are kept.
 
     Raises:
       ValueError: if the structure of a model's parameters differs between programs.
@@ -50,8 +50,8 @@ def kept_shapes(programs: Sequence[Program]) -> list[Params]:
     for program, shapes in zip(programs, each, strict=False):
         for number, (one, other) in enumerate(zip(longest, shapes, strict=False)):
             words = (
-                f"keep is 'params', but those of model {number + 1} are others in {program.label} "
-                "than elsewhere; run these points one by one"
+                f"keep is 'params', but those of model {number + 1} differ in {program.label} "
+                "from those elsewhere; run these points one by one"
             )
             check_alike(words, one, other, shapes=True)
     return longest
@@ -66,8 +66,8 @@ def state_bytes(
 
     The state of an asynchronous run consists mostly of model versions, R + M per structure of
     models. Reallocation keeps 8 updates per model. Training a batch of arrivals takes additional
-    memory: several times the parameters of the jobs trained together, and one sum per model step in
-    the batch, at most R_m / b_m.
+    memory: several times the parameters of the jobs trained together, and one sum per model step
+    in the batch, at most R_m / b_m.
 
     Example:
       >>> from fedjax_mm import fedavg

@@ -1,4 +1,4 @@
-"""Structures of a grid: runs that differ only in numbers and seeds share one program.
+"""Structures of a grid, whose runs differ only in numbers and seeds and share one program.
 
 A part of a sweep contains shares of the runs of some programs.
 """
@@ -15,7 +15,7 @@ from fedjax_mm.sweeps.program import Program
 
 
 def programs_of(grid: Grid) -> list[Program]:
-    """Returns the programs of a grid, one for each structure, in the order of the axes."""
+    """Returns the programs of a grid, one per structure, in the order of the axes."""
     structural = [name for name in grid.axes if not grid.is_numeric(name)]
     choices = itertools.product(*(_classes(grid, name) for name in structural))
     return [_program(grid, dict(zip(structural, choice, strict=True))) for choice in choices]
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     """One of several parts of a sweep that are computed separately.
 
     Attributes:
-      number: K, from 1.
+      number: K, starting at 1.
       of: N, the number of parts.
     """
 
@@ -40,7 +40,7 @@ class Share(NamedTuple):
     """The runs of one program that a part computes.
 
     Attributes:
-      program: the number of the program in `programs_of`.
+      program: the index of the program in `programs_of`.
       replicas: the indices of its replicas.
     """
 
@@ -51,8 +51,8 @@ class Share(NamedTuple):
 def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
     """Returns the consecutive runs of a part, balanced by cost.
 
-    Every run belongs to exactly one part. A part has runs of few programs, because each part
-    compiles its own; it may be empty. The split depends only on the grid and the number of parts,
+    Every run belongs to exactly one part. Parts may be empty, and contain runs of few programs,
+    because each part compiles its own. The split depends only on the grid and the number of parts,
     so all machines agree on it.
     """
     costs = [

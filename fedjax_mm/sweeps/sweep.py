@@ -1,4 +1,4 @@
-"""`sweep`, which computes a grid locally or on an executor, and labels its result."""
+"""Computes a grid locally or on an executor, and labels its result."""
 
 import dataclasses
 from functools import partial
@@ -50,22 +50,22 @@ def sweep(
 
     Args:
       grid: the runs.
-      execution: devices, memory, callbacks and checkpoints of the sweep, or an executor that
+      execution: the devices, memory, callbacks and checkpoints of the sweep, or an executor that
         computes its parts elsewhere.
       on_divergence: "mark" a run whose loss or parameters become non-finite and continue with the
         others, or "stop" the sweep.
       keep: "params" also returns the final parameters, as a list with one pytree of arrays
-        ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target they are the
-        parameters at the record that met it. Parameters of unused models are NaN, or 0 if not
-        floats.
+        ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target, they are the
+        parameters at the record that met it. Parameters of unused models are NaN, or 0 if they are
+        not floats.
 
     Returns:
       A Dataset over ``(*axes, "seed", "round", "model")`` with the variables of `to_dataset`, and
       ``diverged``, the first recorded round in which a model was not finite, or -1. With a target
       it also has ``ended``, the first recorded round that met the target, or -1. If the number of
-      models varies, metrics of unused models are NaN and their counts 0, so that sums over models
-      are correct. The attribute ``manifest`` holds versions, devices, seed, axes, and the wall time
-      of compiling and running.
+      models varies, unused models have NaN metrics and zero counts, so that sums over models are
+      correct. The attribute ``manifest`` holds versions, devices, seed, axes, and the wall time of
+      compiling and running.
 
     Raises:
       ValueError: if the grid is invalid, does not fit in memory, or differs from the unfinished
@@ -74,7 +74,7 @@ def sweep(
       InterruptedRunError: on SIGINT or SIGTERM, with checkpoints or while a multi-process run
         compiles.
       OSError: if a checkpoint cannot be written.
-      ChildProcessError: if workers of an executor died; see `compute_parts`.
+      ChildProcessError: if the workers of an executor died; see `compute_parts`.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep

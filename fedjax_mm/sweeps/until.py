@@ -19,7 +19,7 @@ class Watch(NamedTuple):
     """State of a target with patience.
 
     Attributes:
-      best: each model's last value that counted as an improvement; initially infinite.
+      best: each model's last value that counted as an improvement; infinite at first.
       waited: the number of records since then, per model; negative during the warm-up.
     """
 
@@ -32,10 +32,10 @@ class Watch(NamedTuple):
 class Until:
     """Early stopping target: a bound on a metric, or a plateau.
 
-    A run ends with the first record in which all its models meet the target. A model meets a bound
-    if its value is on the right side of it. It is on a plateau if its best value has not improved
-    by more than `min_delta` for `patience` records, and leaves the plateau if the value improves
-    later. NaN does not count as an improvement.
+    A run ends with the first record in which all of its models meet the target. A model meets a
+    bound if its value is on the right side of it. It is on a plateau if its best value has not
+    improved by more than `min_delta` for `patience` records, and leaves the plateau if the value
+    improves later. NaN does not count as an improvement.
 
     Attributes:
       metric: a recorded metric, or a cumulative count: client_updates, gradients or idle_rounds.
@@ -49,7 +49,8 @@ class Until:
 
     Raises:
       TypeError: if a bound is not a number.
-      ValueError: if there is not one target with its own settings, or a number is out of its range.
+      ValueError: if there is not exactly one target with its own settings, or a number is out of
+        range.
 
     Example:
       >>> target = Until("test_accuracy", at_least=0.9)
@@ -69,7 +70,7 @@ class Until:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        """Raises an error unless there is exactly one target with only its own settings."""
+        """Raises an error if there is not exactly one target, or it has another one's settings."""
         bounds = {"at_least": self.at_least, "at_most": self.at_most, "patience": self.patience}
         if sum(each is not None for each in bounds.values()) != 1:
             *first, last = (f"{name} = {each}" for name, each in bounds.items())
@@ -93,7 +94,7 @@ class Until:
                 )
 
     def check_metric(self, metrics: Mapping[str, Any], counts: Iterable[str]) -> None:
-        """Raises `ValueError` unless the metric is recorded or is a count with `at_least`."""
+        """Raises `ValueError` if the metric is neither recorded nor a count with `at_least`."""
         shape = metrics[self.metric].shape[1:] if self.metric in metrics else ()
         if shape:
             raise ValueError(
@@ -148,8 +149,8 @@ class Until:
         if least is None:
             return values <= self.at_most
         if jnp.issubdtype(values.dtype, jnp.integer):
-            # Compare as integers, because large counts would be rounded as floats, differently on
-            # device and host.
+            # Compare as integers, because floats would round large counts differently on device and
+            # host.
             least = math.ceil(least)
         return values >= least
 
@@ -166,10 +167,10 @@ class Until:
 def _check_plateau(
     patience: Count, mode: Literal["min", "max"], min_delta: NonNegative, warmup: CountOrZero
 ) -> None:
-    """Raises an error unless the settings of a plateau are in range."""
+    """Raises an error if a setting of a plateau is out of range."""
 
 
 def _at_least_float32(dtype: Any) -> Any:
     """Returns the dtype in which a metric's values are compared."""
-    # Widen 16-bit dtypes, because XLA may compute with extra precision that the host does not use.
+    # Widen 16-bit dtypes, because XLA may compute with extra precision that the host does not have.
     return jnp.promote_types(dtype, np.float32)

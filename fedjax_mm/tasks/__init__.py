@@ -1,4 +1,4 @@
-"""Learning problems of the models."""
+"""Learning problems that the models are trained on."""
 
 import lazy_loader
 

@@ -19,7 +19,7 @@ from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.tasks.modules import check_module, check_outputs, initial, logits_of
 
-_BLOCK_BYTES = 2**20  # bytes of features evaluated at once
+_BLOCK_BYTES = 2**20  # bytes of features to evaluate at a time
 
 
 @jax.tree_util.register_dataclass
@@ -29,14 +29,14 @@ class Classification:
 
     Attributes:
       train: every client's training examples, ``(features, labels)``.
-      test: test examples, either per client or one pool that all clients share.
+      test: test examples, either per client or in one pool that all clients share.
       column: the label column to learn, if labels have columns.
-      scale: a factor of the features.
+      scale: the factor of the features.
       module: the network, from features ``[batch, ...]`` to logits ``[batch, classes]``.
-      rngs: names of the random streams that the module needs for training, such as "dropout".
+      rngs: names of the random streams that the module uses in training, such as "dropout".
       takes_weights: whether the module also gets the examples' weights.
       reduction: the reduction of the loss over a batch.
-      block_size: the number of examples evaluated at once.
+      block_size: the number of examples to evaluate at a time.
     """
 
     train: ClientData
@@ -68,7 +68,7 @@ class Classification:
         return self.train.num_batches(client, size)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns rows of the client's training examples, weights, and a key or None.
+        """Returns rows of the client's training examples, their weights, and a key or None.
 
         See `ClientData.batch`. The key is for modules with random streams.
         """
@@ -89,8 +89,8 @@ class Classification:
         return self.client_metrics(params, client, self.train)["loss"]
 
     def client_metrics(self, params: Params, client: Index, data: ClientData) -> Metrics:
-        """Returns mean cross-entropy and accuracy over one client's examples in `data`."""
-        nothing = jax.random.key(0)  # a batch of all rows draws nothing
+        """Returns the mean cross-entropy and accuracy over one client's examples in `data`."""
+        nothing = jax.random.key(0)  # unused, because a batch of all rows is not random
         rows, weights = data.batch(nothing, client, jnp.int32(0), Batching())
         features, labels = data.take(rows)
         losses, is_right = self._losses(params, features, labels, weights, {})
@@ -101,7 +101,7 @@ class Classification:
         }
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns mean cross-entropy and accuracy over all training and over all test examples."""
+        """Returns the mean cross-entropy and accuracy over all training and all test examples."""
         del rng_key
         train, test = self.evaluate(params, self.train), self.evaluate(params, self.test)
         return {
@@ -119,13 +119,13 @@ class Classification:
         per_client: bool = False,
         num_clients: int | None = None,
     ) -> dict[str, Float[Array, "*clients"]]:
-        """Returns mean cross-entropy and accuracy in one pass over the data, with bounded memory.
+        """Returns the mean cross-entropy and accuracy in one pass over the data, in bounded memory.
 
         Args:
           params: one model's parameters.
           data: the examples, such as `train` or `test`.
           per_client: whether to return means over each client's examples, ``[clients]``.
-          num_clients: evaluate only the first clients, this many; None is all.
+          num_clients: the number of clients, the first ones, to evaluate; None means all.
         """
         if num_clients is not None:
             offsets, counts = data.offsets[:num_clients], data.counts[:num_clients]
@@ -139,7 +139,7 @@ class Classification:
         def add_block(block: Int[Array, ""], sums: Float[Array, "sums 2"]) -> Any:
             begin = first + block * size
             # Start the last block earlier, because `dynamic_slice` clamps blocks that pass the end,
-            # and skip rows that an earlier block has counted.
+            # and skip rows already counted in an earlier block.
             start = jnp.minimum(begin, data.num_places - size)
             rows = start + jnp.arange(size)
             is_new = (rows >= begin) & (rows < last)
@@ -164,8 +164,8 @@ class Classification:
     def _evaluate_one_by_one(
         self, params: Params, data: ClientData, per_client: bool
     ) -> dict[str, Float[Array, "*clients"]]:
-        # Evaluate each client's examples as one batch, as in LEAF, because a module that takes
-        # weights depends on the whole batch, as batch norm does.
+        # Evaluate each client's examples as one batch, as LEAF does, because a module that takes
+        # weights, for example for batch norm, depends on the whole batch.
         clients = jnp.arange(data.num_clients)
         values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
         if per_client:
@@ -181,7 +181,7 @@ class Classification:
         weights: Float[Array, " batch"],
         rngs: dict[str, PRNGKeyArray],
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-        """Returns each example's cross-entropy, and 1 if its prediction is right, else 0."""
+        """Returns each example's cross-entropy, and 1 if its prediction is correct, else 0."""
         labels = labels if self.column is None else labels[:, self.column]
         more = [weights] if self.takes_weights else []
         logits = logits_of(self.module, params, self._scaled(features), *more, rngs=rngs)
@@ -219,15 +219,15 @@ def classification(
       reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF,
         which makes steps larger by a factor of B.
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.
-      rngs: names of random streams that the module draws from in training, such as ("dropout",).
+      rngs: names of random streams that the module uses in training, such as ("dropout",).
       scale: multiplies the features; 1 / 255 maps bytes to [0, 1].
-      block_size: the number of examples evaluated at once; by default as many as fit one mebibyte.
+      block_size: the number of examples to evaluate at a time; defaults to as many as fit in 1 MiB.
       check: False skips the checks of labels and of the module's outputs.
 
     Raises:
       TypeError: if `data` or `module` has the wrong type, such as a class instead of an instance.
       ValueError: if arguments do not fit together, labels are not 0 ... C - 1, the module does not
-        have one output per class, or `rngs` are not the streams that it draws from.
+        have one output per class, or `rngs` are not the streams that it uses.
 
     Example:
       >>> import flax.linen as nn, jax, numpy as np

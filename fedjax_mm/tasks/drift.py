@@ -42,9 +42,9 @@ class Origin(NamedTuple):
 
     Attributes:
       labels: the labels of all examples.
-      draws: ``float32[examples]``, uniform; an example's label changes once ``draw < s(t)``. None
-        without concept drift.
-      store: the store of all clients, sorted by client and label; None without label shift.
+      draws: ``float32[examples]``, uniform. An example's label changes once ``draw < s(t)``. None
+        means no concept drift.
+      store: the store of all clients, sorted by client and label; None means no label shift.
     """
 
     labels: Array
@@ -66,9 +66,9 @@ def drifting(
     """Makes a task's training and test data drift over rounds.
 
     The drift progresses from s(t) = 0 to 1. It is 0 before round `start` and then rises by
-    ``1 / length`` per round; with a length of 1 it is abrupt. With a `period` it is recurring: half
-    a period after `start` it falls at the same rate, and so on. Training, losses and metrics of
-    round t all use the data of round t.
+    ``1 / length`` per round, so a length of 1 makes it abrupt. With a `period` it recurs: half a
+    period after `start` it falls at the same rate, and so on. Training, losses and metrics of round
+    t all use the data of round t.
 
     *Concept drift* changes P(y | x): a fraction s(t) of all examples, in a fixed random order, has
     labels ``concept[y]`` instead of y. A rotation, ``np.roll(np.arange(C), 1)``, also rotates
@@ -82,14 +82,14 @@ def drifting(
 
     Args:
       task: a task of `classification`; apply other wrappers, such as `requiring`, afterwards.
-      concept: the new label of each class, ``int[C]``, which may be traced; None is no concept
+      concept: the new label of each class, ``int[C]``, which may be traced; None means no concept
         drift.
-      window: the fraction of a client's examples that it has at a time, which must be static. None
-        is no label shift.
+      window: the fraction of its examples that a client has at a time, which must be static. None
+        means no label shift.
       start: the first round of the drift. This and the numbers below may be traced.
       length: the number of rounds until the drift is complete; at most half of `period`.
-      period: the number of rounds after which a recurring drift repeats; None is a single drift.
-      seed: the seed of the order in which examples change; an integer or a key.
+      period: the number of rounds after which the drift repeats; None means it does not recur.
+      seed: the seed of the order in which examples change, an integer or a key.
 
     Raises:
       TypeError: if the task is not from `classification`.
@@ -134,13 +134,13 @@ def drifting(
         origins.append(Origin(jnp.asarray(labels), draws, store))
     now = dataclasses.replace(task, train=stores[0], test=stores[1])
     made = Drifting(now, task.num_clients, times, concept, tuple(origins))
-    return made.at(0)  # so that models with different drifts do not share labels
+    return made.at(0)  # models with different drifts must not share labels
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Drifting(View):
-    """Classification of one round's data, built by `drifting`.
+    """A classification task on one round's data, built by `drifting`.
 
     Attributes:
       times: the timing of the drift.
@@ -154,13 +154,13 @@ class Drifting(View):
 
     @property
     def train(self) -> ClientData:
-        """The training examples of the round."""
+        """Returns the training examples of the round."""
         data: ClientData = self.task.train
         return data
 
     @property
     def test(self) -> ClientData:
-        """The test examples of the round."""
+        """Returns the test examples of the round."""
         data: ClientData = self.task.test
         return data
 
@@ -185,7 +185,7 @@ class Drifting(View):
 
     def _at(self, share: Float[Array, ""], data: ClientData, origin: Origin) -> ClientData:
         if origin.draws is not None and self.concept is not None:
-            # Compare in float32, so that the same examples change with and without x64.
+            # Compare in float32, so that the same examples change with or without x64.
             changes = origin.draws < share.astype(jnp.float32)
             changes = changes.reshape(-1, *[1] * (origin.labels.ndim - 1))
             labels = jnp.where(changes, self.concept[origin.labels], origin.labels)
@@ -196,7 +196,7 @@ class Drifting(View):
         behind = jnp.round(share * (whole.counts - data.counts)).astype(jnp.int32)
         owner = jnp.searchsorted(data.offsets, places, side="right") - 1
         source = (whole.offsets + behind - data.offsets)[owner] + places
-        # Places after the last window are unused.
+        # Ignore places after the last window, which are unused.
         return dataclasses.replace(data, order=whole.order[jnp.minimum(source, len(places) - 1)])
 
 
@@ -222,7 +222,7 @@ def _by_label(data: ClientData, labels: Array) -> ClientData:
     places = jnp.arange(data.num_places, dtype=jnp.int32)
     rows = places if data.order is None else data.order
     owner = jnp.searchsorted(data.offsets, places, side="right")
-    # Keep places after the last client's at the end.
+    # Keep the places after the last client's at the end.
     owner = jnp.where(places < data.offsets[-1] + data.counts[-1], owner, len(data.counts) + 1)
     order = jnp.lexsort((jnp.asarray(labels)[rows], owner)).astype(jnp.int32)
     return dataclasses.replace(data, order=rows[order])

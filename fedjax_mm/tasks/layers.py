@@ -1,8 +1,8 @@
 """Layers with fast gradients on CPUs, which are plain JAX operations on other platforms."""
 
 # XLA's CPU compiler uses its matrix kernels for a convolution only if channels are the innermost
-# dimension. The gradients are written here as channel-last convolutions, because JAX's are not, and
-# XLA does not transpose them inside a loop. `sequential_vmap` computes one kernel at a time,
+# dimension. The gradients are written here as channels-last convolutions, because JAX's are not,
+# and XLA does not transpose them inside a loop. `sequential_vmap` computes one kernel at a time,
 # because `jax.vmap` over clients with different kernels produces grouped convolutions, which are
 # even slower. The gradients of `max_pool` and `matmul` access memory less often.
 
@@ -21,7 +21,7 @@ Padding: TypeAlias = Literal["SAME"] | list[tuple[int, int]]
 
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
-_MOST_OUTER_PRODUCTS = 16  # up to about this number, faster than a matrix product
+_MOST_OUTER_PRODUCTS = 16  # up to this number they are faster than a matrix product
 
 
 def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width features"]:
@@ -57,7 +57,7 @@ def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width fea
 def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
     """Returns the maxima of 2 x 2 windows with stride 2.
 
-    An odd last row or column has smaller windows. Tied maxima of a window share its gradient
+    Windows are smaller in an odd last row or column. Tied maxima of a window share its gradient
     equally. On CPUs only reverse-mode derivatives are supported.
 
     Example:
@@ -95,14 +95,14 @@ def _forward(x: Array, kernel: Array) -> Array:
 
 
 def _gradient_of_images(gradient: Array, kernel: Array) -> Array:
-    # Convolve the result's gradient with the kernel rotated by 180 degrees.
+    # Convolve the output gradient with the kernel rotated by 180 degrees.
     turned = kernel[::-1, ::-1].swapaxes(2, 3)
     padding = [(size // 2, (size - 1) // 2) for size in kernel.shape[:2]]
     return _conv(gradient, turned, padding)
 
 
 def _gradient_of_kernel(size: tuple[int, ...], x: Array, gradient: Array) -> Array:
-    # Convolve every channel as an image whose channels are the examples.
+    # Convolve every channel as an image, with the examples as its channels.
     images, filters = x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)
     padding = [((n - 1) // 2, n // 2) for n in size]
     return _conv(images, filters, padding).transpose(1, 2, 0, 3)
@@ -176,8 +176,8 @@ def _sum_outer_products(
     x, kernel = saved
     if len(x) > _MOST_OUTER_PRODUCTS:
         return gradient @ kernel.T, x.T @ gradient
-    # Use outer products, because XLA fuses them into the kernel's update, but first writes a matrix
-    # product to memory.
+    # Use outer products, because XLA fuses them into the kernel update but writes a matrix product
+    # to memory first.
     outer = [left[:, None] * right for left, right in zip(x, gradient, strict=True)]
     return gradient @ kernel.T, reduce(jnp.add, outer)
 

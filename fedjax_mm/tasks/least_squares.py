@@ -24,7 +24,7 @@ class LeastSquares:
 
     Attributes:
       data: examples ``(features [examples, dim], targets [examples])`` of all clients.
-      ridge: the regularization.
+      ridge: the regularization strength.
       hessian: ``float[dim, dim]``, the Hessian of F.
       minimizer: ``float[dim]``, w*.
       optimum: F* = F(w*).
@@ -59,7 +59,7 @@ class LeastSquares:
         return self.data.num_batches(client, size)
 
     def loss(self, params: Vector, batch: Any) -> Float[Array, ""]:
-        """Returns half the batch's weighted mean squared error plus the ridge term."""
+        """Returns half the batch's weighted mean squared error, plus the ridge term."""
         rows, weights = batch
         features, targets = self.data.take(rows)
         errors = features @ params - targets
@@ -68,7 +68,7 @@ class LeastSquares:
 
     def client_loss(self, params: Vector, client: Index) -> Float[Array, ""]:
         """Returns F_k(w), over all of the client's examples."""
-        nothing = jax.random.key(0)  # a batch of all rows draws nothing
+        nothing = jax.random.key(0)  # unused, because a batch of all rows is not random
         return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
 
     def metrics(self, rng_key: PRNGKeyArray, params: Vector) -> Metrics:
@@ -91,7 +91,7 @@ def least_squares(
     Args:
       features: ``[n_k, dim]`` for each client.
       targets: ``[n_k]`` for each client.
-      ridge: the regularization, positive; it may be traced.
+      ridge: the regularization strength, positive; it may be traced.
 
     Raises:
       ValueError: if the clients' arrays do not match or `ridge` is not positive.

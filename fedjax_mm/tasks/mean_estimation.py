@@ -15,7 +15,7 @@ from fedjax_mm.checked import Positive, checked
 from fedjax_mm.checks import check_numbers
 from fedjax_mm.parts import key_of
 
-_JITTER = 1e-3  # so that descents do not start midway between two clients, which may be a maximum
+_JITTER = 1e-3  # avoids starting midway between two clients, possibly a maximum
 
 
 @jax.tree_util.register_dataclass
@@ -23,8 +23,8 @@ _JITTER = 1e-3  # so that descents do not start midway between two clients, whic
 class MeanEstimation:
     """Task with ``F_k(w) = (w - hat theta_k)^2 + (hat theta_k - theta_k)^2``.
 
-    See `mean_estimation`. The model is one number w. Client k's true loss is
-    ``f_k(w) = (w - theta_k)^2``, its own model ``hat theta_k``, and its requirement
+    See `mean_estimation`. The model is a single number w. Client k's true loss is
+    ``f_k(w) = (w - theta_k)^2``, its own model is ``hat theta_k``, and its requirement is
     ``rho_k = F_k(hat theta_k) = f_k(hat theta_k)``.
 
     Attributes:
@@ -51,7 +51,7 @@ class MeanEstimation:
         return (self.empirical_means - self.true_means) ** 2
 
     def init(self, rng_key: PRNGKeyArray) -> Float[Array, ""]:
-        """Returns the mean of the empirical means plus a small jitter."""
+        """Returns the mean of the empirical means, plus a small jitter."""
         jitter = jax.random.normal(rng_key, (), jnp.float32)
         return self.minimizer + _JITTER * jitter.astype(self.empirical_means.dtype)
 
@@ -61,19 +61,19 @@ class MeanEstimation:
         return jnp.ones((), self.empirical_means.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's number, because its samples matter only through their mean."""
+        """Returns the client's index, because its samples matter only through their mean."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; mean estimation has no examples, use None")
         return client
 
     def losses(self, params: Scalar) -> Float[Array, " clients"]:
-        """Returns F_k(w) of all clients."""
+        """Returns F_k(w) for all clients."""
         return self.gaps(params) + self.requirements
 
     def gaps(self, params: Scalar) -> Float[Array, " clients"]:
-        """Returns ``F_k(w) - rho_k = (w - hat theta_k)^2`` of all clients."""
-        # The difference of `losses` and `requirements` would lose precision.
+        """Returns ``F_k(w) - rho_k = (w - hat theta_k)^2`` for all clients."""
+        # Do not subtract `requirements` from `losses`, because the difference would lose precision.
         return (params - self.empirical_means) ** 2
 
     def satisfied(self, params: Scalar) -> Bool[Array, " clients"]:
@@ -81,15 +81,15 @@ class MeanEstimation:
 
         A client is not satisfied if w rounds to its own model; see `relative_to`.
         """
-        # ``f_k(w) - rho_k = (w - hat theta_k) (w - hat theta_k + 2 (hat theta_k - theta_k))``: the
-        # signs of the factors are correct however close w is to the client's own model.
+        # Test ``f_k(w) - rho_k = (w - hat theta_k) (w - hat theta_k + 2 (hat theta_k - theta_k))``,
+        # because the signs of the factors are correct however close w is to the client's own model.
         error = params - self.empirical_means
         return jnp.sign(error) * jnp.sign(error + 2 * (self.empirical_means - self.true_means)) < 0
 
     def relative_to(self, origin: Any) -> "MeanEstimation":
         """Returns the problem in terms of ``w - origin``, for models very close to `origin`.
 
-        MaxFL's minima may be closer to a client's own model than floating-point spacing.
+        MaxFL's minima may be closer to a client's own model than the floating-point spacing.
 
         Example:
           >>> task = mean_estimation([0.5, 9.0], [1.0, 9.0])
@@ -99,7 +99,7 @@ class MeanEstimation:
         return MeanEstimation(self.true_means - origin, self.empirical_means - origin)
 
     def loss(self, params: Float[Array, ""], batch: Index) -> Float[Array, ""]:
-        """Returns F_k(w) of the client whose number is the batch."""
+        """Returns F_k(w) for the client given by the batch."""
         return self.losses(params)[batch]
 
     def client_loss(self, params: Float[Array, ""], client: Index) -> Float[Array, ""]:
@@ -107,7 +107,7 @@ class MeanEstimation:
         return self.losses(params)[client]
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k, for the clients' true losses, because no F_k(w) is below it."""
+        """Returns rho_k, a threshold on the client's true loss, because no F_k(w) is below it."""
         return self.requirements[client]
 
     def appeals(self, params: Float[Array, ""]) -> Bool[Array, " clients"]:
@@ -122,7 +122,7 @@ class MeanEstimation:
         return decay * (params - self.empirical_means[client])
 
     def metrics(self, rng_key: PRNGKeyArray, params: Float[Array, ""]) -> Metrics:
-        """Returns F(w), F(w) - F*, |w - w*|, and GM-Appeal, the fraction of satisfied clients."""
+        """Returns F(w), F(w) - F*, |w - w*| and GM-Appeal, the fraction of satisfied clients."""
         del rng_key
         error = params - self.minimizer
         return {
@@ -134,11 +134,12 @@ class MeanEstimation:
 
 
 def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
-    """Returns the task of estimating one mean for clients whose true means differ.
+    """Returns the task of estimating a single mean for clients with different true means.
 
     Args:
       true_means: ``float[clients]``, theta_k; it may be traced.
-      empirical_means: ``float[clients]``, hat theta_k; it may be traced. `draw_means` draws them.
+      empirical_means: ``float[clients]``, hat theta_k, for example from `draw_means`; it may be
+        traced.
 
     Raises:
       ValueError: if there are no clients, shapes differ or a number is not finite.
@@ -199,7 +200,7 @@ def fedavg_objective(task: MeanEstimation, params: Any) -> Any:
 def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
     """Returns MaxFL's objective, the mean of ``sigma(F_k(w) - rho_k)`` (3).
 
-    Its gradient is the mean of the gradients of F_k weighted by ``q_k = sigma (1 - sigma)`` (4).
+    Its gradient is the mean of the F_k gradients weighted by ``q_k = sigma (1 - sigma)`` (4).
 
     Example:
       >>> float(maxfl_objective(mean_estimation([0.0], [1.0]), 1.0))
@@ -211,7 +212,7 @@ def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def relu_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns the mean of ``max(F_k(w) - rho_k, 0)``: MaxFL with a ReLU instead of the sigmoid.
+    """Returns the mean of ``max(F_k(w) - rho_k, 0)``: MaxFL with a ReLU instead of a sigmoid.
 
     Gaps are never negative here, so its minimizer is FedAvg's.
 
@@ -226,7 +227,7 @@ def log_objective(task: MeanEstimation, params: Any) -> Any:
     """Returns the mean of ``log(1 + exp(F_k(w) - rho_k))``: MaxFL with the log loss.
 
     Its gradient weights clients by ``sigma(F_k(w) - rho_k)``, the weight in Algorithm 1, line 8. It
-    is convex, which Lemma A.2 assumes of surrogates whose minimizer is FedAvg's.
+    is convex, as Lemma A.2 assumes of surrogates whose minimizer is FedAvg's.
 
     Example:
       >>> round(float(log_objective(mean_estimation([0.0], [1.0]), 1.0)), 4)
@@ -236,7 +237,7 @@ def log_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 Objective: TypeAlias = Callable[[MeanEstimation, Any], Any]
-"""Function of a task and a model that returns a number."""
+"""Maps a task and a model to a number."""
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
     {
@@ -246,4 +247,4 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
         "MaxFL (log loss)": log_objective,
     }
 )
-"""Objectives by name."""
+"""The objectives, by name."""

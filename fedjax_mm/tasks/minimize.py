@@ -1,4 +1,4 @@
-"""Local minima of scalar functions, for many functions at once."""
+"""Local minima of scalar functions, for many functions at a time."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Minimum(NamedTuple):
       gradient: the first derivative at `point`.
       curvature: the second derivative at `point`.
       converged: whether the point is within the tolerance of a local minimum: either the curvature
-        is positive and the Newton step small, or the gradient changes sign within the tolerance.
+        is positive and the Newton step is small, or the gradient changes sign within the tolerance.
       num_steps: the number of steps.
     """
 
@@ -31,7 +31,7 @@ class Minimum(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    found: Minimum  # at one of the two ends, which enclose a minimum
+    found: Minimum  # one of the two ends that enclose a minimum
     low: Float[Array, ""]  # the last point with a negative gradient, initially minus infinity
     high: Float[Array, ""]  # the last point with a positive gradient, initially infinity
 
@@ -48,18 +48,18 @@ def local_minimum(
 ) -> Minimum:
     """Finds the first local minimum downhill from a point, for a scalar function.
 
-    The result lies in the valley of the start if valleys are wider than `max_step`. Convergence is
-    quadratic, as in Newton's method, from any start.
+    The result lies in the same valley as the start if valleys are wider than `max_step`.
+    Convergence is quadratic from any start, as in Newton's method.
 
     Args:
       fn: a twice differentiable scalar function. Use `vmap` over its parameters to minimize many
         functions in one program.
       start: the initial point. A descent that starts exactly at a maximum stays there.
-      tolerance: the tolerance of the point, relative to the larger of `scale` and its magnitude; by
-        default machine epsilon to the power 2/3 (4e-11 in double, 2e-5 in single precision).
+      tolerance: the tolerance of the point, relative to the larger of `scale` and its magnitude;
+        defaults to machine epsilon to the power 2/3 (4e-11 in double, 2e-5 in single precision).
       scale: the smallest magnitude for `tolerance`; 0 makes it relative even for minima near 0.
       max_step: the maximum length of a step.
-      max_steps: the number of steps after which the descent ends without convergence.
+      max_steps: the number of steps after which the descent stops without convergence.
 
     Raises:
       ValueError: if `tolerance`, `max_step` or `max_steps` is not positive, or `scale` is negative.
@@ -81,7 +81,7 @@ def local_minimum(
         return least * jnp.maximum(scale, jnp.abs(point))
 
     def at(point: Any, low: Any, high: Any, num_steps: Any) -> _Descent:
-        # Replace the end whose gradient has the same sign by the new point.
+        # Replace the end whose gradient has the same sign as the new point's.
         slope, curvature = jax.jvp(gradient, (point,), (jnp.ones_like(point),))
         low, high = jnp.where(slope < 0, point, low), jnp.where(slope > 0, point, high)
         allowed = resolution(point)
@@ -95,10 +95,10 @@ def local_minimum(
 
     def step(descent: _Descent) -> _Descent:
         (point, slope, curvature, _, num_steps), low, high = descent
-        # Newton's step with the absolute curvature also descends in concave regions, and in flat
-        # ones because it is a ratio of derivatives. A step that would leave the bracket of the
-        # minimum bisects the bracket instead.
-        newton = jnp.abs(slope) / jnp.abs(curvature)  # infinite if the curvature is 0
+        # A Newton step with the absolute curvature also descends in concave regions, and it does
+        # not stall in flat ones, because it is a ratio of derivatives. If it would leave the
+        # bracket of the minimum, bisect the bracket instead.
+        newton = jnp.abs(slope) / jnp.abs(curvature)  # the step is infinite if the curvature is 0
         trial = point - jnp.sign(slope) * jnp.clip(newton, resolution(point), max_step)
         trial = jnp.where((low < trial) & (trial < high), trial, (low + high) / 2)
         return at(trial, low, high, num_steps + 1)

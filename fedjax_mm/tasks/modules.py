@@ -16,7 +16,7 @@ _BATCH = 1009
 
 
 def check_module(module: Any) -> nn.Module:
-    """Returns a flax module, after checking that it can be part of a compiled program."""
+    """Checks that a flax module can be part of a compiled program, and returns it."""
     if isinstance(module, type):
         raise TypeError(
             f"module is {described(module)}; give an instance, such as {module.__name__}(...)"
@@ -64,13 +64,13 @@ def check_outputs(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> None:
-    """Raises `ValueError` unless a module has one output per class and all the streams it needs.
+    """Raises `ValueError` if a module lacks one output per class or any stream it needs.
 
     Nothing is computed.
 
     Args:
       module: the network.
-      features: the features of all examples; only shape and dtype are used.
+      features: the features of all examples, of which only the shape and dtype are used.
       num_classes: C.
       rngs: the names of its random streams.
       takes_weights: whether it is also called with weights.
@@ -94,7 +94,7 @@ def check_outputs(
 
 
 class _StatisticsError(ValueError):
-    """A module keeps batch statistics."""
+    """Raised if a module keeps batch statistics."""
 
 
 @functools.lru_cache(maxsize=64)  # a sweep rebuilds its tasks whenever it is traced
@@ -144,9 +144,9 @@ def _traced(
         is_used = _used(jax.make_jaxpr(trained)(streams, params, *inputs).jaxpr)
     except _StatisticsError as error:
         raise ValueError(str(error)) from None
-    except Exception as error:  # flax, and the module itself, may raise anything
+    except Exception as error:  # flax and the module itself can raise any exception
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
-        line = line.split(" (https://")[0]  # drop the link that flax adds
+        line = line.split(" (https://")[0]  # drops the link that flax adds
         if isinstance(error, NO_VALUE):
             raise ValueError(
                 f"module {name} needs the value of an array, which is traced and has none: "
@@ -168,7 +168,7 @@ def _traced(
 
 
 def _used(program: Any) -> list[bool]:
-    """Returns whether an output may depend on each input of a traced function."""
+    """Returns whether any output may depend on each input of a traced function."""
     # Count only used keys, because nnx makes a key for every stream, even unused ones.
     live = {id(x) for x in program.outvars}
     for line in reversed(program.eqns):
@@ -182,15 +182,15 @@ def initial(
 ) -> Any:
     """Returns the module's initial variables, including "params"."""
     # Provide all streams, because nnx modules need them here. They can share a key, because flax
-    # folds the location of each draw into it, and only the parameters are kept.
+    # folds the location of each draw into it and only the parameters are kept.
     return module.init(dict.fromkeys(("params", *rngs), rng_key), features)
 
 
 def logits_of(module: nn.Module, params: Any, *inputs: Array, rngs: dict[str, PRNGKeyArray]) -> Any:
     """Returns the logits, in evaluation mode if no random streams are given."""
-    call: Any = module.apply  # flax's type allows for further results
+    call: Any = module.apply  # flax's type allows for additional results
     if not rngs and hasattr(module, "nnx_class"):
-        # Without streams an nnx module would always draw with the same keys.
+        # Without streams, an nnx module would always draw with the same keys.
         return call({"params": params}, *inputs, nnx_method=_evaluated)
     return call({"params": params}, *inputs, rngs=rngs)
 

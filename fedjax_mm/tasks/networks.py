@@ -1,8 +1,8 @@
 """The papers' classifiers as flax modules: ``module.apply({"params": params}, x) -> logits``.
 
-Initial weights are Glorot-uniform and biases 0, as in LEAF's reference code (TensorFlow's defaults)
-and in TensorFlow Federated's version of McMahan's network. A module is static and hashable; its
-parameters are in `params`.
+Initial weights are Glorot-uniform and biases are 0, as in LEAF's reference code (TensorFlow's
+defaults) and in TensorFlow Federated's version of McMahan's network. A module is static and
+hashable, and its parameters are in `params`.
 
 Axes:  ``batch`` examples · ``...`` the features of one example · ``classes`` C
 """
@@ -36,8 +36,8 @@ class LogisticRegression(nn.Module):
 
     Attributes:
       num_classes: C.
-      sigmoid_head: whether to apply a sigmoid to the logits before the softmax, as in LEAF. Logits
-        are then between 0 and 1, and the cross-entropy has a positive lower bound.
+      sigmoid_head: whether to apply a sigmoid to the logits before the softmax, as in LEAF. The
+        logits are then between 0 and 1, and the cross-entropy has a positive lower bound.
 
     Example:
       >>> import jax
@@ -66,9 +66,9 @@ class MLP(nn.Module):
     Attributes:
       num_classes: C.
       hidden: the width of each hidden layer.
-      dropout_rate: the probability that a unit of the first hidden layer is set to 0; other units
-        are scaled up. Units are dropped only if a key is given, ``module.apply({"params": params},
-        x, rngs={"dropout": rng_key})``.
+      dropout_rate: the probability that a unit of the first hidden layer is set to 0, while other
+        units are scaled up. Units are dropped only if a key is given, ``module.apply({"params":
+        params}, x, rngs={"dropout": rng_key})``.
 
     Example:
       >>> import jax
@@ -102,11 +102,11 @@ class MLP(nn.Module):
 class McMahanCNN(nn.Module):
     """Two 5 x 5 convolutions with 32 and 64 features, ReLU and pooling, and a layer of 512 units.
 
-    Images may have any size; 28 x 28 x 1 gives the published 1,663,370 parameters.
+    Images may have any size. With 28 x 28 x 1 there are 1,663,370 parameters, as published.
 
     Attributes:
       num_classes: C.
-      features: the features of each convolution; McMahan et al. use two.
+      features: the features of each convolution, of which McMahan et al. use two.
       width: the units of the dense layer.
 
     Example:
@@ -129,8 +129,8 @@ class McMahanCNN(nn.Module):
         """Returns the logits."""
         x = _channels_last(x)
         for layer, features in enumerate(self.features, start=1):
-            # Pool before bias and ReLU, which commute with maxima, so that they see a quarter of
-            # the data.
+            # Pool before bias and ReLU, because they commute with maxima and then process only a
+            # quarter of the data.
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
         x = nn.relu(_LargeDense(self.width, name="dense")(_flat(x)))
@@ -138,10 +138,11 @@ class McMahanCNN(nn.Module):
 
 
 class CelebACNN(nn.Module):
-    """Four of [3 x 3 convolution of 32 features, batch norm, max-pooling, ReLU], and a dense layer.
+    """Four blocks of [3 x 3 convolution, batch norm, max-pooling, ReLU], and a dense layer.
 
-    Batch norm uses the batch's mean and variance in training and testing, as in LEAF, without
-    running averages. Convolutions have no bias, because batch norm would subtract it.
+    Convolutions have 32 features and no bias, because batch norm would subtract it. Batch norm uses
+    the batch's mean and variance in both training and testing, as in LEAF, without running
+    averages.
 
     Attributes:
       num_classes: C.
@@ -173,8 +174,8 @@ class CelebACNN(nn.Module):
 class CharacterGRU(nn.Module):
     """Character embedding, a GRU over the text, and a dense layer on the last state.
 
-    It predicts the character that follows a text. LEAF uses two LSTM layers of 256 units; the GRU
-    is small enough to train many clients at once.
+    Predicts the character that follows a text. LEAF uses two LSTM layers of 256 units, whereas this
+    GRU is small enough to train many clients at once.
 
     Attributes:
       num_classes: C, the size of the vocabulary; characters are numbered 0 ... C - 1.
@@ -233,10 +234,10 @@ def _dense(width: int, name: str) -> nn.Dense:
 
 
 class _Dense(nn.Module):
-    """Dense layer with few outputs."""
+    """A dense layer with few outputs."""
 
-    # Make outputs the outermost dimension, because as the innermost one few outputs would not fill
-    # a CPU's vector registers. The loss transposes too, and XLA cancels both transpositions.
+    # Make outputs the outermost dimension, because few outputs would not fill a CPU's vector
+    # registers as the innermost one. The loss transposes too, and XLA cancels both transpositions.
 
     width: int
 
@@ -249,7 +250,7 @@ class _Dense(nn.Module):
 
 
 class _LargeDense(nn.Module):
-    """Dense layer that uses `matmul`."""
+    """A dense layer that uses `matmul`."""
 
     width: int
 
@@ -283,7 +284,7 @@ class _Convolution(nn.Module):
 class _BatchNorm(nn.Module):
     """``scale (x - mean) / sqrt(variance + epsilon) + bias`` with the statistics of the batch."""
 
-    epsilon: float = 1e-3  # TensorFlow's, which LEAF uses
+    epsilon: float = 1e-3  # as in TensorFlow and LEAF
 
     @nn.compact
     def __call__(self, x: Images, weights: Any) -> Images:
@@ -294,7 +295,7 @@ class _BatchNorm(nn.Module):
 
 
 def _mean(x: Images, used: Array | None) -> Float[Array, " channels"]:
-    # Mean over the examples in use, or 0 if there are none.
+    # Average over the examples in use, or return 0 if there are none.
     if used is None:
         return x.mean((0, 1, 2))
     pixels = x.shape[1] * x.shape[2]

@@ -19,7 +19,7 @@ Block: TypeAlias = Float[Array, " block"]
 Coordinates: TypeAlias = Block | list[Array]
 
 _COORDINATES = 16
-"""The largest block that accelerators compute coordinate by coordinate."""
+"""The largest block size that accelerators compute coordinate by coordinate."""
 
 
 @jax.tree_util.register_dataclass
@@ -27,11 +27,11 @@ _COORDINATES = 16
 class Quadratic:
     """Task with ``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2``, eqs. (5)-(9).
 
-    Built by `quadratic`. A_k and b_k involve only the p + 1 coordinates from (k-1) p on, so memory
-    is O(N p) and a client's E local steps cost O(p E).
+    Built by `quadratic`. A_k and b_k involve only the p + 1 coordinates starting at (k-1) p, so the
+    memory is O(N p) and a client's E local steps cost O(p E).
 
     Attributes:
-      mu: the regularization.
+      mu: the regularization strength.
       minimizer: ``float[dim]``, w*.
       optimum: F* = F(w*).
       num_clients: N.
@@ -50,24 +50,24 @@ class Quadratic:
         return self.num_clients * self.block_size + 1
 
     def init(self, rng_key: PRNGKeyArray) -> Vector:
-        """Returns zeros, as in Algorithm 1. Give `simulate` other initial parameters."""
+        """Returns zeros, as in Algorithm 1. Pass `params` to `simulate` to start elsewhere."""
         del rng_key
         return jnp.zeros(self.dim, self.minimizer.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1, because all clients weigh equally."""
+        """Returns 1, because all clients have equal weights."""
         del client
         return jnp.ones((), self.minimizer.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's number, because a quadratic has no examples to sample."""
+        """Returns the client's index, because a quadratic has no examples to sample."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; the quadratic has no examples, use None")
         return client
 
     def loss(self, params: Vector, batch: Index) -> Float[Array, ""]:
-        """Returns F_k(w) of the client whose number is the batch."""
+        """Returns F_k(w) for the client given by the batch."""
         block = self._block(params, batch)
         first, last = self._ends(batch)
         curvature = first * block[0] ** 2 + last * block[-1] ** 2 + jnp.sum(jnp.diff(block) ** 2)
@@ -84,9 +84,7 @@ class Quadratic:
         squares = jnp.sum(error**2)
         # Use the quadratic form, because a difference of losses would lose precision near the
         # optimum.
-        before = jnp.pad(
-            error[:-1], (1, 0)
-        )  # of equal length, so that one kernel computes both sums
+        before = jnp.pad(error[:-1], (1, 0))  # equal lengths let one kernel compute both sums
         curvature = jnp.sum((error - before) ** 2) + error[-1] ** 2
         excess = (curvature / self.num_clients + self.mu * squares) / 2
         loss, distance = self.optimum + excess, jnp.sqrt(squares)
@@ -139,7 +137,7 @@ class Quadratic:
     @property
     def heterogeneity(self) -> Float[Array, ""]:
         """Gamma = F* - mean of F_k* >= 0, exact."""
-        # Only client 1 has an F_k* other than 0, because the others' F_k has no term b_k.
+        # Use only client 1, because the other clients' F_k have no term b_k, so their F_k* is 0.
         hessian = self._first_hessian()
         e1 = jnp.zeros_like(hessian[0]).at[0].set(1)
         return self.optimum + jnp.linalg.solve(hessian, e1)[0] / (2 * self.num_clients)
@@ -148,12 +146,13 @@ class Quadratic:
         return lax.dynamic_slice(params, (client * self.block_size,), (self.block_size + 1,))
 
     def _ends(self, client: Index) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        # The terms E_11 and E_dd of eq. (7), which belong to the first and the last client only.
+        # Add the terms E_11 and E_dd of eq. (7), which belong only to the first and the last
+        # client.
         dtype = self.minimizer.dtype
         return (client == 0).astype(dtype), (client == self.num_clients - 1).astype(dtype)
 
     def _first_hessian(self) -> Float[Array, "block block"]:
-        # The client's block of A_1 + mu I.
+        # Build the client's block of A_1 + mu I.
         width, dtype = self.block_size + 1, self.minimizer.dtype
         path = 2 * jnp.eye(width, dtype=dtype) - jnp.eye(width, k=1) - jnp.eye(width, k=-1)
         last = 2 if self.num_clients == 1 else 1
@@ -165,7 +164,7 @@ def _differences(x: Coordinates) -> Coordinates:
 
 
 def _enclosed(first: Array, x: Coordinates, last: Array) -> Coordinates:
-    """Returns the coordinates with one more at each end."""
+    """Pads the coordinates with one more at each end."""
     if isinstance(x, list):
         return [first, *x, last]
     return jnp.concatenate([first[None], x, last[None]])
@@ -178,8 +177,9 @@ def largest_curvature(num_clients: int, block_size: int) -> float:
       >>> round(largest_curvature(24, 4), 6)
       3.682507
     """
-    # A_k is a second difference. It has two fixed ends if N = 1; otherwise the first and the last
-    # client's have one. Other clients' blocks have free ends and smaller eigenvalues.
+    # A_k is a second difference. Both of its ends are fixed if N = 1; otherwise the first and the
+    # last client's have one fixed end. Other clients' blocks have free ends and smaller
+    # eigenvalues.
     angle = math.pi / (block_size + 2)
     if num_clients > 1:
         angle = 2 * math.pi / (2 * block_size + 3)
@@ -197,7 +197,7 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
     Args:
       num_clients: N.
       block_size: p.
-      mu: the regularization, and strong convexity constant, of every client; it may be traced.
+      mu: the regularization strength and strong convexity of every client; it may be traced.
 
     Raises:
       ValueError: if an argument is not positive.

@@ -20,7 +20,7 @@ from fedjax_mm.local import train_locally
 from fedjax_mm.parts import check_task, key_of
 from fedjax_mm.tasks.view import TestedTask, View, client_losses
 
-_TUNED_AT_ONCE = 16  # clients
+_TUNED_AT_ONCE = 16  # clients to fine-tune at a time
 
 
 class OwnModels(NamedTuple):
@@ -38,12 +38,12 @@ class OwnModels(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """Settings of SGD on one client's examples, to train its own model or fine-tune a given one.
+    """SGD settings for training a client's own model, or fine-tuning a given one, on its examples.
 
     Attributes:
-      learning_rate: a number; it may be traced.
-      num_steps: the number of SGD steps; it may be traced.
-      batch_size: examples per step, drawn independently; None uses all.
+      learning_rate: the learning rate, which may be traced.
+      num_steps: the number of SGD steps, which may be traced.
+      batch_size: the number of examples per step, drawn independently; None means all.
       limit: the number of those examples to use, if not all; it may be traced.
     """
 
@@ -83,14 +83,14 @@ def own_models(
     Args:
       rng_key: a key or an integer seed; use the same one in `simulate`.
       task: the learning problem of all clients, including unseen ones.
-      params: initial parameters of one model, if `simulate` is given some.
-      learning_rate: a number; it may be traced.
-      num_steps: the number of local SGD steps; it may be traced.
-      batch_size: examples per step, drawn independently; None takes all.
-      model: the global model's number, from 0; it may be traced.
+      params: the initial parameters of one model, if any are passed to `simulate`.
+      learning_rate: the learning rate, which may be traced.
+      num_steps: the number of local SGD steps, which may be traced.
+      batch_size: the number of examples per step, drawn independently; None means all.
+      model: the index of the global model, which may be traced.
 
     Raises:
-      ValueError: if a number is not positive, or the task does not give its clients' losses.
+      ValueError: if a number is not positive, or the task does not provide its clients' losses.
 
     Example:
       >>> import jax
@@ -118,7 +118,7 @@ def own_models(
 
 
 def _measured(task: MeasuredTask, params: Params, client: Index) -> dict[str, Array]:
-    # The loss on training examples, and the metrics on test examples if the task has them.
+    # Compute the loss on training examples, and the metrics on test examples if there are any.
     test = task.client_metrics(params, client, task.test) if isinstance(task, TestedTask) else {}
     return {"train_loss": task.client_loss(params, client)} | test
 
@@ -134,29 +134,29 @@ def requiring(
 ) -> "Requiring":
     """Makes a task's clients require a model that is better than their own.
 
-    A model appeals to a client if ``F_k(w) < rho_k``, or, if `participation` is "test", if
-    ``f_k(w) < rho_k`` on test examples. Metrics are means over the clients that may train, and
-    means over unseen clients, named ``unseen_...``:
+    A model appeals to a client if ``F_k(w) < rho_k`` or, if `participation` is "test", if
+    ``f_k(w) < rho_k`` on test examples. Metrics are means over the clients that may train and,
+    prefixed by ``unseen_``, means over unseen clients:
 
     - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on training examples;
-    - ``appeal`` (GM-Appeal), the share of clients with ``f_k(w) < rho_k`` on test examples, and
+    - ``appeal`` (GM-Appeal), the fraction of clients with ``f_k(w) < rho_k`` on test examples, and
       ``train_appeal``, on training examples;
-    - ``preferred_accuracy``, the accuracy of the model if it appeals, else of the client's own.
+    - ``preferred_accuracy``, the accuracy of the model if it appeals, or of the client's own model.
 
     A task without test examples has ``train_loss``, ``train_appeal`` and its own metrics.
 
     Args:
-      task: any task with its clients' losses.
+      task: any task that provides its clients' losses.
       own: the result of `own_models` for all clients, including unseen ones; or only the thresholds
         rho_k, without ``preferred_accuracy``.
-      num_unseen: the number of clients, the task's last, that never train; the assignment covers
-        the others.
-      tuning: the local steps by which each client fine-tunes the model before evaluation.
-      participation: the examples whose loss decides whether a client takes part.
+      num_unseen: the number of clients, the last ones, that never train; the assignment covers the
+        others.
+      tuning: the local steps with which each client fine-tunes the model before evaluation.
+      participation: the examples whose loss decides whether a client participates.
 
     Raises:
-      ValueError: if sizes do not fit, the task does not have its clients' losses, or it has no test
-        examples for `participation="test"`.
+      ValueError: if sizes do not fit, the task does not provide its clients' losses, or it has no
+        test examples for `participation="test"`.
 
     Example:
       >>> import jax
@@ -191,9 +191,9 @@ class Requiring(View):
     """A task with clients' requirements, built by `requiring`.
 
     Attributes:
-      own: the quality of all clients' own models, including unseen clients.
+      own: the quality of all clients' own models, including those of unseen clients.
       tuning: each client's fine-tuning before evaluation.
-      participation: the examples whose loss decides whether a client takes part.
+      participation: the examples whose loss decides whether a client participates.
     """
 
     own: OwnModels
@@ -215,7 +215,7 @@ class Requiring(View):
         return losses < self.own.threshold[: self.num_clients]
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Returns means over the clients that may train, and over the unseen ones."""
+        """Returns means over the clients that may train, and over the unseen clients."""
         values, (threshold, own_accuracy) = self._evaluated(rng_key, params), self.own
         values["train_appeal"] = values["train_loss"] < threshold
         if "loss" in values:

@@ -1,4 +1,4 @@
-"""Views, which change part of a task, and functions of all clients of a task."""
+"""Views, which change part of a task, and functions that cover all clients of a task."""
 
 import dataclasses
 from functools import partial
@@ -39,24 +39,25 @@ class TestedTask(MeasuredTask, Protocol):
         """Returns the mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
 
     def evaluate(self, params: Params, data: Any, **options: Any) -> dict[str, Array]:
-        """Returns mean ``loss`` and ``accuracy`` over all examples, in one pass over the data.
+        """Returns the mean ``loss`` and ``accuracy`` over all examples, in one pass over the data.
 
-        With ``per_client=True`` means are per client; `num_clients` selects the first clients.
+        With ``per_client=True`` means are per client. `num_clients` restricts them to the first
+        clients.
         """
 
 
 def client_losses(
     task: Task, params: Params, num_clients: int | None = None
 ) -> Float[Array, " clients"]:
-    """Returns F_k(w) of the first clients, or of all, in one pass over the data if possible.
+    """Returns F_k(w) for the first clients, or for all, in one pass over the data if possible.
 
     Args:
-      task: a task with clients' losses.
+      task: a task that provides its clients' losses.
       params: one model's parameters.
-      num_clients: the number of first clients; None is all.
+      num_clients: the number of clients, the first ones; None means all.
 
     Raises:
-      ValueError: if the task does not give its clients' losses.
+      ValueError: if the task does not provide its clients' losses.
 
     Example:
       >>> from fedjax_mm.tasks import client_losses, quadratic
@@ -64,7 +65,7 @@ def client_losses(
       (6,)
     """
     num_clients = task.num_clients if num_clients is None else num_clients
-    # Call a view's method, because views may change losses, as for attackers.
+    # Call a view's method, because views may change losses, for example for attackers.
     if isinstance(task, View):
         return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):
@@ -75,12 +76,12 @@ def client_losses(
 
 
 def client_weights(task: Task) -> Float[Array, " clients"]:
-    """Returns n_k of all clients."""
+    """Returns n_k for all clients."""
     return jax.vmap(task.weight)(jnp.arange(task.num_clients))
 
 
 def thresholds(task: Task) -> Float[Array, " clients"]:
-    """Returns rho_k of all clients."""
+    """Returns rho_k for all clients."""
     return jax.vmap(needs(task, DemandingTask).threshold)(jnp.arange(task.num_clients))
 
 
@@ -90,12 +91,12 @@ def per_client(task: Task) -> tuple[str, ...]:
 
 
 def changes(task: Task) -> bool:
-    """Returns whether the task, or the task it views, changes over rounds."""
+    """Returns whether the task, or the task behind a view, changes over rounds."""
     return isinstance(task, RoundTask) or (isinstance(task, View) and changes(task.task))
 
 
 def at_round(task: Any, round: Round) -> Any:
-    """Returns the task of round t, which is the task itself unless it changes."""
+    """Returns the task at round t, which is the task itself unless it changes."""
     if isinstance(task, RoundTask):
         return task.at(round)
     if isinstance(task, View):
@@ -115,7 +116,7 @@ class View:
 
     Attributes:
       task: the other task.
-      num_clients: N, the number of clients that may train, the first of the other task.
+      num_clients: N, the number of clients that may train, the other task's first ones.
     """
 
     task: Any
@@ -123,7 +124,7 @@ class View:
 
     @property
     def per_client(self) -> tuple[str, ...]:
-        """Names of metrics with one number per client, if the task's clients are the same."""
+        """Names of metrics with one number per client, if the task has the same clients."""
         return per_client(self.task) if self.num_clients == self.task.num_clients else ()
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
@@ -139,7 +140,7 @@ class View:
         return self.task.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps per epoch, or raises `ValueError` if the task has no epochs."""
+        """Returns the number of steps per epoch, or raises `ValueError` if there are no epochs."""
         return needs(self.task, EpochTask).num_batches(client, size)
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
@@ -151,7 +152,7 @@ class View:
         return needs(self.task, MeasuredTask).client_loss(params, client)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
-        """Returns F_k(w) of the first clients, in one pass."""
+        """Returns F_k(w) for the first clients, in one pass."""
         return client_losses(self.task, params, num_clients)
 
     def threshold(self, client: Index) -> Float[Array, ""]:

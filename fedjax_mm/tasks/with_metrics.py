@@ -12,7 +12,7 @@ from fedjax_mm.base import AnalyticTask, Index, Metrics, Params, Scalar, Steps, 
 from fedjax_mm.tasks.view import View
 
 Own: TypeAlias = Mapping[str, Callable[[Params], Any]] | Callable[[Any, Params], Mapping[str, Any]]
-"""Functions of a model's parameters by name, or one of the task and them."""
+"""Functions of a model's parameters by name, or one function of the task and the parameters."""
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +43,7 @@ class WithMetrics(View):
         for name in self.of_clients:
             if name not in own:
                 raise ValueError(
-                    f"per_client has {name!r}, which is no metric of the task; the metrics are "
+                    f"per_client has {name!r}, which is not a task metric; the metrics are "
                     f"{', '.join(map(repr, own)) or 'none'}"
                 )
         for name in metrics.keys() & own.keys():
@@ -66,18 +66,18 @@ class AnalyticWithMetrics(WithMetrics):
 def with_metrics(task: Task, metrics: Own, *, per_client: Sequence[str] = ()) -> WithMetrics:
     """Adds metrics to a task, which `simulate` and `sweep` record by name.
 
-    Training does not change. A metric is a number or an array.
+    Training does not change. A metric may be a number or an array.
 
     Args:
       task: any task; apply other wrappers, such as `requiring`, first.
       metrics: functions of one model's parameters, by name; or one function of the task and the
-        parameters that returns all metrics by name, with which data are arguments of the compiled
-        program instead of constants.
-      per_client: names of the metrics with one number per client; they get a dimension ``client``
+        parameters that returns all metrics by name, which makes the data arguments of the compiled
+        program rather than constants.
+      per_client: names of the metrics with one number per client, which get a dimension ``client``
         in `to_dataset` and in the result of `sweep`.
 
     Raises:
-      ValueError: if `metrics` has the wrong form, or if a name is already in use, which is checked
+      ValueError: if `metrics` has the wrong form or a name is already in use, which is checked
         before compilation.
 
     Example:

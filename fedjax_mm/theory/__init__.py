@@ -1,4 +1,4 @@
-"""Theorems of the papers, one function each, which check their hypotheses.
+"""The papers' theorems, one function each, which check their hypotheses.
 
 problem          Problem and Rate, the symbols that the statements share
 mfa, mfa_lemmas  Bhuyan, Moharir and Joshi: Theorems 1 to 3, Corollary 1, remarks; Lemmas 1 to 4

@@ -1,7 +1,7 @@
 """Bounds of Pawlik, "Federated Learning with Client Batching and Heterogeneous Data" (2020).
 
 Sections 4.3 and 4.5 treat model averaging with all clients, like Theorem 1 and Corollary 1 of Yu,
-Yang and Zhu (2018). Section 5 treats cohorts. The learning rate is ``gamma``; other symbols are
+Yang and Zhu (2018). Section 5 treats cohorts. The learning rate is ``gamma``, and other symbols are
 explained in `fedjax_mm.theory.problem`. All arguments broadcast.
 """
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
-# tolerance for the usual choice gamma = 1/(L E), whose rounded product may exceed 1
+# Tolerance for the usual choice gamma = 1/(L E), whose product may round to more than 1.
 _ROUND_OFF = 1e-12
 
 
@@ -122,7 +122,7 @@ def squared_step_26(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
     Args:
       updates: as for `squared_step_25`.
       C: as for `squared_step_25`.
-      gamma: learning rate.
+      gamma: the learning rate.
 
     Raises:
       ValueError: as in `squared_step_25`.
@@ -143,13 +143,13 @@ def excess_noise_27(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (sum_i |G_i|^2 - N |G_bar|^2)``
 
     That is ``L/2 gamma^2`` times the variance of the cohort's mean update. It is zero for C = N and
-    for equal updates; for nearly equal updates the rounding error is about ``1e-16 sum |G_i|^2``.
+    for equal updates. For nearly equal updates the rounding error is about ``1e-16 sum |G_i|^2``.
 
     Args:
       updates: as for `squared_step_25`.
       C: as for `squared_step_25`.
-      gamma: learning rate.
-      L: smoothness of the loss.
+      gamma: the learning rate.
+      L: the smoothness of the loss.
 
     Raises:
       ValueError: as in `squared_step_25`.
@@ -169,14 +169,14 @@ def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j)``
 
-    The paper concludes that parallel updates suffice for zero noise. They do not; the updates must
-    be equal. Updates 1 and 3 of the example are parallel, but their noise with C = 1 is not zero.
+    The paper concludes that parallel updates suffice for zero noise, but the updates must be equal.
+    Updates 1 and 3 of the example are parallel, but their noise with C = 1 is not zero.
 
     Args:
       updates: as for `squared_step_25`.
       C: as for `squared_step_25`.
-      gamma: learning rate.
-      L: smoothness of the loss.
+      gamma: the learning rate.
+      L: the smoothness of the loss.
 
     Raises:
       ValueError: as in `squared_step_25`.
@@ -200,7 +200,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     + gamma L E Z^2 N/(N-1) (1/C - 1/N)`` bounds the mean over the R rounds of ``E|grad f|^2`` at
     the global model before each round, for clients that take E full gradients each.
 
-    It completes the proof that section 5 of the paper leaves open. It uses the descent lemma for a
+    It completes the proof that section 5 of the paper leaves open, using the descent lemma for a
     round's step, the distance of at most ``gamma t G`` of a local model after t steps, and eq. (27)
     with ``sum_i |G_i|^2 - N |G_bar|^2 <= N E^2 Z^2``.
 
@@ -220,7 +220,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     hypotheses = {"C <= N": C <= N, "gamma <= 1/(L E)": gamma * L * E <= 1 + _ROUND_OFF}
     require(name, hypotheses, C=C, N=N, gamma=gamma, L=L, E=E)
     drift = gamma**2 * L**2 * G**2 * (E - 1) * (2 * E - 1) / 6
-    # Take the maximum, because with a single client the noise is 0 instead of 0/0.
+    # Take the maximum, because with a single client the noise is 0 rather than 0/0.
     noise = gamma * L * E * Z**2 * N / np.maximum(N - 1, 1) * (1 / C - 1 / N)
     return 2 * gap / (gamma * E * R) + drift + noise
 
@@ -234,7 +234,7 @@ def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> 
     noisier.
 
     Args:
-      cost: the number of local trainings in all rounds, R C.
+      cost: the total number of local trainings, R C.
       problem: uses N, E, L, Z and gap.
       gamma: the learning rate.
 

@@ -22,8 +22,8 @@ class Constant(NamedTuple):
     Attributes:
       value: the number, or an array.
       known: "exact"; "bound", an upper (or lower) bound; or "estimate", from finitely many points.
-      error: the estimate's residual; 0 if exact. Away from the given points the error may be
-        larger.
+      error: the estimate's residual, or 0 if exact. The error may be larger away from the given
+        points.
     """
 
     value: Any
@@ -35,8 +35,8 @@ class Constants(NamedTuple):
     """Constants of Assumptions 1 and 2 of Bhuyan et al., and the solution.
 
     Attributes:
-      mu: the strong convexity of all clients' losses, Assumption 1.
-      L: the smoothness of all clients' losses, Assumption 2.
+      mu: the strong convexity constant of all clients' losses, Assumption 1.
+      L: the smoothness constant of all clients' losses, Assumption 2.
       Gamma: ``F* - mean of F_k*``, the heterogeneity.
       optimum: F*.
       minimizer: w*.
@@ -51,7 +51,7 @@ class Constants(NamedTuple):
 
 @runtime_checkable
 class SolvedTask(Task, Protocol):
-    """Task with known constants."""
+    """A task with known constants."""
 
     @property
     def strong_convexity(self) -> Float[Array, ""]:
@@ -78,7 +78,7 @@ def exact_constants(task: SolvedTask) -> Constants:
     """Returns the constants of a task with closed forms.
 
     Raises:
-      ValueError: if the task does not have them.
+      ValueError: if the task does not have closed forms.
 
     Example:
       >>> from fedjax_mm.tasks import quadratic
@@ -103,7 +103,7 @@ def estimate_curvature(
 ) -> tuple[Constant, Constant]:
     """Returns estimates of mu and L, the extreme eigenvalues of all clients' Hessians.
 
-    A non-quadratic loss may have smaller and larger eigenvalues elsewhere, so mu may be too large
+    Elsewhere a non-quadratic loss may have smaller and larger eigenvalues, so mu may be too large
     and L too small. A negative mu shows that the loss is not convex.
 
     Args:
@@ -146,8 +146,8 @@ def _curvature(
         gradient = jax.grad(lambda x: loss(unravel(x)))
 
         def product(vector: Float[Array, " dim"]) -> Float[Array, " dim"]:
-            # Use forward-over-reverse mode, so that a Hessian-vector product costs a few gradients
-            # and the Hessian is never materialized.
+            # Use forward-over-reverse mode, so that a Hessian-vector product costs only a few
+            # gradients and the Hessian is never materialized.
             return jax.jvp(gradient, (flat,), (vector,))[1]
 
         start = jax.random.normal(rng_key, flat.shape, flat.dtype)
@@ -158,7 +158,7 @@ def _curvature(
 
 def _local_loss(task: Task, client: Int[Array, ""], params: Params) -> Float[Array, ""]:
     """Returns F_k, over all of the client's examples."""
-    unused = jax.random.key(0)  # a full batch draws nothing
+    unused = jax.random.key(0)  # a full batch is not random
     return task.loss(params, task.batch(unused, client, jnp.int32(0), Batching()))
 
 
@@ -169,8 +169,8 @@ def extreme_eigenvalues(
 ) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
     """Returns the extreme eigenvalues of a symmetric matrix, given matrix-vector products.
 
-    Uses Lanczos' method with full reorthogonalization. Its basis V makes ``V'HV`` tridiagonal, and
-    the extreme eigenvalues of ``V'HV`` converge to those of H from inside.
+    Uses the Lanczos method with full reorthogonalization. Its basis V makes ``V'HV`` tridiagonal,
+    and the extreme eigenvalues of ``V'HV`` converge to those of H from the inside.
 
     Args:
       product: ``v -> H v``.
@@ -206,8 +206,8 @@ def extreme_eigenvalues(
     first = start / jnp.linalg.norm(start)
     carry = empty, first, jnp.array(True), jnp.zeros((), start.dtype)
     _, (diagonal, off_diagonal) = lax.scan(step, carry, jnp.arange(num_steps))
-    # Fill the remaining steps with the first entry, which lies between the extremes, while 0 might
-    # not.
+    # Fill the remaining steps with the first entry, because it lies between the extremes, whereas 0
+    # might not.
     diagonal = jnp.where(jnp.isnan(diagonal), diagonal[0], diagonal)
     inner = off_diagonal[:-1]
     values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.diag(inner, 1) + jnp.diag(inner, -1))
@@ -218,8 +218,8 @@ def extreme_eigenvalues(
 def gradient_bound(task: Task, points: Params) -> Constant:
     """Returns G for full gradients, the largest ``|grad F_k|`` over all clients and points.
 
-    On convex losses with rates up to 2/L, gradients shrink along local steps, so the points at
-    which rounds begin are sufficient.
+    On convex losses with rates up to 2/L, gradients shrink along local steps, so it is enough to
+    check the points where rounds begin.
 
     Args:
       task: a task whose loss over all of a client's examples is F_k.
@@ -241,7 +241,7 @@ def _gradient_norms(task: Task, points: Params) -> Float[Array, "points clients"
 
 def _over_points_and_clients(function: Callable[..., Any], task: Task, points: Params) -> Any:
     """Maps ``function(point, client)`` over all points and clients."""
-    # Use lax.map over points to bound the memory, because a trajectory may have many.
+    # Use lax.map over points to bound the memory, because a trajectory may have many of them.
     clients = jnp.arange(task.num_clients)
     return lax.map(lambda point: jax.vmap(partial(function, point))(clients), points)
 
@@ -291,14 +291,14 @@ def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]
       points: parameters with a leading axis, such as a trajectory.
 
     Returns:
-      Estimates of beta_1 and beta_2; the error of beta_1 is the amount by which the line was
+      Estimates of beta_1 and beta_2. The error of beta_1 is the amount by which the line was
       raised.
 
     Reference: Bhuyan et al., Assumption 4.
     """
     squares, largest = (np.asarray(x, np.float64).ravel() for x in example_gradients(task, points))
-    # Use the smallest slope if all squares are equal (one point, or all at the minimum), because
-    # they do not determine a slope.
+    # Use the smallest slope if all squares are equal (a single point, or all at the minimum),
+    # because they do not determine a slope.
     slope = max(1.0, np.polyfit(squares, largest, 1)[0]) if np.ptp(squares) > 0 else 1.0
     rest = largest - slope * squares
     level = max(rest.max(), 0.0)

@@ -11,7 +11,7 @@ from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 class Costs(NamedTuple):
     """Costs of a trial.
 
-    A comparison of trials is fair with respect to the costs that they share.
+    Two trials are compared fairly with respect to the costs that they share.
 
     Attributes:
       g: example gradients per round, eq. (1).
@@ -41,7 +41,7 @@ def costs(R: ArrayLike, problem: Problem, B: ArrayLike, epochs: ArrayLike) -> Co
       R: the number of rounds.
       problem: uses N (the paper's K), C and S (the paper's N).
       B: the batch size.
-      epochs: local epochs per round (the paper's E).
+      epochs: the local epochs per round (the paper's E).
 
     Returns:
       All eight costs, each with the broadcast shape of the arguments.

@@ -1,11 +1,11 @@
 """Convergence of MaxFL: Theorem 3.1 of Cho et al., "Maximizing Global Model Appeal", appendix B.
 
-Symbols are explained in `fedjax_mm.theory.problem`; the paper's M, m, tau, L_s and sigma_g are N,
+Symbols are explained in `fedjax_mm.theory.problem`. The paper's M, m, tau, L_s and sigma_g are N,
 C, E, L and sigma here. All arguments broadcast.
 
 Lemma B.2 proves the smoothness ``L_c^2/4 + q L``. Section 3, (101), (110), nu and epsilon print
-``L_c/4`` instead, which is too small for L_c > 1. This module uses ``L_c^2/4`` throughout;
-``as_printed=True`` uses the printed formulas.
+``L_c/4`` instead, which is too small for L_c > 1. This module uses ``L_c^2/4`` throughout, unless
+``as_printed=True`` selects the printed formulas.
 """
 
 import dataclasses
@@ -81,14 +81,14 @@ def adaptive_learning_rate(
 ) -> FloatArray:
     """Returns the optimal learning rate on the MaxFL objective.
 
-    ``1 / L~ = N eta / (sum_k q_k + eps)`` with ``eta = 1 / L`` and ``eps = N L_c^2 / (4 L)``;
-    ``L~`` is the mean of Lemma B.2 over clients. The rate is large if the weights, and with them
-    the gradients, are small.
+    ``1 / L~ = N eta / (sum_k q_k + eps)`` with ``eta = 1 / L`` and ``eps = N L_c^2 / (4 L)``, where
+    ``L~`` is the mean of Lemma B.2 over clients. The rate is large if the weights, and hence the
+    gradients, are small.
 
     Args:
       q: ``[..., clients]``, the weights ``sigma (1 - sigma)`` at w.
-      problem: L_c and L of it, which broadcast against the leading axes of q.
-      as_printed: with ``eps = N L_c / (4 L)``, which Lemma B.2 does not give.
+      problem: uses L_c and L, which broadcast against the leading axes of q.
+      as_printed: use ``eps = N L_c / (4 L)``, which does not follow from Lemma B.2.
 
     Raises:
       ValueError: unless 0 <= q <= 1.
@@ -114,7 +114,7 @@ def theorem_3_1_learning_rates(
     Args:
       T: the number of rounds, large enough for the step-size conditions of the bounds.
       E: the number of local steps.
-      C: the clients per round; N for full participation.
+      C: the number of clients per round; N for full participation.
 
     Example:
       >>> [rate.item() for rate in theorem_3_1_learning_rates(100, 5, 20)]
@@ -135,9 +135,9 @@ def theorem_3_1_full(
     ``4 (N+eps) gap / (N E eta_l eta_g T) + 16 eta_l^2 E^2 L^2 kappa'^2 (N+eps) / eps
     + 4 L^2 eta_l^2 E sigma^2 (N+eps) / eps + 4 eta_g eta_l L~ sigma^2 (N+eps) / eps^2``
 
-    with eps of `optimal_epsilon`, which the step sizes below assume, beta' and kappa' of
-    `lemma_b_1`, and ``L~ = L + L_c^2/4``, Lemma B.2 for weights of at most 1, as in (101); (102)
-    drops the ``L_c^2``.
+    with eps from `optimal_epsilon`, which the step sizes below assume, beta' and kappa' from
+    `lemma_b_1`, and ``L~ = L + L_c^2/4`` from Lemma B.2 for weights of at most 1, as in (101). In
+    (102) the ``L_c^2`` is missing.
 
     Args:
       T: the number of rounds.
@@ -189,7 +189,7 @@ def theorem_3_1_partial(
     + 4 sigma^2 eta_l (eta_g nu / C + 2/3 L^2 eta_l E + L^2 eta_l E)
     + 80 L^2 eta_l^2 E^2 kappa'^2 / 3 + 48 eta_l eta_g nu (N-C) L_c^2 / (E C (N-1))``
 
-    with ``nu = L + L_c^2/4`` and beta' and kappa' of `lemma_b_1`, for clients drawn uniformly
+    with ``nu = L + L_c^2/4`` and beta' and kappa' from `lemma_b_1`, for clients drawn uniformly
     without replacement. The last term with sigma is printed without its second eta_l, which is lost
     between (98) and (105). (126) does not follow from (125): it has 80 for 80/3, sqrt(E), and no
     N-1.
@@ -233,7 +233,7 @@ def theorem_3_1_partial(
     }
     given = {"eta_l": eta_l, "eta_g": eta_g, "beta": beta, "nu": nu}
     require(name, hypotheses, N=N, C=C, E=E, L=L, **given)
-    # (105) loses this eta_l against (98), from which it follows.
+    # Restore this eta_l, which (105) loses although (98), from which it follows, has it.
     second_eta_l = 1 if as_printed else eta_l
     noise = eta_g * nu / C + 2 * L**2 * eta_l * E / 3 + L**2 * second_eta_l * E
     return (
@@ -245,7 +245,7 @@ def theorem_3_1_partial(
 
 
 def _quarter(L_c: FloatArray, as_printed: bool) -> FloatArray:
-    """Returns the part of the smoothness that the sigmoid adds: ``L_c^2/4`` by Lemma B.2."""
+    """Returns the sigmoid's contribution to the smoothness, ``L_c^2/4`` by Lemma B.2."""
     return L_c / 4 if as_printed else L_c**2 / 4
 
 

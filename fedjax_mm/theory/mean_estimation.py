@@ -16,7 +16,7 @@ from fedjax_mm.theory.problem import FloatArray, in_range, require
 def lemma_a_1(gamma_G: ArrayLike, gamma: ArrayLike) -> FloatArray:
     """Returns an upper bound on the expected GM-Appeal of the mean of the empirical means.
 
-    ``2 exp(-gamma_G^2 / (5 gamma^2))``, which is informative if below 1.
+    ``2 exp(-gamma_G^2 / (5 gamma^2))``, which is informative only if below 1.
 
     Example:
       >>> lemma_a_1([0.0, 2.0, 4.0], 1.0).round(4).tolist()
@@ -46,8 +46,8 @@ def lemma_a_2(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
 def midpoint_curvature(gamma_hat_G: ArrayLike) -> FloatArray:
     """Returns the sigmoid objective's second derivative midway between the empirical means.
 
-    ``2 q(x) (2 (1 - 2 sigma(x)) x + 1)`` with ``x = gamma_hat_G^2``, ``q = sigma (1 - sigma)``; the
-    factor 2 is for the two clients of (32). The midpoint is a minimum if it is positive and a
+    ``2 q(x) (2 (1 - 2 sigma(x)) x + 1)`` with ``x = gamma_hat_G^2``, ``q = sigma (1 - sigma)``, and
+    a factor 2 for the two clients of (32). The midpoint is a minimum if it is positive and a
     maximum if it is negative. The sign changes at gamma_hat_G = 1.0216, which (35) rounds to 1.022.
 
     Example:
@@ -104,7 +104,7 @@ def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
     """
     low = np.minimum(theta_hat_1, theta_hat_2, dtype=np.float64)
     high = np.maximum(theta_hat_1, theta_hat_2, dtype=np.float64)
-    # Compare the means instead of gamma_hat_G with 0, because half of the smallest subnormal is 0.
+    # Compare the means rather than gamma_hat_G > 0, because half of the smallest subnormal is 0.
     require("Lemma A.4", {"gamma_hat_G > 0": high > low}, gamma_hat_G=(high - low) / 2)
     ends = np.stack([low, low + 2, high - 2, high], axis=-1)
     return ends.reshape(*low.shape, 2, 2)

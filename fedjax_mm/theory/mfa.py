@@ -292,7 +292,7 @@ def theorem_3(
     """Returns the gain of MFA-Rand with M models over M runs of FedAvg, > 1 and increasing in M.
 
     ``g = M T_1 / T_M`` with T_M of `rounds_to_accuracy`, for real M as in the proof's derivative.
-    The proof replaces Theorem 1's maximum by a sum. With the maximum the gain can be below 1, and
+    The proof replaces Theorem 1's maximum with a sum. With the maximum the gain can be below 1, and
     the theorem's claim is false, as in the example.
 
     Args:

@@ -32,8 +32,8 @@ def lemma_1(N_s: ArrayLike, problem: Problem) -> FloatArray:
 def lemma_2(Delta: ArrayLike, problem: Problem, eta: ArrayLike) -> FloatArray:
     """Returns the bound on the distance to the optimum after E steps of centralized descent.
 
-    ``|u_{E+1} - w*| <= (1 - eta mu)^E |w_1^l - w*|``; Delta is the distance at the start of the
-    frame.
+    ``|u_{E+1} - w*| <= (1 - eta mu)^E |w_1^l - w*|``, where Delta is the distance at the start of
+    the frame.
 
     Raises:
       ValueError: unless mu <= L and eta <= 1/L.
@@ -105,7 +105,7 @@ def drift(problem: Problem) -> FloatArray:
 def recursion(Delta: ArrayLike, problem: Problem, eta: ArrayLike, V: ArrayLike) -> FloatArray:
     """Returns the bound on the error after a frame, by Lemmas 2 to 4 and the sample-size condition.
 
-    ``E|w_1^{l+1} - w*| <= (1 - eta mu) E|w_1^l - w*| + eta^2 (Y + Z + V)``; Delta is the mean
+    ``E|w_1^{l+1} - w*| <= (1 - eta mu) E|w_1^l - w*| + eta^2 (Y + Z + V)``, where Delta is the mean
     distance at the start of the frame, and V is 0 for full gradients.
 
     Raises:
@@ -132,7 +132,7 @@ def iterated_recursion(
     They are the recursion (32) with alpha_l = beta / (l + gamma), iterated from Delta_1.
 
     Returns:
-      ``[..., num_frames]``: bounds on E|w_1^l - w*|; the first is Delta_1.
+      ``[..., num_frames]``: bounds on E|w_1^l - w*|, the first of which is Delta_1.
 
     Raises:
       ValueError: unless mu <= L and beta / (1 + gamma) <= 1/L.

@@ -1,8 +1,8 @@
 """Problem and Rate: the symbols of all theorems, and checks of ranges and hypotheses.
 
-Papers use different names for the same quantity; here each has a single symbol. A statement uses
-the problem's symbols in its formula and ignores the others except for their shapes. If a hypothesis
-does not hold or a symbol is missing, it raises a `ValueError` that names it.
+Papers use different names for the same quantity, which has a single symbol here. A statement uses
+the problem's symbols in its formula, and ignores the others except for their shapes. If a
+hypothesis does not hold or a symbol is missing, it raises a `ValueError` that names it.
 
 Symbols that are separate arguments:
 
@@ -38,8 +38,8 @@ _ABOVE = {
     **dict.fromkeys(("mu", "L", "L_c"), 0),
     **dict.fromkeys(("eta", "eta_l", "eta_g", "gamma", "epsilon", "constant", "B", "epochs"), 0),
 }
-_COUNTS = ("N", "M", "E", "C", "S")  # whole numbers
-# Other names of the symbols, in papers and among users.
+_COUNTS = ("N", "M", "E", "C", "S")  # must be whole numbers
+# Other names for the symbols, used in papers or by users.
 _ALSO = {"tau": "E", "I": "E", "m": "C", "n_k": "S", "L_s": "L", "sigma_g": "sigma"}
 
 
@@ -49,7 +49,7 @@ def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayL
     Args:
       statement: the name of the statement, as in "Theorem 1".
       hypotheses: whether each hypothesis holds, by its printed form.
-      **given: numbers by symbol; the message lists those that the hypothesis mentions.
+      **given: numbers by symbol. The message lists those in the failed hypothesis.
 
     Example:
       >>> require("Theorem 1", {"beta > 1/mu": 3.0 > 1 / 0.2}, beta=3.0, mu=0.2, L=1.0)
@@ -75,7 +75,7 @@ def _in_short(value: ArrayLike) -> str:
 def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) -> list[FloatArray]:
     """Returns the numbers as arrays, in the given order, after checking their ranges.
 
-    They must broadcast with each other and with those of a problem and a rate.
+    They must broadcast with each other and with the symbols of a given problem and rate.
 
     Example:
       >>> in_range("Lemma 2", E=5, Delta=-1.0)
@@ -94,7 +94,7 @@ def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) ->
     for part in known:
         if isinstance(part, Problem):
             shapes |= part.given()
-        elif isinstance(part, Rate):  # anything else is rejected by `Rate.of`
+        elif isinstance(part, Rate):  # `Rate.of` rejects anything else
             shapes |= {"beta of the rate": part.beta, "gamma of the rate": part.gamma}
     _check_shapes(statement, shapes)
     return list(numbers.values())
@@ -131,7 +131,7 @@ def _hint(name: str, known: Sequence[str]) -> str:
     return f"did you mean {like}?" if like else f"give any of {', '.join(known)}"
 
 
-# No generated __eq__, because it would raise for arrays, which have no truth value.
+# Do not generate __eq__, because it would raise for arrays, which have no truth value.
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem(_KnownSymbols):
     """Constants of a federated problem and its training.
@@ -143,12 +143,12 @@ class Problem(_KnownSymbols):
     Attributes:
       N: the number of clients (M in Cho et al.).
       M: the number of models, and of rounds in a frame.
-      E: local steps per client and round (tau in Cho et al., I and T in Pawlik).
-      C: the cohort size, clients per round (m in Cho et al.).
+      E: the number of local steps per client and round (tau in Cho et al., I and T in Pawlik).
+      C: the cohort size, the number of clients per round (m in Cho et al.).
       S: the number of examples of a client.
-      mu: strong convexity of every client's loss.
-      L: smoothness of every client's loss (L_s in Cho et al.).
-      L_c: Lipschitz constant of every client's loss.
+      mu: the strong convexity constant of every client's loss.
+      L: the smoothness constant of every client's loss (L_s in Cho et al.).
+      L_c: the Lipschitz constant of every client's loss.
       Gamma: F* - mean of F_k*, the heterogeneity.
       G: a bound on gradient norms over clients, local and global iterates.
       Z: a bound on the root mean square over clients of |G_i - G_bar| / E, where G_i is the sum of
@@ -259,7 +259,7 @@ class Rate:
           TypeError: if it is not a `Rate` but, for example, a number.
         """
         if not isinstance(given, cls):
-            remedy = "give Rate(beta=..., gamma=...), which falls as the theorem wants it"
+            remedy = "give Rate(beta=..., gamma=...), which decays as the theorem requires"
             raise TypeError(f"{statement} needs a Rate, not {given!r}; {remedy}")
         return given
 

@@ -13,7 +13,7 @@ MFA_RAND_EXPONENT, MFA_RR_EXPONENT = 0.5, 1.0
 
 
 class MeasuredRate(NamedTuple):
-    """Exponent a in ``E|w_t - w*| ~ C (time + gamma)^-a``.
+    """An exponent a in ``E|w_t - w*| ~ C (time + gamma)^-a``.
 
     Attributes:
       exponent: minus the least-squares slope between the logarithms.
@@ -31,7 +31,7 @@ class Bootstrap(NamedTuple):
 
     Attributes:
       confidence: the confidence level, for quantiles of the resampled slopes.
-      num_resamples: the number of resamples of all seeds with replacement.
+      num_resamples: the number of times that all seeds are resampled with replacement.
       seed: the seed of the resampling.
     """
 
@@ -56,7 +56,7 @@ def fit_rate(
       times: ``[records]``, the bound's time: t, which is 1 at the start, or t/M.
       errors: ``[seeds, records]``, ``|w_t - w*|``.
       gamma: the offset gamma of the theorem.
-      window: the first and last time of the fit; by default the second half of the records.
+      window: the first and last time of the fit; defaults to the second half of the records.
       bootstrap: the settings of the interval.
 
     Raises:
@@ -68,7 +68,7 @@ def fit_rate(
       >>> round(fit_rate(t, errors, gamma=10.0).exponent, 6)
       0.5
 
-    Reference: Bhuyan et al., Theorems 1 and 2, for the bounds whose exponents it estimates.
+    Reference: Bhuyan et al., Theorems 1 and 2, for the bounds whose exponents are estimated.
     """
     check_argument("num_resamples", bootstrap.num_resamples, Count)
     t, values = np.asarray(times, np.float64), np.asarray(errors, np.float64)

@@ -330,8 +330,11 @@ CASES = {
     ),
     "masks for rows": (lambda: federate((X, Y), [Y == 0, Y > 0]), "as np.flatnonzero makes them"),
     "rows fractional": (lambda: federate((X, Y), [[0.0, 1.0]]), r"clients\[0\] is an .* float64"),
-    "rows negative": (lambda: federate((X, Y), [[0, -1]]), "name row -1 of 24 training examples"),
-    "rows beyond": (lambda: federate((X, Y), [[0, 24]]), "name row 24 of 24 training examples"),
+    "rows negative": (
+        lambda: federate((X, Y), [[0, -1]]),
+        "have row -1, but there are 24 training",
+    ),
+    "rows beyond": (lambda: federate((X, Y), [[0, 24]]), "have row 24, but there are 24 training"),
     "a client without rows": (lambda: federate((X, Y), [[0, 1], []]), "client 1 has no training"),
     "no client": (lambda: federate((X, Y), []), "clients is empty"),
     "one row to divide": (lambda: federate((X, Y), [[0, 1], [2]]), "client 1 has 1 examples"),

@@ -44,7 +44,7 @@ CASES = {
         lambda: available(ALL, bernoulli(np.full(3, 0.5))),
         "law is for 3 clients, and there are 4; give it one number for all, or one for each",
     ),
-    "nobody changes": (lambda: markov(0.0, 0.0), "comes and leaves are both 0, so that nobody"),
+    "nobody changes": (lambda: markov(0.0, 0.0), "comes and leaves are both 0, so no client"),
     "comes above 1": (lambda: markov(1.5, 0.1), "comes is 1.5; it must lie between 0 and 1"),
     "leaves below 0": (lambda: markov(0.5, -0.1), "leaves is -0.1; it must lie between 0 and 1"),
     "comes and leaves of others": (

@@ -369,7 +369,7 @@ def test_a_page_whose_items_would_be_in_its_place_is_refused(tmp_path, name):
     put(tmp_path / "mfa-fig1", "mfa-fig1")
     code, printed = call("report", tmp_path, "--format", "md", "--out", tmp_path / name)
     assert code == 2
-    assert "give another one, such as results.md" in " ".join(printed.split())
+    assert "choose another name, such as results.md" in " ".join(printed.split())
     assert not (tmp_path / name).exists()
 
 

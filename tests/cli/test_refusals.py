@@ -12,7 +12,7 @@ from tests.test_cli import CONFIG, call, check_refusal
 
 NESTED = "[" * 2000 + "]" * 2000
 SPOILT = {
-    "2000 brackets": (f"x = {NESTED}", (), "lie too deep in each other"),
+    "2000 brackets": (f"x = {NESTED}", (), "are nested too deeply"),
     "2000 brackets of --set": ("", ("--set", f"num_rounds={NESTED}"), "too deep"),
     "3000 tables of --set": ("", ("--set", ".".join("a" * 3000) + "=1"), "too deep"),
     "a table of 3000 dots": (f"[{'.'.join('a' * 3000)}]", (), "too deep"),

@@ -119,7 +119,7 @@ def test_an_array_that_is_not_one_is_refused(tmp_path):
     with zipfile.ZipFile(content, "a") as archive:
         archive.writestr("x_train.npy", b"no array")
     (tmp_path / "odd.npz").write_bytes(content.getvalue())
-    with pytest.raises(ValueError, match=r"odd\.npz: not a file of arrays: an array has not"):
+    with pytest.raises(ValueError, match=r"odd\.npz: not a file of arrays: an array is not"):
         load_npz(tmp_path / "odd.npz")
 
 

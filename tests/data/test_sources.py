@@ -67,7 +67,7 @@ COMPRESSED = gzip.compress(FOUR, mtime=0)  # the names of tests must not tell th
         (FOUR[:10], "the header is cut off after 10 of 16 bytes"),
         (
             FOUR[:-1],
-            "record 3 of 4 is cut off: the header promises 16 bytes of values, there are 1",
+            "record 3 of 4 is cut off: the header declares 16 bytes of values, but there are 1",
         ),
         (FOUR[:-9], "record 1 of 4 is cut off"),
         (FOUR[:16], "record 0 of 4 is cut off"),
@@ -106,7 +106,7 @@ def test_what_does_not_fit_the_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
     path = tmp_path / "large"
     path.write_bytes(idx(8, (4, 64), bytes(256)))
-    message = "the header promises 256 bytes, but 100 bytes of memory are free"
+    message = "the header declares 256 bytes, but 100 bytes of memory are free"
     with pytest.raises(ValueError, match=message):
         read_idx(path)
 
@@ -510,7 +510,7 @@ def replace_line(folder, file, number, text):
             ("list_attr_celeba.txt", 1, "28"),
             {},
             ValueError,
-            "line 1 promises 28 images, there are 27",
+            "line 1 declares 28 images, but there are 27",
         ),
         (("list_attr_celeba.txt", 1, "Bald"), {}, ValueError, "line 1 must be the number"),
         (

@@ -123,7 +123,7 @@ def test_parameters_that_are_not_finite_are_refused(kept, tmp_path):
     other = [x.copy() for x in params]
     other[1][0, 1, 2] = np.nan  # of algorithm A and seed 1
     save_params(other, result, tmp_path / "other.npz")
-    with pytest.raises(ValueError, match=r"params: .*other.npz has entries that are no finite"):
+    with pytest.raises(ValueError, match=r"params: .*other.npz has entries that are not finite"):
         run(experiment(params=str(tmp_path / "other.npz")))
     run(experiment(params=str(tmp_path / "other.npz"), num_seeds=1))  # which asks for seed 0
 
@@ -209,7 +209,7 @@ def test_points_with_other_parameters_are_refused_before_anything_is_compiled():
     def other(dim):
         return Setup(Towards(jax.numpy.zeros(4), dim=dim), fedavg(0.1, local_steps=1), mfa_rr(4, 1))
 
-    with pytest.raises(ValueError, match=r"those of model 1 are others in dim=3 than elsewhere"):
+    with pytest.raises(ValueError, match=r"those of model 1 differ in dim=3 from those elsewhere"):
         sweep(Grid(other, {"dim": [2, 3]}, num_rounds=1), keep="params")
     with pytest.raises(ValueError, match="keep is 'all'; it must be None or 'params'"):
         sweep(Grid(other, {"dim": [2]}, num_rounds=1), keep="all")

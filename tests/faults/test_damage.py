@@ -39,7 +39,7 @@ def check_ends(name, directory, expected, done):
     results = directory / "results"
     before = content_of(results)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damage that is passed over
+        warnings.simplefilter("ignore")  # of damage that is skipped
         code, said = finish(name, directory)
     assert "Traceback" not in said
     if code == 2:

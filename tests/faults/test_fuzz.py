@@ -44,7 +44,7 @@ from tests.faults.children import FILES
 from tests.faults.inputs import LEAVES, VALUES, WORDS, changed, of_schema, spoilt
 
 FEW, MANY = 12, int(os.environ.get("FEDJAX_MM_FUZZ", "10000"))
-pytestmark = pytest.mark.filterwarnings("ignore")  # about damage that is passed over
+pytestmark = pytest.mark.filterwarnings("ignore")  # about damage that is skipped
 
 
 class Target(NamedTuple):

@@ -219,7 +219,7 @@ def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):
     assert "continue it with --resume" in again.err
     other = reproduce(tmp_path, *SEEDS, "--resume", mean=0.1)
     assert other.code == cli.BAD_INPUT
-    assert "is of another run, with other config" in other.err
+    assert "is from another run, with a different config" in other.err
     coin.clear()
     coin.stop_before = np.inf
     assert reproduce(tmp_path, *SEEDS, "--resume").code == 0
@@ -232,7 +232,7 @@ def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):
         xr.testing.assert_identical(one.drop_attrs(), two.drop_attrs())
 
 
-@pytest.mark.filterwarnings("ignore:the saved result in .* is passed over")
+@pytest.mark.filterwarnings("ignore:the saved result in .* is skipped")
 @pytest.mark.parametrize("name", ["result.nc", "manifest.json"])
 def test_a_batch_that_is_damaged_is_computed_again(coin, tmp_path, name):
     """Also where the file can be read, with another number in it."""

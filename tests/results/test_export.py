@@ -359,7 +359,7 @@ def test_the_command_exports_the_result_of_a_sweep(place):
 WRONG = {
     "no result": (("none", "--to", "mlflow"), ("there is no", "give a directory that run, sweep")),
     "an empty folder": (("empty", "--to", "mlflow"), ("there is no", "result.nc")),
-    "a damaged file": (("damaged.nc", "--to", "tensorboard"), ("this is no result; give a",)),
+    "a damaged file": (("damaged.nc", "--to", "tensorboard"), ("this is not a result; give a",)),
     "no curves": (("table.nc", "--to", "tensorboard"), ("table.nc has no curves by round",)),
     "no tracker": (("mine.nc",), ("missing option '--to'",)),
     "another tracker": (("mine.nc", "--to", "wandb"), ("'wandb' is not one of 'mlflow'",)),

@@ -290,7 +290,7 @@ def simulated(assignment):
         (
             (Cohort(CLIENTS[:0], EVENS[:0]), EVENS),
             ValueError,
-            r"no slots, .* the client -1 if nobody",
+            r"no slots; .* the client -1 if nobody",
         ),
         (
             (Cohort(CLIENTS, EVENS, np.ones(2)), EVENS),

@@ -329,14 +329,14 @@ def test_steps_share_a_program_by_default():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"together": ["mu"]}, "'mu', which is no axis; the axes are num_models, local_steps"),
+        ({"together": ["mu"]}, "'mu', which is not an axis; the axes are num_models, local_steps"),
         (
             {"together": ["num_models"], "task": {"name": "digits", "num_clients": 8}},
             "'num_models', whose values cannot share a program; only local_steps and num_models",
         ),
         (
             {"together": ["num_models"], "axes": {}, "num_models": 2},
-            "'num_models', which is no axis; the axes are none",
+            "'num_models', which is not an axis; the axes are none",
         ),
     ],
 )

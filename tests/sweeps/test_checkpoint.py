@@ -638,7 +638,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinishe
     part = unfinished / "grid" / "unfinished" / "part-0002"
     newest = part / f"{small.saves['part-0002'][-1]}.npz"
     damage(newest)
-    with pytest.warns(UserWarning, match=f"{newest} is damaged and passed over: .") as warned:
+    with pytest.warns(UserWarning, match=f"{newest} is damaged and was skipped: .") as warned:
         outcome = call("sweep", small.config, "--out", unfinished, "--resume")
     assert outcome.code == 0
     assert len(warned) == 1
@@ -677,7 +677,7 @@ def test_a_finished_batch_without_all_its_records_is_damaged(small, unfinished, 
     with Checkpoints(unfinished / "grid", resume=True) as checkpoints:
         saved = checkpoints.load(0)
         checkpoints.save(0, saved.rounds, change(saved.arrays))
-    with pytest.warns(UserWarning, match="part-0000/.* is damaged and passed over: .") as warned:
+    with pytest.warns(UserWarning, match="part-0000/.* is damaged and was skipped: .") as warned:
         outcome = call("sweep", small.config, "--out", unfinished, "--resume")
     assert (outcome.code, len(warned)) == (0, 1)
     check_finished(unfinished, small.expected)

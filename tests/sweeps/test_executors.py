@@ -102,7 +102,7 @@ def test_a_part_whose_worker_died_is_given_out_again():
 
 def test_a_part_whose_workers_die_is_named_in_the_end():
     executor = Here(lambda part, _: part.number == 2)
-    with pytest.raises(ChildProcessError, match=f"part 2/4 was given out {TRIES} times.*is gone"):
+    with pytest.raises(ChildProcessError, match=f"part 2/4 was submitted {TRIES} times.*is gone"):
         list(compute_parts(empty, parts(4), executor))
     assert executor.given.count(Part(2, 4)) == TRIES
 

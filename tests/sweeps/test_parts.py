@@ -174,7 +174,7 @@ def test_parts_must_have_every_run_once(grid, pieces):
     """As if they were of two versions that cut the runs at other places."""
     first = pieces[0].runs[0]
     fewer = first._replace(replicas=first.replicas * 0)
-    with pytest.raises(ValueError, match="do not have every run once"):
+    with pytest.raises(ValueError, match="do not contain every run once"):
         join_parts(grid, [pieces[0]._replace(runs=[fewer, *pieces[0].runs[1:]]), *pieces[1:]])
 
 
@@ -197,7 +197,7 @@ def test_parts_of_two_numbers_are_not_joined(grid, pieces):
     ],
 )
 def test_parts_of_another_run_are_named(pieces, change, message):
-    with pytest.raises(ValueError, match="part 1/3 is of another run") as error:
+    with pytest.raises(ValueError, match="part 1/3 is from another run") as error:
         join_parts(make(**change), pieces)
     assert message in str(error.value)
 
@@ -205,7 +205,7 @@ def test_parts_of_another_run_are_named(pieces, change, message):
 @pytest.mark.parametrize("name", ["versions", "revision"])
 def test_parts_of_another_version_are_named(grid, pieces, name):
     older = pieces[0]._replace(about={**pieces[0].about, name: "older"})
-    with pytest.raises(ValueError, match=f'part 1/3 is of another run: {name} was "older"'):
+    with pytest.raises(ValueError, match=f'part 1/3 is from another run: {name} was "older"'):
         join_parts(grid, [older, *pieces[1:]])
 
 
@@ -382,7 +382,7 @@ def test_a_part_of_another_run_is_kept(folder, capsys):
     assert part(folder, "1/3", "--set", "num_rounds=8", "--overwrite") == 0
     capsys.readouterr()
     assert call("merge", folder / "cut/grid") == 2
-    assert "is of another run" in capsys.readouterr().err
+    assert "is from another run" in capsys.readouterr().err
 
 
 def test_parts_of_another_number_are_kept(folder, capsys):

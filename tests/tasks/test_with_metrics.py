@@ -143,7 +143,7 @@ def test_a_metric_of_each_client_has_a_number_for_each(length):
 
 def test_what_is_of_each_client_is_a_metric():
     task = with_metrics(Towards(jnp.zeros(N)), {}, per_client=["share"])
-    with pytest.raises(ValueError, match="per_client has 'share', which is no metric of the task"):
+    with pytest.raises(ValueError, match="per_client has 'share', which is not a task metric"):
         simulate(jax.random.key(0), task, *HOW)
 
 

@@ -1,4 +1,4 @@
-"""Accuracies in section 7: settings of the runs, and rounds to a target."""
+"""Accuracies in section 7: run settings and rounds to a target accuracy."""
 
 import math
 from collections.abc import Sequence
@@ -16,45 +16,47 @@ from fedjax_mm.papers.schema import Check
 
 PARTS = ("train", "test")
 TARGETS = ("g", "g'", "window")
-"""Gains over FedAvg, by what they count; see `rounds_to_all`."""
-_ABOVE = 8  # points by which FedAvg should beat the most frequent class
+"""The gains over FedAvg, named by the rounds that they compare; see `rounds_to_all`."""
+_ABOVE = 8  # points by which FedAvg should exceed the most frequent class
 
 
 class Trainings(Seeded):
-    """Settings common to all experiments of section 7."""
+    """Settings shared by all experiments of section 7."""
 
     num_clients: Count
     num_rounds: Count
     """T_1, the rounds of FedAvg on one model."""
     record_every: Count = 1
-    """Rounds between records; the largest common divisor with T_1 is taken."""
+    """Rounds between records, reduced to the greatest common divisor with T_1."""
     window: Count = 10
-    """Rounds before T_1 whose mean accuracy is a target: at most T_1, and whole records."""
-    stop: Flag = True
-    """Whether runs end once they have reached FedAvg's accuracies, or go on for all rounds.
+    """The window, in rounds up to T_1, whose mean accuracy is a target.
 
-    A run that has ended says nothing about means over a window: that gain is then left out.
+    It is at most T_1 and a multiple of the recording interval."""
+    stop: Flag = True
+    """Whether a run stops once it reaches FedAvg's accuracies, instead of using all rounds.
+
+    A stopped run has no means over a window, so the "window" gain is omitted.
     """
     directory: Path | None = None
-    """Folder of CelebA's own files; without it a surrogate is made."""
+    """The directory of the CelebA files, or None for a synthetic surrogate."""
 
     @property
     def resolution(self) -> int:
-        """Returns the rounds between records."""
+        """Returns the number of rounds between records."""
         return math.gcd(self.record_every, self.num_rounds)
 
     @property
     def targets(self) -> list[str]:
-        """Returns the gains that the runs are long enough for."""
+        """Returns the names of the gains that the runs are long enough to measure."""
         return [target for target in TARGETS if not (self.stop and target == "window")]
 
     @property
     def records_in_window(self) -> int:
-        """Returns the records whose mean is compared with a mean."""
+        """Returns the number of records in a window."""
         return math.ceil(min(self.window, self.num_rounds) / self.resolution)
 
     def about_gains(self, targets: Sequence[str]) -> str:
-        """Returns the definitions of the gains for some targets, for captions."""
+        """Returns caption text that defines the gains for some targets."""
         length = self.records_in_window * self.resolution
         window = f" Window: g' of means over {length} rounds, of FedAvg's accuracy and of that of "
         window += "several models."
@@ -66,13 +68,13 @@ class Trainings(Seeded):
 
 
 def draw_of(stack: FederatedData, seed: Any) -> FederatedData:
-    """Returns the draw of the data for a run with this seed, which may be traced."""
-    # CelebA's files are a single draw for all seeds.
+    """Returns the data drawn for a run's seed, which may be traced."""
+    # All seeds share a single draw of CelebA's files.
     return stack.select(seed % len(stack.train.counts))
 
 
 def majorities(stack: FederatedData, part: str, num_seeds: int, column: int = 0) -> list[float]:
-    """Returns the share of the most frequent label in the data of every seed."""
+    """Returns the share of the most frequent label, for every seed."""
     shares = []
     for seed in range(num_seeds):
         store = getattr(draw_of(stack, seed), part)
@@ -84,13 +86,13 @@ def majorities(stack: FederatedData, part: str, num_seeds: int, column: int = 0)
 
 
 def largest_shares(stack: FederatedData, num_seeds: int) -> list[float]:
-    """Returns the largest client's share of the training examples in the data of every seed."""
+    """Returns the largest client's share of the training examples, for every seed."""
     counts = [np.asarray(draw_of(stack, seed).train.counts) for seed in range(num_seeds)]
     return [float(each.max() / each.sum()) for each in counts]
 
 
 def accuracies_of(result: xr.Dataset, stacks: Sequence[FederatedData]) -> xr.Dataset:
-    """Returns the accuracies and divergences of a sweep, with the data's names in the manifest."""
+    """Returns a sweep's accuracies and divergences, adding the data's names to the manifest."""
     names = list(dict.fromkeys(stack.name for stack in stacks))
     about = result.attrs["manifest"] | {"datasets": names}
     kept = [*(f"{part}_accuracy" for part in PARTS), "diverged"]
@@ -98,7 +100,7 @@ def accuracies_of(result: xr.Dataset, stacks: Sequence[FederatedData]) -> xr.Dat
 
 
 def by_part(result: xr.Dataset, name: str) -> xr.DataArray:
-    """Returns shares of the training and the test examples, over a first dimension "part"."""
+    """Stacks the training and test shares along a leading dimension "part"."""
     parts = xr.IndexVariable("part", list(PARTS))
     return xr.concat([result[f"{part}_{name}"].rename(name) for part in PARTS], parts)
 
@@ -108,7 +110,7 @@ def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataA
 
     Args:
       accuracy: over ``(..., round, model)``; NaN for absent models.
-      targets: for some of the other dimensions.
+      targets: over some of the other dimensions.
     """
     # Skip round 0, because a model that is good at the start has not learned anything.
     trained = accuracy.sel(round=accuracy["round"] > 0)
@@ -116,19 +118,19 @@ def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataA
 
 
 def running_mean(accuracy: xr.DataArray, size: int) -> xr.DataArray:
-    """Returns the means of `size` successive records, or NaN at the first records."""
-    # Add up record by record, because the last digit of a sum over an axis depends on the memory's
-    # order, so that one model would not reach its own mean.
+    """Returns running means of `size` consecutive records, which are NaN for the first records."""
+    # Add record by record, because the last digit of a sum over an axis depends on the memory
+    # layout, and a single model could then miss its own mean.
     exact = accuracy.astype(float)
     return sum((exact.shift(round=lag) for lag in range(1, size)), exact) / size
 
 
 class Rounds(NamedTuple):
-    """Rounds to the targets of several models, over a dimension "target".
+    """Rounds to the targets of one or several models, over a dimension "target".
 
     Attributes:
-      alone: T_1, those of FedAvg on each model.
-      together: T_M, after which every model has reached its target; NaN if they do not.
+      alone: T_1, the rounds of FedAvg on each model.
+      together: T_M, the rounds until every model has reached its target; NaN if never reached.
     """
 
     alone: xr.DataArray
@@ -136,24 +138,24 @@ class Rounds(NamedTuple):
 
 
 def rounds_to_all(alone: xr.DataArray, together: xr.DataArray, size: int) -> Rounds:
-    """Returns the rounds that the gains compare.
+    """Returns the rounds that each gain compares.
 
-    The targets of "g" and "g'" are FedAvg's accuracies after T_1 rounds. Accuracies go up and
-    down: FedAvg may have had its own long before. "g" counts its T_1 rounds all the same, and "g'"
-    those until it had it first, so that one model's gain is 1. The targets of "window" are FedAvg's
-    mean accuracies over the last records up to T_1, which are compared with running means.
+    For "g" and "g'" the targets are FedAvg's accuracies after T_1 rounds. FedAvg may reach them
+    before T_1, because accuracies fluctuate. "g" still counts T_1 rounds, whereas "g'" counts the
+    rounds until FedAvg first reaches them, so the gain of a single model is 1. For "window" the
+    targets are FedAvg's mean accuracies over the last records up to T_1, compared to running means.
 
     Args:
-      alone: FedAvg's accuracies over ``(..., round)``, until T_1.
-      together: those of several models over ``(..., round, model)``.
-      size: the records of a window.
+      alone: accuracies of FedAvg over ``(..., round)``, up to T_1.
+      together: accuracies of several models over ``(..., round, model)``.
+      size: the number of records in a window.
     """
 
     def first(alone: xr.DataArray, together: xr.DataArray) -> Rounds:
         targets = alone.isel(round=-1, drop=True)
         return Rounds(rounds_to(0.0, targets - alone), rounds_to_targets(together, targets))
 
-    # Leave round 0 out of the windows, too, because nothing has been learned in it.
+    # Exclude round 0 from the windows as well, because no model has been trained yet.
     curves = [each.sel(round=each["round"] > 0) for each in (alone, together)]
     at_once, on_average = first(*curves), first(*(running_mean(each, size) for each in curves))
     all_of_it = xr.full_like(at_once.alone, alone["round"][-1].item())
@@ -165,11 +167,11 @@ def rounds_to_all(alone: xr.DataArray, together: xr.DataArray, size: int) -> Rou
 
 
 def beats_majority(who: str, ahead: xr.DataArray) -> Check:
-    """Checks that accuracies are far enough ahead of the most frequent class.
+    """Checks that accuracies exceed the share of the most frequent class by a margin.
 
     Args:
       who: the name of the method or model.
-      ahead: points over ``(..., "seed")``.
+      ahead: the lead in points, over ``(..., "seed")``.
     """
     text = f"{who} is more than {_ABOVE} points above the most frequent class"
     return check(text, more(ahead, by=_ABOVE, form=".1f"))

@@ -1,4 +1,4 @@
-"""Theorem 1 and Corollary 1: bounds and measured errors on the quadratic."""
+"""Theorem 1 and Corollary 1: error bounds and measured errors on the quadratic."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,23 +43,23 @@ from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.problem import Problem, Rate
 from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT, fit_rate
 
-ROUND_OFF = 1e-6  # of distances in float32, relative to the bound
-FROZEN = 200_000  # rounds within which a frozen model must violate a bound
+ROUND_OFF = 1e-6  # of float32 distances, relative to the bound
+FROZEN = 200_000  # a frozen model must violate a bound within this many rounds
 
 
 class _Statement(NamedTuple):
-    """A method, and the theorem about it.
+    """A method and the theorem that bounds its error.
 
     Attributes:
-      theorem: its name.
-      bound: on E|w_t - w*|, from t, the problem, the rate and a power of |w_1 - w*|.
-      power: which one.
-      assignment: the factory of the method's assignment, from N and M.
-      largest_rate: the largest rate that the theorem admits at the start, times L.
-      time: of the rate and the bound, which depend on rounds "t" or on frames "t/M".
-      exponent: of the bound.
-      server_scale: of FedAvg's server.
-      proof: a remark to checks, where the theorem is proven for another server only.
+      theorem: the theorem's name.
+      bound: maps t, the problem, the rate and a power of |w_1 - w*| to a bound on E|w_t - w*|.
+      power: the power of |w_1 - w*| in the bound.
+      assignment: makes the method's assignment from N and M.
+      largest_rate: the largest initial rate that the theorem allows, times L.
+      time: the time unit of the rate and the bound, rounds "t" or frames "t/M".
+      exponent: the exponent with which the bound decays.
+      server_scale: the scale of FedAvg's server update.
+      proof: a note for checks of a theorem that is proven only for another server update.
     """
 
     theorem: str
@@ -87,11 +87,11 @@ _METHODS: Mapping[Method, _Statement] = {
     "MFA-RR, 1/N": _MFA_RR,
     "MFA-RR, mean": _MFA_RR._replace(server_scale="mean", proof=_ELSEWHERE),
 }
-"""Methods with a bound. Corollary 1 is proven for the factor 1/N of eq. (19)."""
+"""Methods with an error bound. Corollary 1 is proven for the factor 1/N of eq. (19)."""
 
 
 class Bounds(Config):
-    """Settings of bounds on the quadratic from zeros, with schedules that the theorems admit."""
+    """Settings of the bounds on the quadratic, starting from zeros with an admissible schedule."""
 
     algorithms: Annotated[tuple[Method, ...], Field(min_length=1), Distinct]
     num_clients: Annotated[Count, Field(ge=2)] = 24
@@ -100,9 +100,9 @@ class Bounds(Config):
     num_models: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 2, 4, 12)
     local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
     rate: Positive = 1.0
-    """The rate at the start, in units of the largest that the theorem admits."""
+    """The initial rate as a fraction of the largest one that the theorem allows."""
     contraction: Positive = 2.0
-    """beta mu, above 1."""
+    """beta mu, greater than 1."""
     num_rounds: Count = 2000
     num_seeds: Annotated[Count, Field(ge=2)] = 200
     seed: Seed = 0
@@ -123,8 +123,8 @@ class Bounds(Config):
         return self
 
     def constants(self, method: Method) -> xr.Dataset:
-        """Returns the constants of the theorem's hypotheses, N, L, beta and gamma, for every mu."""
-        # Use NumPy, because settings are checked before JAX may start its devices.
+        """Returns the constants N, L, beta and gamma of the theorem's hypotheses, for every mu."""
+        # Use NumPy, because settings are validated before JAX may initialize its devices.
         mu = xr.DataArray(list(self.mu), {"mu": list(self.mu)})
         smoothness = mu + largest_curvature(self.num_clients, self.block_size)
         beta, gamma = _METHODS[method].rate(smoothness, mu, self)
@@ -133,7 +133,7 @@ class Bounds(Config):
 
 
 def _bound(t: Any, symbols: xr.Dataset) -> Any:
-    """Returns a method's bound on E|w_t - w*|, over the dimensions of t and of the symbols."""
+    """Evaluates a method's bound on E|w_t - w*|, over the dimensions of t and of the symbols."""
     statement, names = _METHODS[symbols.algorithm.item()], ("N", "M", "E", "mu", "L", "Gamma", "G")
 
     def bound(t: Any, beta: Any, gamma: Any, distance: Any, *values: Any) -> np.ndarray:
@@ -147,12 +147,12 @@ def _bound(t: Any, symbols: xr.Dataset) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Probed(Quadratic):
-    """The quadratic, which also records G: the largest gradient of all clients at the model."""
+    """The quadratic, also recording G, the largest gradient norm of any client at the model."""
 
     def metrics(self, rng_key: PRNGKeyArray, params: Vector) -> Metrics:
-        """Returns the quadratic's metrics, and the largest gradient."""
-        # On convex losses, at rates up to 2/L, gradients shrink along local steps and along those
-        # of the proof's virtual sequence: none between two recorded rounds' starts is larger.
+        """Adds the largest gradient norm to the quadratic's metrics."""
+        # On convex losses with rates up to 2/L, gradients shrink along local steps and along the
+        # proof's virtual sequence, so the maximum is attained where a recorded round starts.
         clients = jnp.arange(self.num_clients)
         gradients = jax.vmap(jax.grad(self.loss), (None, 0))(params, clients)
         largest = jnp.linalg.norm(gradients, axis=1).max()
@@ -186,13 +186,13 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
         "G": result.gradient.max(("seed", "round", "model")),
     }
     dataset = xr.Dataset(measured, attrs=result.attrs).transpose(*_CASE, ...)
-    t = dataset["round"] + 1  # the model after round t is w_{t+1}
+    t = dataset["round"] + 1  # round t produces w_{t+1}
     bounds = [_bound(t, each).transpose(..., "round") for each in symbols(dataset, config)]
     return dataset.assign(bound=((*_CASE, "round"), np.stack(bounds)))
 
 
 def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
-    """Returns all constants of each method's bound, over mu, M and E."""
+    """Returns the constants of each method's bound, over mu, M and E."""
     dataset = dataset.rename(_NAMES).drop_attrs()
     with jax.enable_x64(True):
         tasks = [quadratic(config.num_clients, config.block_size, mu=mu) for mu in config.mu]
@@ -203,7 +203,7 @@ def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
 
 
 def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
-    """Returns a method's constants, its rates, and when models frozen at the start are found."""
+    """Returns a method's constants and rates, and the rounds at which frozen models are caught."""
     statement, rounds = _METHODS[symbols.algorithm.item()], runs["round"].values
 
     def fit(runs: np.ndarray, frame: Any, gamma: float) -> tuple[float, ...]:
@@ -224,13 +224,13 @@ def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
-    """Returns constants, errors and bounds at some of the records, and exponents."""
+    """Returns the constants, the errors and bounds at some of the records, and the exponents."""
     each, result = symbols(result, config), result.rename(_NAMES)
     numbers = [_of_method(known, result.distance.sel(algorithm=known.algorithm)) for known in each]
     (mean, error), ratio = estimate(result.distance), result.bound / result.largest
     curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
     room = tightest(1 - result.distance / result.bound, "round")
-    # The later the records, the further apart they are.
+    # Space the records more widely as training progresses.
     few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
     measured = xr.Dataset(curves).isel(round=sorted({0, *few.tolist()}))
     measured = measured.assign(xr.concat(numbers, "algorithm", data_vars="all"))
@@ -240,15 +240,15 @@ def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
 
 
 def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
-    """Returns the samples where their mean is the fewest standard errors above 0.
+    """Returns the samples at the point where the mean is the fewest standard errors above 0.
 
-    A bound that holds there holds at every coordinate, and one that is violated anywhere is
-    violated there.
+    A bound that holds at this point holds everywhere, and a bound that is violated anywhere is
+    violated here.
 
     Args:
-      room: over ``(..., along, "seed")``, the bound minus the measured number, in units of the
+      room: the bound minus the measured value over ``(..., along, "seed")``, relative to the
         bound, so that `ROUND_OFF` is its margin.
-      along: such as "round".
+      along: the dimension to search, such as "round".
     """
     mean, error = estimate(room)
     at = ((mean + ROUND_OFF) / error.clip(min=1e-300)).argmin(along)
@@ -256,20 +256,20 @@ def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
 
 
 def rounds_to_bound(share: float, measured: xr.Dataset, exponent: float, frame: Any) -> Any:
-    """Returns the round t in which a bound falls to a share of the distance at the start.
+    """Returns the round t at which a bound falls to a fraction of the initial distance.
 
     Args:
-      share: of the distance.
-      measured: has first_bound, which is that of t = 1, gamma and distance.
+      share: the fraction of the initial distance.
+      measured: has gamma, the initial distance, and first_bound, the bound at t = 1.
       exponent: the bound is proportional to ``(t / frame + gamma)^-exponent``.
-      frame: rounds in a unit of the bound's time.
+      frame: the number of rounds per unit of the bound's time.
     """
     fall = (measured.first_bound / (share * measured.distance)) ** (1 / exponent)
     return frame * (fall * (1 / frame + measured.gamma) - measured.gamma)
 
 
 def needs_more_rounds(measured: xr.Dataset, exponent: float, frame: Any) -> Ruling:
-    """Rules on "increasing M increases T(epsilon)", epsilon half of the distance at the start."""
+    """Rules on "increasing M increases T(epsilon)", for epsilon at half the initial distance."""
     key, rounds = "more-models-more-rounds", rounds_to_bound(0.5, measured, exponent, frame)
     if rounds.sizes["M"] < 2:
         return untested(key, "there is one number of models")
@@ -284,9 +284,9 @@ def needs_more_rounds(measured: xr.Dataset, exponent: float, frame: Any) -> Ruli
 
 
 def judge(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | Check]:
-    """Checks that every bound holds, that errors fall as fast, and that a frozen model would not.
+    """Checks that bounds hold, errors decay at the proven order, and frozen models violate them.
 
-    It rules on no statement: the theorems' own items do.
+    No statement is ruled on here, because each theorem has its own item.
     """
     for name in config.algorithms:
         yield _check_bound(name, measured)
@@ -296,7 +296,7 @@ def judge(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | Check]:
 def judge_theorem(
     key: str, method: Method, measured: xr.Dataset, config: Bounds
 ) -> Iterator[Ruling | Check]:
-    """Rules on the statement that the method's bound holds, and checks what `judge` does."""
+    """Rules on whether the method's bound holds, after the checks of `judge`."""
     if method in config.algorithms:
         yield ruling(key, _holds(method, measured), about=_ratios(method, measured))
     else:
@@ -308,7 +308,7 @@ def judge_theorem(
 
 
 def judge_theorem_1(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | Check]:
-    """Rules on Theorem 1, and on the statements about its dependence on M."""
+    """Rules on Theorem 1 and on its claims about M."""
     yield from judge_theorem("theorem-1", "MFA-Rand", measured, config)
     if "MFA-Rand" in config.algorithms:
         here = measured.sel(algorithm="MFA-Rand", drop=True)
@@ -324,7 +324,7 @@ def _check_bound(method: Method, measured: xr.Dataset) -> Check:
 
 
 def _holds(method: Method, measured: xr.Dataset) -> list[Evidence]:
-    """Tests that 1 - error / bound is not negative where a violation is the most likely."""
+    """Tests that 1 - error / bound is nonnegative where a violation is most likely."""
     room = measured.room.sel(algorithm=method, drop=True)
     return no_less(room, margin=ROUND_OFF, form=".3g")
 
@@ -340,7 +340,7 @@ def _check_rate(method: Method, measured: xr.Dataset) -> Iterator[Check]:
     statement, here = _METHODS[method], measured.sel(algorithm=method)
     theorem, power = statement.theorem, f"({statement.time} + gamma)^-{statement.exponent:g}"
     flat = here.stack(case=("mu", "M", "E"))
-    # An exponent that is unknown sorts below all others, because it decides nothing.
+    # Select an unknown exponent before all others, because it leaves the check undecided.
     slow = flat.isel(case=flat.exponent_high.fillna(-np.inf).argmin("case"))
     where = ", ".join(label(dim, slow[dim].item()) for dim in ("mu", "M", "E"))
     rate = f"{slow.exponent:.2f} ({slow.exponent_low:.2f} to {slow.exponent_high:.2f})"
@@ -348,7 +348,7 @@ def _check_rate(method: Method, measured: xr.Dataset) -> Iterator[Check]:
     falls = f"{method}: errors fall at least as {power} in the later half{statement.proof}"
     yield check(falls, is_fast, f"the slowest, at {where}: {rate}")
     if 1 in here.E.values:
-        # Check that a model that never moves would fail, because a check that cannot fail is empty.
+        # Check that a model that never moves fails, because otherwise the check is vacuous.
         frozen = here.frozen_found_in_round.sel(E=1, mu=here.mu.max())
         evidence = f"in the round {describe(frozen, form=',.0f', missing='never')}"
         text = f"{method}: a model frozen at its start would violate {theorem} within"
@@ -357,11 +357,11 @@ def _check_rate(method: Method, measured: xr.Dataset) -> Iterator[Check]:
 
 
 _CONSTANTS = ("L", "Gamma", "G", "beta", "gamma", "distance")
-_FEW = 6  # cases whose curves are printed too
+_FEW = 6  # print the curves of at most this many cases
 
 
 def table(measured: xr.Dataset, config: Bounds) -> Sequence[Table]:
-    """Returns errors and bounds at the end, the constants, and curves if there are few."""
+    """Returns the final errors and bounds, the constants, and, for few cases, the curves."""
     at, last = ("algorithm", "mu", "M", "E"), measured.isel(round=-1)
     least, largest = (cells(measured[f"{end}_ratio"], form=".3g") for end in ("least", "largest"))
     main = {
@@ -387,7 +387,7 @@ def table(measured: xr.Dataset, config: Bounds) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
-    """Draws measured errors and bounds over rounds, a panel for every method, mu and E."""
+    """Draws measured errors and bounds over rounds, with one panel per method, mu and E."""
     curves = result[["distance", "bound"]].mean("seed").assign_coords(round=result["round"] + 1)
     curves = curves.rename(_NAMES).transpose(..., "M", "round")
     panels = []
@@ -433,4 +433,4 @@ ITEMS = (
     ),
     _beside(_BOTH, id="bounds-mfa", title="bounds and errors of MFA-Rand and MFA-RR"),
 )
-"""Theorem 1 and Corollary 1, and what `fedjax-mm bounds mfa` shows."""
+"""Theorem 1, Corollary 1, and the item shown by `fedjax-mm bounds mfa`."""

@@ -1,4 +1,4 @@
-"""Figures 1 to 4: the gap of MFA-Rand and MFA-RR on the quadratic, its mean and its spread."""
+"""Figures 1 to 4: mean and spread of the gap of MFA-Rand and MFA-RR on the quadratic."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ from fedjax_mm.sweeps.execution import Execution
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
 _SIMILAR = 0.02  # of gap(t) in log10: 5 % of F(w) - F(w*)
-_FACTOR = 3.0  # between standard deviations that differ considerably
+_FACTOR = 3.0  # ratio of standard deviations that "differ considerably"
 
 
 class Comparison(BothOnQuadratic):
@@ -40,14 +40,14 @@ class Comparison(BothOnQuadratic):
 
 
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
-    """Returns both algorithms' curves, with ``gap = log10(F(w_t) - F*)``."""
+    """Returns the curves of both algorithms, including ``gap = log10(F(w_t) - F*)``."""
     result = run(config.at(config.num_models, config.local_steps), execution)
     gap = result.excess_loss.copy(data=log_gap(result.excess_loss))
     return result.assign(gap=gap.assign_attrs(long_name="gap(t) = log10(F(w_t) - F*)"))
 
 
 def measure(result: xr.Dataset, config: Comparison) -> xr.Dataset:
-    """Returns means and spreads over seeds in the last fifth of the rounds, over all models."""
+    """Returns means and spreads over seeds and models in the last fifth of the rounds."""
     last = result.gap.isel(round=slice(-max(1, math.ceil(0.2 * config.num_rounds)), None))
     means = last.mean(("round", "model"))
     mean, error = estimate(means)
@@ -69,7 +69,7 @@ def _spread(gap: xr.DataArray) -> xr.DataArray:
 
 
 def _log_ratio(gap: xr.DataArray) -> float:
-    """Returns log10 of MFA-Rand's spread over MFA-RR's, or NaN if neither spreads."""
+    """Returns log10 of the ratio of MFA-Rand's spread to MFA-RR's, or NaN if both are 0."""
     rand, rr = _spread(gap).sel(algorithm=list(_ALGORITHMS)).values
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.log10(rand / rr))
@@ -78,8 +78,8 @@ def _log_ratio(gap: xr.DataArray) -> float:
 def jackknife(samples: xr.DataArray, statistic: Callable[[xr.DataArray], float]) -> xr.DataArray:
     """Returns jackknife pseudo-values, whose mean and standard error estimate a statistic.
 
-    The i-th of n is n theta - (n - 1) theta_i, where theta_i is the statistic without seed i. With
-    2 seeds they are NaN, since a single seed has no spread.
+    The i-th of n pseudo-values is n theta - (n - 1) theta_i, where theta_i is the statistic without
+    seed i. With 2 seeds they are NaN, because a single seed has no spread.
 
     Reference:
       Efron and Tibshirani, "An introduction to the bootstrap", 1993, eq. (11.2) and section 11.5.
@@ -88,12 +88,12 @@ def jackknife(samples: xr.DataArray, statistic: Callable[[xr.DataArray], float])
     others = [samples.drop_isel(seed=i) for i in range(size)] if size > 2 else []
     without = np.array([statistic(each) for each in others] or [np.nan] * size)
     whole = statistic(samples)
-    with np.errstate(invalid="ignore"):  # inf - inf, if MFA-RR's runs are all equal
+    with np.errstate(invalid="ignore"):  # inf - inf, if all of MFA-RR's runs are equal
         return xr.DataArray(size * whole - (size - 1) * without, {"seed": samples.seed})
 
 
 def judge(keys: Sequence[str], measured: xr.Dataset, config: Comparison) -> Iterable[Ruling]:
-    """Judges that the methods differ in spread for few models, and also in the mean for many."""
+    """Judges whether the spreads differ for few models, and the means as well for many models."""
     ahead = measured["RR minus Rand"]
     ratios = measured["log10 of the ratio of spreads"]
     spreads = measured["spread over seeds"].sel(algorithm=list(_ALGORITHMS)).values
@@ -112,14 +112,14 @@ def judge(keys: Sequence[str], measured: xr.Dataset, config: Comparison) -> Iter
 
 
 def table(measured: xr.Dataset, config: Comparison) -> Sequence[Table]:
-    """Returns a row for each algorithm."""
+    """Returns one row per algorithm."""
     numbers = measured.drop_dims("seed").data_vars.items()
     columns = {str(name): cells(x, form=".4f") for name, x in numbers}
     return [rows(columns, ("algorithm",))]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Comparison) -> Figure:
-    """Draws the paper's two panels, of model 1."""
+    """Draws the paper's two panels for model 1."""
     return mean_and_runs(
         result.gap.sel(model=1),
         title=f"Quadratic, N = {config.task.num_clients}, M = {config.num_models}, "

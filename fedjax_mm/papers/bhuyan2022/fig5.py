@@ -1,4 +1,4 @@
-"""Figure 5: the gain over sequential FedAvg against M, on the quadratic."""
+"""Figure 5: the gain over sequential FedAvg against M on the quadratic."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Self
@@ -24,7 +24,7 @@ from fedjax_mm.sweeps.execution import Execution
 
 
 class GainSweep(BothOnQuadratic):
-    """Settings of Figure 5: rounds to a target as M and E vary."""
+    """Settings of Figure 5: rounds to a target for several M and E."""
 
     learning_rate: Positive | InverseTime = 0.1
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 3, 4, 6, 8, 12)
@@ -38,7 +38,7 @@ class GainSweep(BothOnQuadratic):
         return self
 
     def sweep(self) -> Experiment:
-        """Returns both algorithms at every M and E."""
+        """Returns the experiment of both algorithms at every M and E."""
         axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
         base = self.at(max(self.num_models), self.local_steps[0])
         swept = {"axes": axes, "together": list(axes)}
@@ -53,9 +53,9 @@ def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Datase
 
 
 def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
-    """Returns T, the first round with the mean error below the threshold, and g = M T_1 / T_M.
+    """Returns g = M T_1 / T_M, where T is the first round with mean error below the threshold.
 
-    FedAvg's T_1 is its first round there as well: this is the g' of Figures 6 and 7.
+    T_1 is FedAvg's first such round as well, as in the g' of Figures 6 and 7.
     """
     distance = result.distance.rename(local_steps="E", num_models="M")
     distance = distance.transpose("algorithm", "E", "seed", "M", "round")
@@ -78,20 +78,20 @@ def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: GainSweep) -> Iterable[Ruling]:
-    """Rules on the growth of the gain with M, where an unreached target bounds the gain above."""
+    """Rules on how the gain grows with M, where an unreached target bounds the gain from above."""
     gains, alone = measured.gain_per_seed, measured.rounds_per_seed.sel(M=1, drop=True)
     limits = Limits(gains.fillna(0.0), gains.fillna(gains.M * alone / config.num_rounds))
     yield ruling("increases", median_more(limits.trend.beside(0.5), by=0.5))
 
 
 def table(measured: xr.Dataset, config: GainSweep) -> Sequence[Table]:
-    """Returns gains with the rounds that they take."""
+    """Returns the gains and the rounds to the target."""
     took = xr.where(measured.rounds.isnull(), "", "\nT=" + cells(measured.rounds, form=".0f"))
     return [rows(columns(cells(measured.gain) + took, "M"), ("algorithm", "E"))]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: GainSweep) -> Figure:
-    """Draws the gain against M, a line per E, a panel per algorithm."""
+    """Draws the gain against M, with one panel per algorithm and one line per E."""
     return plots.draw(
         [gain_panels(measured.gain, measured.gain_per_seed_standard_error)],
         title=f"Gain over sequential FedAvg, quadratic, N = {config.task.num_clients}, "

@@ -1,4 +1,4 @@
-"""Figures 6 and 7: the gain of training several models of one task."""
+"""Figures 6 and 7: the gain from training several models of one task together."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.sweeps.until import Until
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
-_MARGIN = 5.0  # points by which FedAvg's accuracies may differ from the printed ones
+_MARGIN = 5.0  # allowed difference of FedAvg's accuracies from the published ones, in points
 _WHY = (
     "At a rate of 3e-4 no model has converged after T_1 rounds, so that T_M near T_1, which is a "
     "gain near M, is the null. MFA-RR comes out at or above M for two reasons: it takes each "
@@ -50,17 +50,17 @@ _WHY = (
 
 
 class GainVersusModels(Trainings):
-    """Settings of Figures 6 and 7: models of one task, until all are as good as FedAvg's."""
+    """Settings of Figures 6 and 7: models of one task, trained until all match FedAvg."""
 
     learners: Annotated[tuple[Learner, ...], Field(min_length=1)]
-    """Each has data of its own."""
+    """The learners, each with different data."""
     cohort_size: Count | None = None
     redraw: Literal["frame", "round"] = "frame"
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
     budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Runs of several models end after this many times T_1 rounds. The default is the largest M,
-    because a run that has not ended after M T_1 rounds has a gain below 1."""
+    """The budget for several models, in units of T_1. It defaults to the largest M,
+    because a run that needs more than M T_1 rounds has a gain below 1."""
 
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
@@ -73,12 +73,12 @@ class GainVersusModels(Trainings):
 
     @property
     def sources(self) -> list[str]:
-        """Returns the name of every learner's data."""
+        """Returns the data source of every learner."""
         return [learner.source for learner in self.learners]
 
     @property
     def most_rounds(self) -> int:
-        """Returns the budget in rounds, all recorded."""
+        """Returns the budget in rounds, all of which are recorded."""
         budget = self.budget or max(self.num_models)
         return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
 
@@ -91,7 +91,7 @@ class GainVersusModels(Trainings):
         draw: Any,
         targets: Array,
     ) -> Setup:
-        """Returns one algorithm with M models of the draw's task, which aim at its targets."""
+        """Sets up one algorithm with M models of the task, which aim at FedAvg's accuracies."""
         draw = jnp.asarray(draw, int)
         task = learner.task(accuracy.draw_of(data, draw))
         aiming = Aiming(task, task.num_clients, targets[_ALGORITHMS.index(algorithm), draw])
@@ -101,7 +101,7 @@ class GainVersusModels(Trainings):
 
 
 def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of every model, for all data, both algorithms and every M."""
+    """Returns the accuracies of every model, for all learners, both algorithms and every M."""
     every = [_run_on(learner, config, execution or Execution()) for learner in config.learners]
     about = [each.attrs["manifest"] for each in every]
     seconds = {
@@ -114,7 +114,7 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
 
 
 def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) -> xr.Dataset:
-    """Returns accuracies on one learner's data."""
+    """Returns the accuracies for one learner's data."""
     data = learner.data(config)
 
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
@@ -133,14 +133,14 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
             return sweep(grid, how)
 
     # Run FedAvg on one model first, with unreachable targets, because its accuracies after T_1
-    # rounds are the targets at which the runs of several models end.
+    # rounds become the targets that stop the runs of several models.
     beyond = np.full((len(_ALGORITHMS), config.num_seeds, len(PARTS)), 2, np.float32)
     alone = runs("alone", (1,), config.num_rounds, beyond)
     curves = by_part(alone.isel(num_models=0, model=0), "accuracy")
     curves = curves.transpose("round", "algorithm", "seed", "part")
     start, end = curves.values[[0, -1]]
-    # Drop targets that the start meets, because they would end a run in round 0, which does not
-    # count.
+    # Drop targets that the initial model already meets, because they would stop a run in round 0,
+    # which does not count.
     targets = np.where((end > start).any(axis=-1, keepdims=True), end, beyond)
     together = runs("together", config.num_models[1:], config.most_rounds, targets)
     both = xr.concat([alone, together], "num_models", join="outer", combine_attrs="override")
@@ -156,33 +156,33 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
 
 
 def median(samples: xr.DataArray) -> Estimate:
-    """Returns the median over seeds, and its standard error by the bootstrap.
+    """Returns the median over seeds and its bootstrap standard error.
 
     Args:
-      samples: over dimensions with "seed"; -inf and inf are below and above all other numbers.
+      samples: over dimensions that include "seed"; -inf and inf sort below and above all numbers.
     """
-    # Use the median, because fluctuating accuracies may pass a target early by chance, and a single
-    # such seed can dominate a mean.
+    # Use the median, because a fluctuating accuracy may cross a target early by chance, and one
+    # such seed can dominate the mean.
     values = samples.transpose(..., "seed")
     size, center = samples.sizes["seed"], values.isel(seed=0, drop=True)
     drawn = np.random.default_rng(0).integers(size, size=(1000, size))
-    with np.errstate(invalid="ignore"):  # inf - inf, of seeds that did not get there
+    with np.errstate(invalid="ignore"):  # inf - inf, if a seed missed its target
         middle = np.median(values.values, axis=-1)
         resampled = np.sort(np.median(values.values[..., drawn], axis=-1), axis=-1)
-        error = (resampled[..., 841] - resampled[..., 158]) / 2  # one standard error each way
+        error = (resampled[..., 841] - resampled[..., 158]) / 2  # the 16th and 84th percentiles
     is_known = np.isfinite(error) & (size > 1)
     return Estimate(center.copy(data=middle), center.copy(data=np.where(is_known, error, np.nan)))
 
 
 def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusModels) -> xr.Dataset:
-    """Returns FedAvg's accuracies in percent, and M T_1 / T_M with its median over seeds."""
+    """Returns FedAvg's accuracies in percent, and M T_1 / T_M and its median over seeds."""
     curves = by_part(result, "accuracy").rename(num_models="M")
     alone = curves.sel(M=1, round=slice(config.num_rounds), drop=True).isel(model=0, drop=True)
     rounds = accuracy.rounds_to_all(alone, curves, config.records_in_window)
     single, several = (each.sel(target=config.targets) for each in rounds)
     ratios = xr.apply_ufunc(gain, several.M, single, several)
     gains = ratios.transpose("source", "part", "target", "algorithm", "M", "seed")
-    # A gain that was not reached is below all others.
+    # Count an unreached gain as lower than all others.
     middle, error = median(gains.fillna(-np.inf))
     is_known = np.isfinite(middle)
     percent = 100 * alone.sel(round=config.num_rounds, algorithm="MFA-RR", drop=True)
@@ -203,7 +203,7 @@ def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusMo
 def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ruling | Check]:
     """Judges Figure 6: the gain increases sub-linearly with M."""
     gains = _limits(measured, config)
-    # The mean share of the linear gain that is lost; it falls as gains rise.
+    # Compute the mean share of the linear gain that is lost, which falls as gains rise.
     lost = Limits(*((1 - each / each.M).sel(M=each.M > 1).mean("M") for each in reversed(gains)))
     is_synthetic = all(isinstance(learner, SyntheticLearner) for learner in config.learners)
     yield from _levels(measured)
@@ -214,11 +214,11 @@ def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Rulin
 
 
 def judge_partial(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ruling | Check]:
-    """Judges Figure 7: the gain mostly increases, with dips, and is above 1."""
+    """Judges Figure 7: the gain is above 1 and mostly increases, with some dips."""
     steps = _limits(measured, config).steps
     rising = Limits(*((each > 0).mean("pair") for each in steps))
     over = ("algorithm", "pair")
-    # The highest orders say which falls are certain.
+    # Use the largest possible orders, because they show which decreases are certain.
     dips = Limits(*((each < 0).any(over).astype(float) for each in reversed(steps)))
     yield from _levels(measured)
     yield ruling("for-the-most-part", median_more(rising.beside(0.5), by=0.5))
@@ -233,7 +233,7 @@ def _levels(measured: xr.Dataset) -> Iterable[Ruling | Check]:
 
 
 def _judged(measured: xr.Dataset) -> xr.DataArray:
-    """Returns the gain that the statements are about, the paper's own, of test accuracy."""
+    """Returns the gain that the paper's statements refer to, for test accuracy."""
     gains: xr.DataArray = measured.gain_per_seed.sel(part="test", target="g", drop=True)
     return gains
 
@@ -255,7 +255,7 @@ def _above_one(measured: xr.Dataset, config: GainVersusModels) -> list[Any]:
 
 
 def _excess(measured: xr.Dataset) -> xr.DataArray:
-    """Returns the mean of g / M over M > 1 of every seed, with 0 for unreached targets."""
+    """Returns each seed's mean of g / M over M > 1, counting unreached targets as 0."""
     gains = _judged(measured).fillna(0.0)
     return (gains / gains.M).sel(M=gains.M > 1).mean("M")
 
@@ -269,7 +269,7 @@ def _rank_correlation(x: xr.DataArray, y: xr.DataArray) -> float:
 
 
 def _of_share(measured: xr.Dataset) -> str:
-    """Returns a text on the dependence of MFA-RR's gains on the largest client's share."""
+    """Describes how MFA-RR's gains depend on the largest client's share."""
     excess = _excess(measured).sel(algorithm="MFA-RR", drop=True)
     return "Spearman's rho of MFA-RR's gain with that share over seeds: " + ", ".join(
         f"{source} {_rank_correlation(measured.largest_share.sel(at), excess.sel(at)):.2f}"
@@ -279,7 +279,7 @@ def _of_share(measured: xr.Dataset) -> str:
 
 
 def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
-    """Returns the median gains, FedAvg's accuracies, and the largest client's effect on gains."""
+    """Returns the median gains, FedAvg's accuracies, and how the largest client affects gains."""
     missed = config.num_seeds - measured.reached
     text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
     gains = cells(measured.gain, measured.gain_standard_error, missing="no median")
@@ -298,7 +298,7 @@ def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
 
 
 def _of_largest(measured: xr.Dataset) -> Table:
-    """Returns gains per model in the seeds whose largest client is small, and in the others."""
+    """Returns gains per model for the seeds with a small largest client, and for the others."""
     share, excess = measured.largest_share, _excess(measured)
     is_large = share > share.median("seed")
     about = [
@@ -323,7 +323,7 @@ def _of_largest(measured: xr.Dataset) -> Table:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -> Figure:
-    """Draws, for each data: FedAvg's test accuracy, gains, and gains against the largest share."""
+    """Draws FedAvg's test accuracy, gains, and gains against the largest share, by learner."""
     curves = by_part(result, "accuracy").sel(algorithm="MFA-RR", num_models=1, part="test")
     curves = 100 * curves.isel(model=0, drop=True).sel(round=slice(0, config.num_rounds))
     panels = [row for source in config.sources for row in _rows(curves, measured, source)]
@@ -343,7 +343,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
 
 
 def _rows(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[list[plots.Panel]]:
-    """Returns two rows of two panels, which are legible in a column's width."""
+    """Returns two rows of two panels each, which stay legible at column width."""
     flat = xr.DataArray(np.zeros(2), {"round": curves["round"].values[[0, -1]]})
     here = measured.sel(source=source)
     test = here.sel(part="test")

@@ -1,4 +1,4 @@
-"""Gains over sequential FedAvg against the number of models, in Figures 5 to 7 and Theorem 3."""
+"""Gains over sequential FedAvg against the number of models, for Figures 5 to 7 and Theorem 3."""
 
 from collections.abc import Iterable
 from itertools import combinations, pairwise
@@ -20,34 +20,34 @@ def _from_one(num_models: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Models = Annotated[tuple[Count, ...], AfterValidator(_from_one)]
-"""Numbers of models, the first of which is 1."""
+"""Numbers of models, starting from 1."""
 
 
 def rounds_to(target: Any, curves: xr.DataArray) -> xr.DataArray:
-    """Returns the first recorded round with at most the target, or NaN."""
+    """Returns the first recorded round at or below the target, or NaN."""
     curves = curves.transpose(..., "round")
     rounds = first_round_below(curves, curves["round"], target)
     return curves.isel(round=0, drop=True).copy(data=rounds)
 
 
 class Limits(NamedTuple):
-    """Limits of a quantity of every seed, which are equal if the target was reached.
+    """Lower and upper limits of each seed's quantity, which coincide if the target was reached.
 
     Attributes:
-      low: over ``(..., "seed")``.
-      high: likewise.
+      low: lower limits, over ``(..., "seed")``.
+      high: upper limits, over the same dimensions.
     """
 
     low: xr.DataArray
     high: xr.DataArray
 
     def beside(self, margin: float) -> xr.DataArray:
-        """Returns the limit that decides a seed's side of the margin, or NaN if undecided."""
+        """Returns the limit that shows which side of the margin a seed is on, or NaN if unknown."""
         sure = (self.low > margin) | (self.low == self.high)
         return self.low.where(sure, self.high.where(self.high < margin))
 
     def orders(self, pairs: Iterable[tuple[int, int]]) -> "Limits":
-        """Returns 1, 0 or -1 for each pair of places along "M" whose second is above, at or below.
+        """Returns 1, 0 or -1 for each pair of M whose second value is greater, equal or smaller.
 
         The result has a dimension "pair".
         """
@@ -57,12 +57,12 @@ class Limits(NamedTuple):
         return Limits(*(_signs(xr.concat(each, "pair")) for each in (low, high)))
 
     def isel(self, place: int) -> "Limits":
-        """Returns the limits at a place along "M"."""
+        """Returns the limits at a position along "M"."""
         return Limits(*(each.isel(M=place, drop=True) for each in self))
 
     @property
     def steps(self) -> "Limits":
-        """Returns the orders of each M and the next."""
+        """Returns the order of each M relative to the next."""
         return self.orders(pairwise(range(self.low.sizes["M"])))
 
     @property
@@ -81,12 +81,12 @@ def gain_panels(
     errors: xr.DataArray | None = None,
     ylabel: str = "gain $g = M\\,T_1 / T_M$",
 ) -> list[plots.Panel]:
-    """Returns a panel for each coordinate of the first dimension, with a line for each series.
+    """Returns one panel per coordinate of the first dimension, with one line per series.
 
     Args:
       gains: over ``(panel, series, "M")``; NaN where a target was not reached.
-      errors: standard errors, likewise.
-      ylabel: of every panel.
+      errors: standard errors, over the same dimensions.
+      ylabel: the y-axis label of every panel.
     """
     diagonal = plots.diagonal("g = M", gains.M.values)
     return plots.panels(

@@ -1,4 +1,4 @@
-"""Theorem 2 with V > 0: samples that grow, the bound, and measured errors of MFA-RR."""
+"""Theorem 2 with V > 0: the bound and the measured errors of MFA-RR with growing samples."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ _CONSTANT = 0.05  # relative growth of (t/M + gamma) E|w_t - w*| that counts as 
 
 
 def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
-    """Returns measured errors, and the bound of Theorem 2 for samples that grow."""
+    """Returns measured errors and the bound of Theorem 2 for growing samples."""
     result = run_growing(config, lambda task: task, execution=execution)
     words = "distance |w_t - w*|, mean over models"
     measured = {
@@ -39,12 +39,12 @@ def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
         "farthest": result.distance.max(),
     }
     dataset = xr.Dataset(measured, attrs=result.attrs)
-    t = dataset["round"] + 1  # the model after round t is w_{t+1}
+    t = dataset["round"] + 1  # round t produces w_{t+1}
     return dataset.assign(bound=theorem_2(t, config, dataset.coords.to_dataset()))
 
 
 def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
-    """Returns constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
+    """Returns the constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
     constants, result = known(config), result.rename(_NAMES)
     time = (result["round"] + 1) / result.M + constants.rate.gamma
     mean, error = estimate(result.distance)
@@ -52,7 +52,7 @@ def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
     few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
     curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
     measured = xr.Dataset(curves).isel(round=sorted({0, *few.tolist()}))
-    # Take means over the third and the last quarter of the rounds, because one record is noisy.
+    # Average over the third and the last quarter of the rounds, because single records are noisy.
     end = result.sizes["round"]
     quarters = slice(end // 2, 3 * end // 4), slice(3 * end // 4, end)
     third, last = ((result.distance * time).isel(round=each).mean("round") for each in quarters)
@@ -111,7 +111,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     about += f"-{_CONSTANT}; an error of the order 1/sqrt(t) would have -0.18"
     yield ruling("order-one-over-t", no_less(-here.growth, _CONSTANT, form=".3f"), about=about)
     yield needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
-    # Check that a model that never moves would fail, because a check that cannot fail is empty.
+    # Check that a model that never moves fails, because otherwise the check is vacuous.
     frozen = rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
     text = f"a model frozen at its start would violate Theorem 2 within {FROZEN:,} rounds"
     yield check(text, frozen <= FROZEN, f"in the round {describe(frozen, form=',.0f')}")
@@ -121,7 +121,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
-    """Returns errors at the end, bounds, and constants."""
+    """Returns the final errors, the bounds and the constants."""
     last = measured.isel(round=-1)
     least, largest = (cells(measured[f"{end}_ratio"], form=".3g") for end in ("least", "largest"))
     main = {
@@ -131,7 +131,7 @@ def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
         "bound / error": least + " to " + largest,
         "exponent": cells(measured.exponent, published=xr.DataArray(MFA_RR_EXPONENT)),
     }
-    # The bound is of samples that grow.
+    # The bound applies to growing samples.
     grows = measured.sample == "growing"
     main |= {name: main[name].where(grows, "none") for name in ("V", "bound", "bound / error")}
     constants = {name: cells(measured[name], form=".4g") for name in known(config).numbers()}
@@ -140,7 +140,7 @@ def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
-    """Draws measured errors and bounds over rounds, a panel for every M and E."""
+    """Draws measured errors and bounds over rounds, with one panel per M and E."""
     curves = result[["distance", "bound"]].assign_coords(round=result["round"] + 1).rename(_NAMES)
     distance = curves.distance.mean("seed")
     panels = []

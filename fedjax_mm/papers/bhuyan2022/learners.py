@@ -1,4 +1,4 @@
-"""Learners of section 7: LEAF's logistic regression on Synthetic, and LEAF's CNN on CelebA."""
+"""Learners of section 7: LEAF's logistic regression on Synthetic and LEAF's CNN on CelebA."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +26,7 @@ ATTRIBUTES = (
 
 
 class _Learner(Config):
-    """LEAF's training: epochs of minibatches with a summed loss, from one initial model."""
+    """LEAF's training: epochs of minibatches with a summed loss, from a shared initial model."""
 
     name: str
     learning_rate: Positive
@@ -36,7 +36,7 @@ class _Learner(Config):
 
     @property
     def source(self) -> str:
-        """Returns the name of the data, which distinguishes learners."""
+        """Returns the name of the data, which identifies the learner."""
         return self.name
 
     def rate(self, runs: Trainings) -> float:
@@ -45,7 +45,7 @@ class _Learner(Config):
         return self.learning_rate
 
     def algorithm(self, runs: Trainings) -> Algorithm:
-        """Returns FedAvg, weighted by examples."""
+        """Returns FedAvg weighted by numbers of examples."""
         return fedavg(local_sgd(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size))
 
     def start(self, task: Classification) -> Any:
@@ -71,48 +71,48 @@ class SyntheticLearner(_Learner):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the name of the one model."""
+        """Returns the name of the single model."""
         return ("Logistic regression",)
 
     def data(self, runs: Trainings) -> FederatedData:
-        """Returns a stack of draws, one for each seed."""
+        """Returns a stack of draws, one per seed."""
         how = self.model_dump(include={"alpha", "beta", "dim", "num_classes", "generator"})
         return stack_data([synthetic(runs.num_clients, seed=s, **how) for s in runs.data_seeds])
 
     def task(self, data: FederatedData, column: int = 0) -> Classification:
-        """Returns the task of the one model on one draw."""
+        """Returns the task of the single model on one draw."""
         del column
         module = LogisticRegression(self.num_classes, sigmoid_head=True)
         return classification(data, module, reduction="sum")
 
 
 class FacesLearner(_Learner):
-    """LEAF's CNN on attributes of CelebA, or of a surrogate without files."""
+    """LEAF's CNN on attributes of CelebA, or of a surrogate if no files are given."""
 
     name: Literal["faces"] = "faces"
     attributes: Annotated[tuple[str, ...], Field(min_length=1)] = ATTRIBUTES[:1]
     image_size: Annotated[Count, Field(ge=16)] | None = None
     images_per_client: tuple[Count, Count] = (12, 24)
     learning_rate: Positive = 0.1
-    """Of CelebA's own files: LEAF's."""
+    """The learning rate on CelebA's files, as in LEAF."""
     surrogate_rate: Positive = 0.003
-    """Of the surrogate, because at LEAF's rate its networks collapse to one class."""
+    """The learning rate on the surrogate, where networks collapse to one class at LEAF's rate."""
 
     def rate(self, runs: Trainings) -> float:
-        """Returns LEAF's rate, or the surrogate's rate without files."""
+        """Returns LEAF's rate for CelebA's files, or the surrogate's rate without files."""
         return self.learning_rate if runs.directory is not None else self.surrogate_rate
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the names of the models, one for each attribute."""
+        """Returns the model names, one per attribute."""
         return self.attributes
 
     def data(self, runs: Trainings) -> FederatedData:
-        """Returns a stack of surrogates, one for each seed, or of the files alone."""
+        """Returns a stack of surrogates, one per seed, or the files as the only draw."""
         how: dict[str, Any]
         many, size = len(self.attributes), self.image_size
         if runs.directory is not None:
-            # No images are balanced in several attributes at once.
+            # Use one attribute, because no set of images is balanced in several attributes at once.
             how = {"num_clients": runs.num_clients, "balance": many == 1, "seed": runs.seed}
             how |= {"attributes": self.attributes, "image_size": size or 84}
             return stack_data([load_celeba(runs.directory, **how)])
@@ -123,7 +123,7 @@ class FacesLearner(_Learner):
         )
 
     def task(self, data: FederatedData, column: int = 0) -> Classification:
-        """Returns the task of the model of one attribute on one draw."""
+        """Returns the task of one attribute's model on one draw."""
         return classification(data, CelebACNN(2), reduction="sum", column=column, block_size=64)
 
 
@@ -131,7 +131,7 @@ Learner = Annotated[SyntheticLearner | FacesLearner, Field(discriminator="name")
 
 
 def check_files(directory: Path | None, *learners: Learner) -> None:
-    """Raises `ValueError` if a folder is given that lacks CelebA's files, or that nobody reads."""
+    """Raises `ValueError` if a directory lacks CelebA's files or is not needed."""
     if directory is None:
         return
     if not any(isinstance(learner, FacesLearner) for learner in learners):

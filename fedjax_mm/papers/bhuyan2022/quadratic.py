@@ -1,4 +1,4 @@
-"""MFA-Rand and MFA-RR on the quadratic: the settings that Figures 1 to 5 share."""
+"""MFA-Rand and MFA-RR on the quadratic: settings shared by Figures 1 to 5."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ class BothOnQuadratic(Seeded):
     precision: Precision = "float32"
 
     def at(self, num_models: int, local_steps: int) -> Experiment:
-        """Returns both algorithms with M models and E local steps."""
+        """Returns the experiment of both algorithms with M models and E local steps."""
         values = self.model_dump()
         local = {"learning_rate": values.pop("learning_rate"), "local_steps": local_steps}
         algorithms = {
@@ -37,7 +37,7 @@ class BothOnQuadratic(Seeded):
 
 
 def rate_text(rate: float | InverseTime) -> str:
-    """Returns a learning rate as a formula."""
+    """Formats a learning rate as an equation."""
     if not isinstance(rate, InverseTime):
         return rf"$\eta = {rate:g}$"
     if rate.per == "round":

@@ -1,4 +1,4 @@
-"""MFA-RR on clients with examples, whose samples grow: the runs of Theorem 2 and its lemmas."""
+"""MFA-RR with growing samples on ridge regression: the runs of Theorem 2 and its lemmas."""
 
 import dataclasses
 import functools
@@ -25,17 +25,17 @@ from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate
 
 Sample = Literal["growing", "fixed"]
-"""N_s(t) of Theorem 2, or its first value in all rounds."""
+"""The sample size N_s(t) of Theorem 2, or its initial value in all rounds."""
 
 _NOISE = 0.3  # standard deviation of the targets, and of a client's own solution
 
 
 class Growing(Config):
-    """Settings of MFA-RR by eq. (19) on ridge regression, from zeros."""
+    """Settings of MFA-RR by eq. (19) on ridge regression, starting from zeros."""
 
     num_clients: Annotated[Count, Field(ge=2)] = 12
     num_examples: Annotated[Count, Field(ge=2)] = 100
-    """S, of every client. The more, the longer samples leave some out."""
+    """S, the examples of every client. Larger S takes longer until samples are complete."""
     dim: Count = 4
     ridge: Positive = 0.5
     samples: Annotated[tuple[Sample, ...], Field(min_length=1), Distinct] = ("growing", "fixed")
@@ -44,9 +44,9 @@ class Growing(Config):
     left_out: Annotated[
         tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1), Distinct
     ] = (0.5, 0.95)
-    """Shares of the examples that the sample of the first round leaves out, each a V."""
+    """Shares of the examples omitted from the first round's sample, one for each V."""
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    """The first rate, in units of 1/L, the largest that Theorem 2 admits."""
+    """The initial rate in units of 1/L, the largest that Theorem 2 allows."""
     contraction: Annotated[float, Field(gt=1)] = 2.0
     """beta mu."""
     num_rounds: Count = 400
@@ -61,19 +61,19 @@ class Growing(Config):
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
         for num_models in self.num_models:
-            mfa_rr(self.num_clients, num_models)  # refuses more models than clients
-        known(self)  # refuses rates that are too large
+            mfa_rr(self.num_clients, num_models)  # raises if there are more models than clients
+        known(self)  # raises if the rate is too large
         return self
 
     def task(self) -> LeastSquares:
-        """Returns ridge regression on the examples, in the precision that JAX is in."""
+        """Returns ridge regression on the examples, in JAX's default precision."""
         x, y = self.examples()
         return least_squares(list(x), list(y), ridge=self.ridge)
 
     def examples(self) -> tuple[FloatArray, FloatArray]:
         """Returns features of length 1 and targets, ``[clients, examples, ...]``.
 
-        Every client has its own solution, so that clients differ.
+        Each client has a different solution, so that clients are heterogeneous.
         """
         random = np.random.default_rng(self.seed)
         shape = self.num_clients, self.num_examples, self.dim
@@ -86,14 +86,14 @@ class Growing(Config):
 class Known(NamedTuple):
     """Constants of the regression in Assumptions 1 to 4, and the learning rate.
 
-    G, beta_1 and beta_2 hold on the ball around w* that no iterate leaves.
+    G, beta_1 and beta_2 hold on a ball around w* that contains all iterates.
 
     Attributes:
-      problem: N, S, mu, L, which are exact, and G, beta_1, beta_2, which are bounds.
-      rate: beta and gamma.
+      problem: exact N, S, mu and L, and upper bounds G, beta_1 and beta_2.
+      rate: the rate's beta and gamma.
       minimizer: w*.
-      hessian: of F.
-      radius: of the ball.
+      hessian: the Hessian of F.
+      radius: the radius of the ball.
     """
 
     problem: Problem
@@ -104,11 +104,11 @@ class Known(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """|w_1 - w*|, from zeros."""
+        """Returns |w_1 - w*| for w_1 = 0."""
         return float(np.linalg.norm(self.minimizer))
 
     def numbers(self) -> dict[str, float]:
-        """Returns all constants by their names."""
+        """Returns all constants by name."""
         names = "N", "S", "mu", "L", "G", "beta_1", "beta_2"
         values = self.problem.symbols("Theorem 2", " ".join(names))
         named = {name: float(value) for name, value in zip(names, values, strict=True)}
@@ -117,21 +117,21 @@ class Known(NamedTuple):
         return named | rest
 
     def variance(self, left_out: Any, local_steps: Any) -> Any:
-        """Returns the least V of eq. (31) if the first sample leaves out this share."""
+        """Returns the smallest V of eq. (31) for which the first sample may omit this share."""
         G, beta_1, beta_2 = self.problem.symbols("Theorem 2", "G beta_1 beta_2")
         return left_out * 2 * local_steps * np.sqrt(beta_1 + beta_2 * G**2) / self.rate.at(1)
 
 
 @functools.cache
 def known(config: Growing) -> Known:
-    """Returns the constants of Theorem 2's hypotheses.
+    """Computes the constants of Theorem 2's hypotheses.
 
     Raises:
-      ValueError: if the first rate is above 2 / (largest + smallest curvature of an example).
+      ValueError: if the initial rate exceeds 2 / (largest + smallest curvature of an example).
     """
     x, y = config.examples()
     ridge, identity = config.ridge, np.eye(config.dim)
-    each = np.einsum("ksi,ksj->ksij", x, x) + ridge * identity  # of examples
+    each = np.einsum("ksi,ksj->ksij", x, x) + ridge * identity  # one per example
     clients = each.mean(1)
     hessian = clients.mean(0)
     minimizer = np.linalg.solve(hessian, np.einsum("ksi,ks->i", x, y) / y.size)
@@ -140,25 +140,26 @@ def known(config: Growing) -> Known:
     beta = config.contraction / mu
     rate = Rate(beta, beta * L / config.rate - 1)
     gradients = x * (x @ minimizer - y)[..., None] + ridge * minimizer  # at w*
-    # A step on any examples shortens |w - w*| by the factor 1 - eta ridge and adds at most eta
-    # times their gradient at w*; the server's step is a convex combination. So a ball is invariant.
+    # A step on any examples scales |w - w*| by 1 - eta ridge and adds at most eta times their
+    # gradient at w*, and the server averages convexly. So there is an invariant ball.
     if rate.at(1) > 2 / (1 + 2 * ridge):
         raise ValueError(f"rate is {config.rate}; steps on single examples need a smaller one")
     steepest = np.linalg.norm(gradients, axis=-1).max()
     radius = max(np.linalg.norm(minimizer), steepest / ridge)
 
     def largest(of: FloatArray, linear: FloatArray, quadratic: FloatArray) -> float:
-        """Returns a bound of ``of + 2 linear'r + r'quadratic r`` over the ball |r| <= radius."""
+        """Returns a bound on ``of + 2 linear'r + r'quadratic r`` over the ball |r| <= radius."""
         curved = np.linalg.eigvalsh(quadratic)[..., -1]
         ends = of + 2 * np.linalg.norm(linear, axis=-1) * radius + np.maximum(curved, 0) * radius**2
         return float(ends.max())
 
-    # |gradient|^2 at w* + r, of all examples and of all clients, as quadratic functions of r.
+    # Write |gradient|^2 at w* + r, for all examples and all clients, as quadratic functions of r.
     of_examples = _square(gradients, each)
     of_clients = _square(gradients.mean(1), clients)
-    # A sample's mean gradient is in expectation no longer than all examples' root mean square.
+    # The expected norm of a sample's mean gradient is at most the root mean square over examples.
     G = np.sqrt(largest(*(part.mean(1) for part in of_examples)))
-    # beta_2 = 1 is its least value; beta_1 is by how much an example's square exceeds its client's.
+    # Take the smallest beta_2, which is 1. Then beta_1 is the excess of an example's squared
+    # gradient over its client's.
     pairs = zip(of_examples, of_clients, strict=True)
     beta_1 = max(largest(*(one - whole[:, None] for one, whole in pairs)), 0.0)
     problem = Problem(
@@ -168,13 +169,13 @@ def known(config: Growing) -> Known:
 
 
 def _square(gradient: FloatArray, hessian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns ``a, b, A`` of ``|gradient + hessian r|^2 = a + 2 b'r + r'A r``."""
+    """Returns ``a, b, A`` such that ``|gradient + hessian r|^2 = a + 2 b'r + r'A r``."""
     linear = np.einsum("...ij,...j->...i", hessian, gradient)
     return (gradient**2).sum(-1), linear, hessian @ hessian
 
 
 def sample_size(config: Growing, num_models: int, local_steps: int, left_out: float) -> Schedule:
-    """Returns N_s(t), the least of Theorem 2 for the V that leaves this share out at first."""
+    """Returns Theorem 2's smallest N_s(t) for the V that omits this share at first."""
     constants = known(config)
     G, beta_1, beta_2 = constants.problem.symbols("Theorem 2", "G beta_1 beta_2")
     return growing_sample_size(
@@ -188,7 +189,7 @@ def sample_size(config: Growing, num_models: int, local_steps: int, left_out: fl
 
 
 def learning_rate(config: Growing, num_models: int) -> Schedule:
-    """Returns the rate of Theorem 2."""
+    """Returns the learning rate of Theorem 2."""
     beta, gamma = known(config).rate.symbols()
     return per_frame(inverse_time(beta, gamma), num_models)
 
@@ -196,7 +197,7 @@ def learning_rate(config: Growing, num_models: int) -> Schedule:
 def growing_fedavg(
     config: Growing, num_models: int, local_steps: int, left_out: float, sample: Sample = "growing"
 ) -> Algorithm:
-    """Returns FedAvg by eq. (19), whose local steps draw samples without replacement."""
+    """Returns FedAvg by eq. (19), with local steps that sample without replacement."""
     size = sample_size(config, num_models, local_steps, left_out)
     return fedavg(
         local_sgd(
@@ -217,8 +218,8 @@ def run_growing(
 
     Args:
       config: the settings.
-      wrap: makes the task that is trained, from ridge regression.
-      execution: of the sweep.
+      wrap: makes the task to train from ridge regression.
+      execution: the execution of the sweep.
     """
 
     def build(
@@ -243,7 +244,7 @@ def run_growing(
 
 
 def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:
-    """Returns the bound at rounds t, over t, num_models, local_steps and left_out of the cases."""
+    """Evaluates the bound over rounds t and the cases' num_models, local_steps and left_out."""
     constants = known(config)
     V = constants.variance(cases.left_out, cases.local_steps)
 

@@ -52,14 +52,14 @@ _WHAT = {
 }
 _RECURSION = "equation-32"
 _TABLE_3 = ((1, 2, 3), (3, 1, 2), (2, 3, 1))
-"""Groups that train models 1 to 3 in the rounds of a frame, in the paper's example of MFA-RR."""
+"""Cohorts of models 1 to 3 in the rounds of a frame, from the paper's example of MFA-RR."""
 _NOTHING = 1e-12  # round-off in float64
-_MARGIN = 0.01  # of a probability
+_MARGIN = 0.01  # on a probability
 _NAMES = {"num_models": "M", "local_steps": "E"}
 
 
 class Remarks(Growing):
-    """Settings of the lemmas' runs, and of drawn assignments."""
+    """Settings of the lemmas' runs and of the drawn assignments."""
 
     num_examples: Annotated[Count, Field(ge=2)] = 40
     samples: tuple[Sample] = ("growing",)
@@ -69,16 +69,16 @@ class Remarks(Growing):
     matched: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (2, 3, 4, 6, 12)
     """M of Remark 1."""
     num_frames: Count = 100
-    """Frames of each seed in Remark 1."""
+    """Frames per seed in Remark 1."""
 
 
 class _Sums(NamedTuple):
-    """A model, and the errors that the sampling of examples has added to it.
+    """A model and its accumulated errors from sampling examples.
 
     Attributes:
       w: the model.
-      noise: minus the sum of the sampled gradients' errors, times the rates and 1/N.
-      squares: likewise of their squares, for each client.
+      noise: minus the sum of sampled-gradient errors, weighted by the rates and 1/N.
+      squares: the sum of each client's squared errors, weighted in the same way.
     """
 
     w: Float[Array, " dim"]
@@ -89,7 +89,7 @@ class _Sums(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Watched(View):
-    """Ridge regression whose parameters are `_Sums`: FedAvg trains w, and adds up the others."""
+    """Ridge regression with `_Sums` as parameters: FedAvg trains w and accumulates the others."""
 
     def init(self, rng_key: PRNGKeyArray) -> _Sums:
         w = self.task.init(rng_key)
@@ -100,13 +100,13 @@ class _Watched(View):
 
     def loss(self, params: _Sums, batch: Any) -> Float[Array, ""]:
         (taken, weights), client = batch
-        # Samples without replacement permute all of the client's examples and give a weight of 0 to
-        # omitted examples.
+        # Samples without replacement permute all of the client's examples and give omitted examples
+        # a weight of 0.
         everything = taken, jnp.ones_like(weights)
         gradient = jax.grad(self.task.loss)
         wrong = gradient(params.w, (taken, weights)) - gradient(params.w, everything)
         wrong = lax.stop_gradient(wrong)
-        # A local step adds the gradients of these terms to the noise and the squares.
+        # The gradients of these terms make a local step add to the noise and the squares.
         added = wrong @ params.noise + wrong @ wrong * params.squares[client]
         return self.task.loss(params.w, (taken, weights)) + added
 
@@ -116,7 +116,7 @@ class _Watched(View):
 
 
 def watched(task: LeastSquares) -> _Watched:
-    """Returns the task whose runs record the quantities that the lemmas bound."""
+    """Returns a task whose runs record the quantities bounded by the lemmas."""
     return _Watched(task, task.num_clients)
 
 
@@ -125,7 +125,7 @@ def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
     result = run_growing(config, watched, execution=execution).isel(sample=0, left_out=0, drop=True)
     cases = [(M, E) for M in config.num_models for E in config.local_steps]
     frames = [_frames(result.sel(num_models=M, local_steps=E), M, E, config) for M, E in cases]
-    # A case has rounds / M frames, and NaN for the others.
+    # Each case has rounds / M frames. Pad the shorter ones with NaN.
     lemmas = xr.combine_by_coords(frames, data_vars="minimal", join="outer")
     return xr.merge(
         [lemmas, _fedcluster(config), _assignments(config)],
@@ -135,15 +135,15 @@ def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
 
 
 class _Errors(NamedTuple):
-    """Vectors of the frames of all seeds and models, ``[seeds, frames, models, ...]``.
+    """Error vectors of all frames, ``[seeds, frames, models, ...]``.
 
     Attributes:
       start: w_1^l - w*.
       end: w_1^{l+1} - w*.
       central: u_{E+1} - w*, after E steps of centralized descent from w_1^l.
-      e: eq. (24), by eq. (28).
-      d: eq. (27).
-      variance: of the sampled gradients of every client.
+      e: the error of eq. (24), computed by eq. (28).
+      d: the error of eq. (27).
+      variance: the variance of every client's sampled gradients.
     """
 
     start: FloatArray
@@ -155,7 +155,7 @@ class _Errors(NamedTuple):
 
 
 def _errors(ends: xr.Dataset, alpha: FloatArray, E: int, config: Remarks) -> _Errors:
-    """Returns the errors of frames from the sums at their ends."""
+    """Computes the errors of the frames from the sums at their ends."""
     w, noise, squares = (ends[name].values for name in _Sums._fields)
     constants, step = known(config), alpha[:, None, None]
     best = constants.minimizer
@@ -168,9 +168,9 @@ def _errors(ends: xr.Dataset, alpha: FloatArray, E: int, config: Remarks) -> _Er
 
 
 def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
-    """Returns the lemmas' quantities in every frame of a case, means over models, and bounds."""
+    """Returns the lemmas' quantities and bounds in every frame of a case, averaged over models."""
     constants, problem = known(config), dataclasses.replace(known(config).problem, M=M, E=E)
-    # Records 0, M, 2 M, ... end a frame.
+    # Frames end at records 0, M, 2 M, ...
     ends = result.isel(round=slice(None, None, M), model=slice(M))
     frame = np.arange(1, ends.sizes["round"])
     alpha = constants.rate.at(frame)
@@ -188,12 +188,12 @@ def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
         mfa_lemmas.lemma_4(N_s, problem),
         mfa_lemmas.recursion(mean, problem, alpha, V),
     ]
-    # Take the client of the largest variance, because Lemma 1 is about every client.
+    # Use the client with the largest variance, because Lemma 1 must hold for every client.
     variance = errors.variance.mean(2)
     worst = variance.mean(0).argmax(-1)[None, :, None]
     values = [np.take_along_axis(variance, worst, -1)[..., 0]]
     values += [x.mean(-1) for x in (central, e, d, end)]
-    # Means over w_{jM}, j = 0, ..., T - 1, of Remark 2.
+    # Average over w_{jM}, j = 0, ..., T - 1, as in Remark 2.
     average, half = start.mean(2).cumsum(1) / frame, len(frame) // 2
     fall = np.log(average[:, half - 1] / average[:, -1]) / np.log(len(frame) / half)
     proven = np.stack([np.broadcast_to(x, alpha.shape) for x in bounds])
@@ -242,7 +242,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
             **how,
         )
         result = sweep(grid)
-    # w_{jM} for j = 0, ..., T - 1.
+    # Select w_{jM} for j = 0, ..., T - 1.
     result = result.isel(local_steps=0, model=0, round=slice(-1), drop=True)
     count = np.arange(1, result.sizes["round"] + 1)
     found = {
@@ -254,7 +254,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
 
 
 def _assignments(config: Remarks) -> xr.Dataset:
-    """Returns the share of pairs that a frame leaves out, for both methods and every M."""
+    """Returns the share of client-model pairs that a frame omits, for both methods and every M."""
     keys = jax.random.split(jax.random.key(config.seed), config.num_seeds)
     shares = [
         [_left_out(make(config.num_clients, M), M, config.num_frames, keys) for M in config.matched]
@@ -269,14 +269,14 @@ def _assignments(config: Remarks) -> xr.Dataset:
 def _left_out(
     assignment: Assignment, M: int, num_frames: int, keys: PRNGKeyArray
 ) -> Float[np.ndarray, "2 seeds"]:
-    """Returns the shares of client-model pairs that occur never and once in frames of M rounds."""
-    assign: Callable[..., Any] = assignment.assign  # neither method looks at the models
+    """Returns the shares of pairs that occur never and exactly once in frames of M rounds."""
+    assign: Callable[..., Any] = assignment.assign  # neither method uses the models
 
     def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
         def one_round(state: Any, t: Array) -> tuple[Any, Array]:
             cohort, state = assign(jax.random.fold_in(key, t), t, state, None)
             pairs = jnp.zeros((assignment.num_clients, M), int)
-            # A slot without a client is numbered -1, which would be the last client.
+            # Drop empty slots, because their number -1 would index the last client.
             return state, pairs.at[cohort.clients, cohort.models].add(cohort.clients >= 0)
 
         rounds = jnp.arange(1, M * num_frames + 1)
@@ -288,9 +288,9 @@ def _left_out(
 
 
 def follows_table_3(assignment: Assignment) -> bool:
-    """Returns whether an assignment of three models goes by the paper's Table 3 for two frames."""
+    """Returns whether an assignment of three models follows Table 3 for two frames."""
     key = jax.random.key(0)
-    assign: Callable[..., Any] = assignment.assign  # it does not look at the models
+    assign: Callable[..., Any] = assignment.assign  # it does not use the models
     state, first, follows = assignment.init(key), np.empty((0, 0)), []
     for t in range(1, 1 + 2 * len(_TABLE_3)):
         cohort, state = assign(jax.random.fold_in(key, t), t, state, None)
@@ -301,7 +301,7 @@ def follows_table_3(assignment: Assignment) -> bool:
 
 
 def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
-    """Returns Theorem 2's bound averaged over the rounds up to T, for every M and E."""
+    """Returns Theorem 2's bound, averaged over the rounds up to T, for every M and E."""
     axes = {"num_models": config.num_models, "local_steps": config.local_steps}
     cases = xr.Dataset(coords={name: list(values) for name, values in axes.items()})
     cases = cases.assign_coords(left_out=config.left_out[0])
@@ -311,17 +311,17 @@ def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
 
 
 def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
-    """Returns room below the lemmas' bounds, shares of pairs, and exponents of averages."""
+    """Returns the slack in the lemmas' bounds, the shares of pairs, and exponents of averages."""
     result = result.rename(_NAMES)
     bound, value = result.lemma_bound, result.value
-    # Where M = E = 1, and where samples are complete, bounds are 0 and so are the numbers.
+    # For M = E = 1 and for complete samples, the bounds and the measured values are both 0.
     room = xr.where(bound > 0, 1 - value / bound.where(bound > 0, 1), -value)
     room = tightest(room.where(value.notnull()), "frame")
     room = xr.where(room.lemma == "lemma-2", result.every_start, room)
     ratio = (bound / value.mean("seed")).where(bound > 0)
     ends = np.array([10**5, 10**6])
     first, last = _averages(config, ends).transpose("T", ...)
-    # The least c with which FedCluster's own statement, on gradients, holds in these runs.
+    # Find the smallest c for which FedCluster's own bound, on gradients, holds in these runs.
     T, problem = result["T"], known(config).problem
     constant = (np.sqrt(T) * result.cluster_gradient.mean("seed")).max()
     proven = T.copy(data=mfa.remark_2(T.values, np.asarray(problem.mu), constant.item()))
@@ -372,7 +372,7 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
-    """Returns how far the lemmas' numbers are below their bounds, and shares of pairs."""
+    """Returns the slack in the lemmas' bounds, and the shares of pairs."""
     least, largest = (
         cells(measured[f"{end}_ratio"], form=".3g", missing="0 / 0") for end in ("least", "largest")
     )
@@ -393,7 +393,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     result = result.rename(_NAMES)
     panels = []
     for at, (name,) in places(result.value.sel(lemma=list(_WHAT)), "lemma"):
-        # Zeros have no logarithm, nor has round-off a meaning.
+        # Mask zeros, which have no logarithm, and round-off, which has no meaning.
         value, bound = (
             each.where(each > _NOTHING).stack(case=("M", "E")).transpose("case", "frame")
             for each in (result.value.sel(at).mean("seed"), result.lemma_bound.sel(at))
@@ -426,4 +426,4 @@ ITEMS = (
         figure=figure,
     ),
 )
-"""Remarks 1 and 2, and the lemmas of Theorem 2."""
+"""Remarks 1 and 2, and the lemmas behind Theorem 2."""

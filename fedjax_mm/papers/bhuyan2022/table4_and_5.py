@@ -1,4 +1,4 @@
-"""Tables 4 and 5: different models trained together until each is as good as under FedAvg alone."""
+"""Tables 4 and 5: different models trained together until each matches FedAvg on it alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -31,8 +31,8 @@ from fedjax_mm.sweeps.execution import Execution
 
 _WHEN = {"T_1": "FedAvg alone, $T_1$", "T_M": "MFA-RR, $T_M$", "majority": "most frequent class"}
 _LOGISTIC = SyntheticLearner().models[0]
-_POINTS = 5.0  # by which an accuracy may differ from the printed one
-_GAIN = 0.5  # by which a gain may
+_POINTS = 5.0  # allowed difference from a published accuracy
+_GAIN = 0.5  # allowed difference from a published gain
 
 
 class Different(Together):
@@ -48,12 +48,12 @@ class Different(Together):
 
 
 def run(config: Different, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of FedAvg on every model, and of MFA-RR on all of them."""
+    """Returns accuracies of FedAvg on each model, and of MFA-RR on all models together."""
     return run_together(config, execution)
 
 
 def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Different) -> xr.Dataset:
-    """Returns the measures of `together.measure` for MFA-RR on all models, and published ones."""
+    """Adds the published values to the measures of `together.measure`, for MFA-RR on all models."""
     measured = together.measure(result, config).isel(algorithm=0, M=0, drop=True)
     names = result.name.values.tolist()
     when = xr.IndexVariable("when", list(_WHEN))
@@ -64,7 +64,7 @@ def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Different) -> 
     known = means.isel(when=slice(2)).copy(data=np.reshape(values, (-1, 2, 2)).transpose(1, 2, 0))
     measured["published"] = known.reindex_like(means)
     measured["published_gain"] = "part", [paper["gain"][part] for part in PARTS]
-    # Accuracies of MFA-RR at the paper's own T_M, where a run was recorded there.
+    # Add MFA-RR's accuracies at the paper's own T_M, if that round was recorded.
     at = {part: paper["rounds"]["T_M"][part] for part in PARTS}
     curve = measured["curve"].reindex(round=sorted(set(at.values())))
     there = [curve.sel(part=part, round=at[part], drop=True) for part in PARTS]
@@ -73,14 +73,14 @@ def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Different) -> 
 
 
 def judge_similar(measured: xr.Dataset, config: Different) -> Iterator[Ruling | Check]:
-    """Yields the verdicts on Table 4: its gains, and its accuracies."""
+    """Yields verdicts on the gains and accuracies of Table 4."""
     yield from _of_gains(measured, config)
     yield ruling("accuracies", alike(_off(measured), _POINTS, ".1f"))
     yield _level(measured)
 
 
 def judge_mixed(measured: xr.Dataset, config: Different) -> Iterator[Ruling | Check]:
-    """Yields the verdicts on Table 5: its gains, and its two rows, of which one needs no images."""
+    """Yields verdicts on the gains and both rows of Table 5, one of which needs no images."""
     yield from _of_gains(measured, config)
     found = _off(measured)
     logistic = found.reindex(model=[_LOGISTIC]).isel(model=0, drop=True)
@@ -110,12 +110,12 @@ def _of_gains(measured: xr.Dataset, config: Different) -> Iterator[Ruling]:
 
 
 def _off(measured: xr.Dataset) -> xr.DataArray:
-    """Returns accuracies after T_1 and T_M minus the published ones."""
+    """Returns the accuracies after T_1 and T_M minus the published ones."""
     return (measured.accuracy - measured.published).sel(when=["T_1", "T_M"])
 
 
 def _without_images(measured: xr.Dataset, config: Different) -> Iterator[Check]:
-    """Checks the half of Table 5 that needs no images."""
+    """Checks the row of Table 5 that needs no images."""
     is_drawn = [isinstance(config.learners[i], SyntheticLearner) for _, i, _ in config.models]
     if any(is_drawn):
         own = measured.own_gain_per_seed.sel(target="g", drop=True).isel(model=is_drawn)
@@ -129,11 +129,11 @@ def _level(measured: xr.Dataset) -> Check:
 
 
 def table(measured: xr.Dataset, config: Different) -> Sequence[Table]:
-    """Returns accuracies in percent, gains, and the rounds that each model needed alone."""
+    """Returns accuracies in percent, gains, and the rounds that each model needs alone."""
     means, errors = estimate(measured.accuracy)
     text = cells(means, errors, published=measured.published, form=".1f")
     found = {f"{part}, {at}": text.sel(part=part, when=at) for part in PARTS for at in _WHEN}
-    # The paper's gain is g.
+    # Show only g, because the paper reports no other gain.
     known = measured.published_gain.where(measured.target == "g")
     gains = {
         "gain": cells(measured.gain, measured.gain_standard_error, known),
@@ -155,7 +155,7 @@ def table(measured: xr.Dataset, config: Different) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Different) -> Figure:
-    """Draws every model's accuracy alone and together, ours and the paper's."""
+    """Draws every model's accuracy alone and together, next to the published values."""
     about, names = result.attrs["manifest"], measured.model.values.tolist()
     panels = []
     for part in PARTS:
@@ -183,7 +183,7 @@ _MANY: dict[str, Any] = {"num_clients": 96, "num_seeds": 8}
 _NINE = (FacesLearner(attributes=ATTRIBUTES),)
 _MIXED = (SyntheticLearner(), FacesLearner())
 _TABLE4 = Different(learners=_NINE, num_rounds=50, record_every=5, **_MANY)
-# Do not stop at the targets, because the paper reports accuracies after 142 rounds in any case.
+# Do not stop at the targets, because the paper reports accuracies after 142 rounds regardless.
 _TABLE5 = Different(learners=_MIXED, num_rounds=100, record_every=2, stop=False, **_MANY)
 
 ITEMS = (

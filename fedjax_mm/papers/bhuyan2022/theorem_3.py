@@ -1,4 +1,4 @@
-"""Theorem 3: the proven gain and the measured one."""
+"""Theorem 3: the proven and the measured gain."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ _READINGS: Mapping[str, Literal["sum", "max"]] = {"the sum of (127)": "sum", "th
 
 
 class GainBounds(Bounds):
-    """Settings of Theorem 3 and of measured rounds to a distance."""
+    """Settings of Theorem 3, and of the measured rounds to a given distance."""
 
     algorithms: tuple[Method, ...] = ("MFA-Rand",)
     mu: tuple[Positive, ...] = (0.05,)
@@ -36,7 +36,7 @@ class GainBounds(Bounds):
     num_seeds: Annotated[Count, Field(ge=2)] = 50
     record_every: Count = 1
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """epsilon, in units of the distance at the start."""
+    """epsilon, in units of the initial distance."""
 
     @model_validator(mode="after")
     def _is_one_sweep(self) -> Self:
@@ -51,14 +51,14 @@ class GainBounds(Bounds):
 
 
 def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Dataset:
-    """Returns what `run_bounds` does, and gains: measured, from (127), and with a maximum."""
+    """Adds gains to the result of `run_bounds`: measured, from (127), and with a maximum."""
     every = run_bounds(config, execution)
     known, dataset = symbols(every, config)[0].squeeze("mu"), every.isel(algorithm=0, mu=0)
     error = dataset.distance.mean("seed").transpose("local_steps", "num_models", "round")
     start = error.isel(round=0).mean().item()
     epsilon = config.threshold * start
     rounds = rounds_to(epsilon, error)
-    # sigma is 0 with full gradients of all clients. D is one number, because all models start at 0.
+    # sigma is 0 for full gradients of all clients. D is one number because all models start at 0.
     numbers = {name: known[name].item() for name in ("N", "mu", "L", "Gamma")}
     numbers |= {"sigma": 0.0, "G": dataset.G.max().item()}
     steps = rounds.local_steps.values[:, None]
@@ -77,16 +77,16 @@ def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Datas
     )
 
 
-# Theorem 1's maximum is the start's term for one model and the noise's for two.
+# In Theorem 1's maximum, the initial term dominates for one model and the noise for two.
 _EXAMPLE = Problem(N=4, M=2, E=2, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=0.0)
 _RATE, _D = Rate(beta=2.0, gamma=100.0), 36 / 101
 
-# Gamma = 0 satisfies the printed condition N > 1 + 6 L Gamma / G^2 for every N, and (136) for none.
+# Gamma = 0 satisfies the printed condition N > 1 + 6 L Gamma / G^2 for every N, but never (136).
 _ONE_STEP = Problem(N=4, M=[1, 2], E=1, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=0.0)
 
 
 def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
-    """Returns gains, proven and measured, and those of the counterexample with two models."""
+    """Returns the proven and measured gains, and those of the counterexample with two models."""
     epsilon, readings = math.sqrt(0.999 * _D), list(_READINGS.values())
     examples = [mfa.theorem_3(_EXAMPLE, _RATE, _D, epsilon, each).item() for each in readings]
     gains = result.gain.transpose("local_steps", "what", "num_models")
@@ -98,12 +98,12 @@ def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
-    """Rules on Theorem 3, with the sum of its proof, and on its printed condition."""
+    """Rules on Theorem 3, using the sum in its proof, and on its printed condition."""
     proven = measured.gain.sel(what="the sum of (127)", E=measured.condition, drop=True)
     excluded = ", ".join(f"E = {steps}" for steps in measured.E[~measured.condition].values)
     about = f"{excluded} fails the condition (136)" if excluded else ""
     several = proven.sel(M=proven.M > 1)
-    # Give no verdict on an empty grid, because `all` of nothing would hold.
+    # Give no verdict on an empty grid, because `all` of an empty array is True.
     above = (several > 1).all("M").where(several.sizes["M"] > 0)
     yield ruling("theorem-3", *_each(above, proven), about=about)
     rises = proven.sortby("M").diff("M") > 0
@@ -118,14 +118,14 @@ def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
     example = f"N = 4, M = 2: gain {by_max:.2f} with the maximum, {by_sum:.2f} with the sum"
     yield check(false, by_max < 1 < by_sum, example)
     found = measured.gain.sel(what="measured", drop=True).sortby("M")
-    # The gain of one model is 1, so that gains that increase from there are above 1.
+    # Gains that increase from one model on exceed 1, because the gain of one model is 1.
     is_known = found.notnull().all()
     passed = (found.diff("M") > 0).all().where(is_known)
     yield check("the measured gain is above 1 and increases with M", passed, describe(found))
 
 
 def _each(holds: xr.DataArray, gains: xr.DataArray) -> list[list[Evidence]]:
-    """Returns a part for every E, with its gains."""
+    """Returns the evidence for each E."""
     return [
         fact(holds.sel(E=E).item(), describe(gains.sel(E=E, drop=True)), f"E = {E}")
         for E in gains.E.values
@@ -133,13 +133,13 @@ def _each(holds: xr.DataArray, gains: xr.DataArray) -> list[list[Evidence]]:
 
 
 def table(measured: xr.Dataset, config: GainBounds) -> Sequence[Table]:
-    """Returns all gains."""
+    """Returns a table of all gains."""
     gains = cells(measured.gain, form=".3f", missing="none").rename(what="gain")
     return [rows(columns(gains, "M"), ("E", "gain"))]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: GainBounds) -> Figure:
-    """Draws gains against M, a panel for each E."""
+    """Draws gains against M, with one panel per E."""
     return plots.draw(
         [gain_panels(measured.gain)],
         title=f"Theorem 3 and measured gains of MFA-Rand, quadratic, N = {config.num_clients}, "

@@ -1,6 +1,6 @@
-"""Models trained one by one with FedAvg, and several at once, until all are as good (section 7.2).
+"""Trains models one by one with FedAvg, and several at once, until all match it (section 7.2).
 
-Each model has its own target: its accuracies after T_1 rounds of FedAvg with all clients.
+Each model has its own target, the accuracies after T_1 rounds of FedAvg with all clients.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 
 
 class Model(NamedTuple):
-    """A model: its name, the number of its learner, and its column of the labels."""
+    """A model, given by its name, the index of its learner, and its label column."""
 
     name: str
     learner: int
@@ -44,20 +44,20 @@ class Model(NamedTuple):
 
 
 class Together(Trainings):
-    """Settings of runs of FedAvg on each of several models, and of several models at once."""
+    """Settings for running FedAvg on each model alone, and several models at once."""
 
     learners: tuple[Any, ...]
     algorithms: Annotated[
         tuple[Literal["MFA-Rand", "MFA-RR"], ...], Distinct, Field(min_length=1)
     ] = ("MFA-RR",)
     num_models: Annotated[tuple[Count, ...], Distinct, Field(min_length=1)] | None = None
-    """Numbers M of models at once, the first M of all; by default all of them."""
+    """Numbers M of models trained at once, always the first M. Defaults to all models."""
     budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Several models may take so many times T_1 rounds; by default as many times as models are."""
+    """The budget for several models, in units of T_1. Defaults to the number of models."""
 
     @property
     def models(self) -> list[Model]:
-        """Returns every model: the first of each learner, the second of each, and so on."""
+        """Returns all models: the first of each learner, then the second of each, and so on."""
         found = [
             Model(name, i, column)
             for i, learner in enumerate(self.learners)
@@ -67,24 +67,24 @@ class Together(Trainings):
 
     @property
     def at_once(self) -> tuple[int, ...]:
-        """Returns the numbers of models at once."""
+        """Returns the numbers of models trained at once."""
         return self.num_models or (len(self.models),)
 
     @property
     def most_rounds(self) -> int:
-        """Returns the budget in rounds, all recorded."""
+        """Returns the budget in rounds, all of which are recorded."""
         budget = self.budget or max(self.at_once)
         return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
 
     def check_models(self) -> None:
-        """Raises `ValueError` if a number of models exceeds the available models or the clients."""
+        """Raises `ValueError` if a number of models exceeds the available models or clients."""
         for num_models in self.at_once:
             if num_models > len(self.models):
                 raise ValueError(f"num_models has {num_models}; there are {len(self.models)}")
             mfa_rr(self.num_clients, num_models)
 
     def alone(self, which: OneOf, data: Sequence[FederatedData], draw: Any) -> Setup:
-        """Returns FedAvg with all clients on one model, whose learner is static."""
+        """Sets up FedAvg with all clients on one model, selected by a static index."""
         models = [self.models[number] for number in which.values]
         column = jnp.array([model.column for model in models])[which.place]
         task, start = self._task(models[0]._replace(column=column), data, draw)
@@ -99,19 +99,19 @@ class Together(Trainings):
         draw: Any,
         targets: Array,
     ) -> Setup:
-        """Returns an algorithm on the first models, which aim at their targets of this draw."""
+        """Sets up an algorithm on the first models, which aim at their targets on this draw."""
         models = self.models[:num_models]
         pairs = [self._task(model, data, draw) for model in models]
         aims = targets[:, jnp.asarray(draw, int)]
         tasks = [Aiming(task, task.num_clients, aims[i]) for i, (task, _) in enumerate(pairs)]
-        # Models of one learner are stacked, because they have one algorithm.
+        # Stack the models of one learner, because they share an algorithm.
         training = [learner.algorithm(self) for learner in self.learners]
         each = [training[model.learner] for model in models]
         assign = _ASSIGNMENTS[algorithm](self.num_clients, num_models)
         return Setup(tasks, each, assign, [start for _, start in pairs])
 
     def _task(self, model: Model, data: Sequence[FederatedData], draw: Any) -> tuple[Any, Any]:
-        """Returns a model's task on a draw of its learner's data, and the start."""
+        """Returns a model's task on a draw of its learner's data, and its initial parameters."""
         learner = self.learners[model.learner]
         store = accuracy.draw_of(data[model.learner], jnp.asarray(draw, int))
         task = learner.task(store, model.column)
@@ -121,7 +121,7 @@ class Together(Trainings):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Aiming(View):
-    """A task that also records by how much a model's accuracies fall short of its targets.
+    """A task that also records how far a model's accuracies fall short of its targets.
 
     Attributes:
       targets: ``[parts]``.
@@ -130,34 +130,34 @@ class Aiming(View):
     targets: Array
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns the task's metrics and the largest shortfall."""
+        """Adds the largest shortfall to the task's metrics."""
         found = self.task.metrics(rng_key, params)
         reached = jnp.stack([found[f"{part}_accuracy"] for part in PARTS])
         return found | {"shortfall": jnp.max(self.targets - reached)}
 
 
 def aims(alone: xr.DataArray) -> xr.DataArray:
-    """Returns FedAvg's last accuracies, at which runs of several models may end.
+    """Returns FedAvg's final accuracies, at which runs of several models may stop.
 
     Args:
       alone: over ``("part", "round", ...)``.
     """
     start, end = alone.isel(round=0, drop=True), alone.isel(round=-1, drop=True)
-    # Replace targets that the start meets by an unreachable one, because they would end a run in
-    # round 0, which does not count.
+    # Replace targets that the initial model already meets with unreachable ones, because they would
+    # stop a run in round 0, which does not count.
     return end.where((end > start).any("part"), 2.0)
 
 
 @contextmanager
 def stage(execution: Execution, name: str) -> Iterator[Execution]:
-    """Yields the execution of one of several sweeps, which a resumed run does not repeat."""
+    """Yields the execution of one sweep out of several, which a resumed run does not repeat."""
     saved = execution.checkpoints and execution.checkpoints.stage(name)
     with saved or nullcontext():
         yield execution._replace(checkpoints=saved)
 
 
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of FedAvg on every model, and of several models at once."""
+    """Returns accuracies of FedAvg on each model, and of several models trained at once."""
     execution, models = execution or Execution(), config.models[: max(config.at_once)]
     stacks = [learner.data(config) for learner in config.learners]
     kinds = [stack.kind for stack in stacks]
@@ -198,7 +198,7 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
 def _with_alone(
     found: xr.Dataset, curves: xr.DataArray, stacks: Sequence[FederatedData], config: Together
 ) -> xr.Dataset:
-    """Returns the result of several models with FedAvg's accuracies and the most frequent class."""
+    """Adds FedAvg's accuracies and the most frequent class to the result of several models."""
     models = config.models[: found.sizes["model"]]
     curves = curves.assign_coords(model=found["model"]).reindex(round=found["round"])
     for part in PARTS:
@@ -212,9 +212,9 @@ def _with_alone(
 
 
 def measure(result: xr.Dataset, config: Together) -> xr.Dataset:
-    """Returns accuracies in percent, rounds T_M until all models are as good, and gains.
+    """Returns accuracies in percent, the rounds T_M until all models match FedAvg, and gains.
 
-    A model of a run that diverged, or a run that has not got there, has no T_M.
+    A model has no T_M if its run diverged or did not reach the targets.
     """
     names = result.name.values.tolist()
     several = by_part(result, "accuracy").rename(num_models="M").drop_vars("name")
@@ -230,7 +230,7 @@ def measure(result: xr.Dataset, config: Together) -> xr.Dataset:
         config.records_in_window,
     ).together.rename(each="model")
     own = each.sel(target=config.targets).where(is_there)
-    # Models differ: M T_1 is the sum of their rounds.
+    # M T_1 is the sum of the models' rounds, because the models differ.
     gains = xr.apply_ufunc(partial(gain, 1), single.where(is_there).sum("model"), multi)
     own_gains = xr.apply_ufunc(gain, multi.M, single, own)
     last = multi.sel(target="g", drop=True).fillna(several["round"][-1]).astype(int)

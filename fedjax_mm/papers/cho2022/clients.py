@@ -1,4 +1,4 @@
-"""Clients of section 5 of Cho et al., some of which are never seen."""
+"""Clients of section 5 of Cho et al., including some that never train."""
 
 import dataclasses
 from functools import partial
@@ -19,26 +19,26 @@ from fedjax_mm.tasks.networks import MLP
 
 Dataset = Literal["fmnist", "emnist", "sent140", "mnist", "digits"]
 Partition = Literal["dirichlet", "dirichlet_labels", "clusters", "shuffled_clusters"]
-"""By client as in Hsu et al., or by label; neighbouring labels make clusters, or random ones."""
+"""How labels are split: by client as in Hsu et al., by label, or into clusters."""
 Flips = Literal["training", "everywhere"]
-"""Which labels of a flipped client are flipped: those of its training examples, or all."""
+"""Which labels of a flipped client are flipped: its training labels, or all."""
 
 PIXEL_SCALE = 1 / 255
-"""Factor of the pixels; the paper's "normalized" images may have mean 0 and variance 1 as well."""
+"""Factor of the pixels; "normalized" in the paper may also mean mean 0 and variance 1."""
 TEST_FRACTION = 0.4
 NUM_CLUSTERS = 5
 _IDX: dict[str, Name] = {"fmnist": "fashion-mnist", "mnist": "mnist", "emnist": "emnist"}
 
 
 class Population(NamedTuple):
-    """Numbers of clients, and their heterogeneity.
+    """Numbers of clients and their heterogeneity.
 
     Attributes:
-      num_clients: that train.
-      num_unseen: that never do.
-      cohort_size: m, clients in a round.
-      alpha: of the Dirichlet partition; None where examples belong to somebody by nature.
-      min_examples: that each client has.
+      num_clients: the number of clients that train.
+      num_unseen: the number of clients that never train.
+      cohort_size: m, the number of clients per round.
+      alpha: the Dirichlet parameter, or None if the data set has natural clients.
+      min_examples: the fewest examples per client.
     """
 
     num_clients: int
@@ -55,18 +55,18 @@ POPULATIONS: dict[str, Population] = {
     "sent140": Population(308, 619, 10, None),
     "digits": Population(10, 10, 3, 0.5, min_examples=25),
 }
-"""The published ones; the digits are few."""
+"""The published numbers. Those of the digits are scaled down."""
 
 
 def source_of(dataset: Dataset, directory: Path | None) -> str:
-    """Returns the name of the dataset, a substitute if no folder is given."""
+    """Returns the name of the dataset, or of a substitute if no directory is given."""
     if directory is not None or dataset in ("digits", "sent140"):
         return dataset
     return "digits"
 
 
 def check_files(dataset: Dataset, directory: Path | None) -> None:
-    """Raises `ValueError` if the folder lacks a file that the data set needs."""
+    """Raises `ValueError` if the directory lacks a file of the data set."""
     if directory is None:
         return
     if dataset == "digits":
@@ -88,10 +88,10 @@ def draw_clients(
     flips: Flips,
     seeds: list[int],
 ) -> FederatedData:
-    """Returns a stack of draws, one for each seed, of seen and then unseen clients.
+    """Returns a stack of draws, one per seed, with seen clients before unseen ones.
 
-    Each client's examples are divided 60 : 40 into training and test; a share of all clients has
-    its labels flipped, in training or in both: those of `flipped_flags`.
+    Each client's examples are split 60 : 40 into training and test. The clients selected by
+    `flipped_flags` have their labels flipped, either in training or in both parts.
     """
     num_clients = population.num_clients + population.num_unseen
     few: dict[str, Any] = {"min_examples": population.min_examples}
@@ -112,7 +112,7 @@ def draw_clients(
         else:
             parts = splits[partition](pool.train[1], num_clients, seed=seed)
             data = federate(pool, parts, **test)
-        # Keep the name, because `flip_labels` adds the number of flips and all draws need one name.
+        # Restore the name, because `flip_labels` appends the number of flips, which varies by draw.
         how: dict[str, Any] = {"fraction": flipped, "test": flips == "everywhere", "seed": seed}
         return dataclasses.replace(flip_labels(data, **how), name=data.name)
 
@@ -131,7 +131,7 @@ def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -
 def _pool(dataset: Dataset, directory: Path | None) -> Pool:
     if directory is not None:
         return load_idx(directory, name=_IDX[dataset])
-    # Clients have test examples of their own, so the pool's are dealt to them too.
+    # Deal the pool's test examples too, because clients have their own test examples.
     both = digits()
     x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
     return both._replace(train=(x, y))
@@ -140,9 +140,9 @@ def _pool(dataset: Dataset, directory: Path | None) -> Pool:
 def classifier(
     data: FederatedData, *, dropout_rate: float, column: int | None = None
 ) -> Classification:
-    """Returns the perceptron of appendix D, with dropout after its first layer.
+    """Returns the perceptron of appendix D, with dropout after the first layer.
 
-    Its hidden layers are 64-30 on images, 128-86-30 on tweets.
+    The hidden layers are 64-30 on images and 128-86-30 on tweets.
     """
     is_image = data.train.examples[0].ndim > 2
     hidden, scale = ((64, 30), PIXEL_SCALE) if is_image else ((128, 86, 30), None)

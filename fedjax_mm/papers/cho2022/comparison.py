@@ -42,14 +42,14 @@ _POOLS = {
 }
 
 Rules: TypeAlias = Callable[[xr.Dataset, Comparison], Iterable[Ruling | Check]]
-"""Function of the measured numbers and the settings that judges a table's statements."""
+"""Judges a table's statements, given the measured numbers and the settings."""
 
 _PROTOCOL = {
     *("partition", "flips", "flipped", "participation", "appealing_from", "requirement"),
     *("num_clients", "num_unseen", "cohort_size", "num_rounds", "dropout_rate"),
     *("byzantine", "loss_factor", "noise", "attackers_stay", "tuning_steps", "tuned_weights"),
 }
-"""Settings of what the statements are about; grids, seeds and data are others."""
+"""Settings that the statements depend on, as opposed to grids, seeds and data."""
 
 
 def item(
@@ -63,13 +63,13 @@ def item(
     """Returns an item that compares methods at their best points.
 
     Args:
-      id: of the item.
-      title: for `fedjax-mm list`.
-      settings: the defaults.
-      metrics: of the clients that were seen and, as "unseen_...", of the others, in the order of
-        the published numbers.
+      id: the item's id.
+      title: the title shown by `fedjax-mm list`.
+      settings: the default settings.
+      metrics: metrics of the seen clients and, prefixed by "unseen_", of the others, in the order
+        of the published numbers.
       rules: yields a ruling on every statement, and checks; nothing without statements.
-      **others: `measure`, `table` and `figure`, if not those of a table.
+      **others: `measure`, `table` and `figure`, where they differ from those of a table.
     """
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
     functions |= {"judge": partial(_judge, rules=rules, default=settings)}
@@ -78,12 +78,12 @@ def item(
 
 
 def judged(result: xr.Dataset) -> xr.Dataset:
-    """Returns the judged runs, over ``(algorithm, *DIMS, seed, round)``, without the selection."""
+    """Drops the selection runs, leaving ``(algorithm, *DIMS, seed, round)``."""
     return result.drop_dims(["candidate", "selection_seed"], errors="ignore").rename(DIMS)
 
 
 def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
-    """Returns metrics of the best points, ``(metric, algorithm, ..., seed, round)``."""
+    """Returns metrics of the best points in percent, ``(metric, algorithm, ..., seed, round)``."""
     titles = [
         f"{_METRICS[name.removeprefix('unseen_')]}, {'un' * name.startswith('unseen_')}seen"
         for name in metrics
@@ -94,11 +94,11 @@ def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
 def measure(
     result: xr.Dataset, settings: Comparison, *, id: str, metrics: Sequence[str]
 ) -> xr.Dataset:
-    """Returns metrics at the end, over ``(metric, algorithm, *DIMS)``."""
+    """Returns the final metrics, over ``(metric, algorithm, *DIMS)``."""
     records = judged(result)
     best = records.isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
-    # Do not skip NaN, because the mean would look better without a diverged seed.
+    # Keep NaN, because the mean would look better without a diverged seed.
     mean = percent.mean("seed", skipna=False)
     papers = published(__name__, id).get("values", {}).get(settings.dataset, {})
     numbers = [papers.get(row, [np.nan] * len(metrics)) for row in names_of(mean)]
@@ -118,10 +118,10 @@ def measure(
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
-    """Returns the pool of clients that would train, as means over records from leaving on.
+    """Returns pool statistics, averaged over the records from which on clients may leave.
 
-    The number of clients in the pool, and the flipped clients' percentages of the pool and of its
-    weights in MaxFL, ``q_k`` of eq. (4); NaN if the pool was empty throughout.
+    These are the number of clients in the pool, and the flipped clients' percentages of the pool
+    and of its MaxFL weights, ``q_k`` of eq. (4); NaN if the pool was always empty.
     """
     first = settings.appealing_from
     if first is None or first > settings.num_rounds:
@@ -136,19 +136,19 @@ def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]
 
 
 def unattacked(values: Any) -> Any:
-    """Selects values without attackers, after the first warm-up."""
+    """Selects the values without attackers and with the first warm-up."""
     return values.isel(dict.fromkeys(DIMS.values(), 0), drop=True)
 
 
 def squeezed(values: Any) -> Any:
-    """Returns values without the dimensions that have one coordinate, but for the methods."""
-    # Most tables have no attackers and one warm-up, and need no columns for them.
+    """Drops dimensions of size one, except for the methods."""
+    # Most tables have no attackers and a single warm-up, so those columns would be constant.
     alone = [dim for dim in DIMS.values() if values.sizes[dim] == 1]
     return values.squeeze(alone, drop=True)
 
 
 def names_of(values: xr.DataArray) -> list[str]:
-    """Returns the names of a table's rows, such as "MaxFL, attackers = 0.05"."""
+    """Returns the row names of a table, such as "MaxFL, attackers = 0.05"."""
     return _names(squeezed(values))
 
 
@@ -158,9 +158,9 @@ def _names(short: xr.DataArray) -> list[str]:
 
 
 def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataArray:
-    """Returns MaxFL's points minus those of other methods, ``(metric, algorithm, ..., seed)``.
+    """Returns MaxFL's lead over other methods in points, ``(metric, algorithm, ..., seed)``.
 
-    An omitted method or metric is NaN, so that statements about it are not tested.
+    A missing method or metric gives NaN, so that statements about it are left untested.
     """
     percent = squeezed(measured["percent"]).reindex(metric=list(metrics))
     ours = percent.reindex(algorithm=[OURS]).isel(algorithm=0, drop=True)
@@ -177,7 +177,7 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
     """
 
     def signs(values: xr.DataArray) -> xr.DataArray:
-        # Drop coordinates, because by them xarray would compare each value with itself alone.
+        # Drop the coordinates, because xarray would align on them and compare values to themselves.
         plain = values.drop_vars(along, errors="ignore")
         another = plain - plain.rename({along: "another"})
         return another.copy(data=np.sign(another.values))
@@ -191,12 +191,12 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
 def _judge(
     measured: xr.Dataset, settings: Comparison, *, rules: Rules, default: Comparison
 ) -> Iterator[Ruling | Check]:
-    """Yields rulings and checks, untested under another protocol than the item's."""
+    """Yields rulings and checks, marked untested if the item's protocol was changed."""
     given, usual = (each.model_dump(mode="json", include=_PROTOCOL) for each in (settings, default))
     changed = [f"{key} unset" for key in given if given[key] is None and usual[key] is not None]
     changed += changes(given, usual)
     for found in rules(measured, settings):
-        # What compares the paper's own numbers has no seeds, and depends on no settings.
+        # Comparisons among published numbers have no seeds and depend on no settings.
         if changed and isinstance(found, Ruling) and any(part.seeds for part in found.parts):
             yield untested(found.key, f"the protocol was changed: {', '.join(changed)}")
         else:
@@ -204,7 +204,7 @@ def _judge(
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
-    """Returns a row for each method, number of attackers and length of the warm-up."""
+    """Returns one row per method, number of attackers and length of the warm-up."""
     short = squeezed(measured)
     texts = cells(short["mean"], short["standard error"], short["published"], ".1f", "none")
     point = [short[name] for name in (*POINT, "diverged")]
@@ -218,7 +218,7 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
 
 
 def _pool_columns(short: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Returns means over the seeds in which somebody was in the pool."""
+    """Returns means over the seeds whose pool is not empty."""
     found = {}
     for title, name in _POOLS.items():
         error = estimate(short[name]).error
@@ -233,7 +233,7 @@ def _text(variant: str, learning_rate: float, local_steps: int, batch_size: int,
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
-    """Draws a panel for each kind of metric: seen and unseen clients, ours and the paper's."""
+    """Draws one panel per kind of metric, for seen and unseen clients, with published values."""
     short = squeezed(measured[["mean", "standard error", "published"]])
     kinds, who = zip(*(metric.split(", ") for metric in short["metric"].values), strict=True)
     axes = {
@@ -251,12 +251,12 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
 
 
 def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figure:
-    """Draws rows of panels, with a caption on their contents."""
+    """Draws rows of panels with a title and a caption."""
     return plots.draw(panels, **_words(settings))
 
 
 def _words(settings: Comparison) -> dict[str, Any]:
-    """Returns a figure's title, and its caption on how the numbers come about."""
+    """Returns a figure's title, and a caption that explains how the numbers were computed."""
     who, invited = settings.population, "all clients may be drawn in every round"
     source = source_of(settings.dataset, settings.directory)
     standing = f" standing in for {settings.dataset}" * (source != settings.dataset)

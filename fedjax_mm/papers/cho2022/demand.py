@@ -19,7 +19,7 @@ _RATE = "rate of the warm-up"
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
-    """Checks at each rate whether MaxFL's model appeals to more clients than any other."""
+    """Checks, at each rate, whether MaxFL's model appeals to the most clients."""
     leads = lead(measured, BASELINES, APPEAL[0])
     if _RATE in leads.dims:
         for rate in leads[_RATE].values:
@@ -29,7 +29,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
-    """Returns a row for each method: its appeal and accuracy at every rate, seen clients."""
+    """Returns one row per method, with its appeal and accuracy on seen clients at every rate."""
     short = measured.isel({"attackers": 0, "warm-up steps": 0}).rename({_RATE: "rate"})
     texts = cells(short["mean"], short["standard error"], form=".1f", missing="none")
     contents: dict[str, xr.DataArray] = {}
@@ -39,7 +39,7 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
-    """Draws appeal and accuracy of seen clients over the rate, a line for each method."""
+    """Draws the appeal and accuracy on seen clients over the rate, with one line per method."""
     short = squeezed(measured.isel({"attackers": [0], "warm-up steps": [0]}))
     shown = short[["mean", "standard error"]].sel(metric=[APPEAL[0], ACCURACY[0]])
     if _RATE not in shown.dims:
@@ -66,4 +66,4 @@ ITEMS = (
         figure=figure,
     ),
 )
-"""How Table 1 depends on what clients require."""
+"""How Table 1 depends on the clients' requirements."""

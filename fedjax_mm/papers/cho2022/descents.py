@@ -1,4 +1,4 @@
-"""Mean estimation in appendix A: local minima in many draws, and what Figures 5, 6 and 8 share."""
+"""Mean estimation in appendix A: local minima over many draws, for Figures 5, 6 and 8."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,11 +20,11 @@ from fedjax_mm.results.labels import number, places
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 from fedjax_mm.tasks.minimize import local_minimum
 
-_BEYOND = 2.0  # distance that models go beyond the clients' own models
+_BEYOND = 2.0  # how far models extend beyond the clients' own models
 
 
 class Draws(Config):
-    """Settings of figures over draws of the empirical means, whose standard deviation is gamma."""
+    """Settings of figures over draws of the empirical means with standard deviation gamma."""
 
     gamma: Positive = 1.0
     num_seeds: Annotated[Count, Field(ge=2)] = 10_000
@@ -32,17 +32,17 @@ class Draws(Config):
 
 
 def descend(objective: Callable[..., Any], task: MeanEstimation, start: Any) -> dict[str, Any]:
-    """Returns the local minimum downhill from the start.
+    """Returns the local minimum that gradient descent reaches from the start.
 
-    The model w is its ``solution``, ``nearest`` the client whose own model is nearest,
-    ``displacement`` w minus that model, to the last digits of its own size, ``satisfied`` whether
-    f_k(w) < rho_k, for all clients, ``gradient`` that of the objective.
+    ``solution`` is the model w, ``nearest`` is the client whose own model is nearest,
+    ``displacement`` is w minus that model, accurate relative to its own magnitude, ``satisfied``
+    is whether f_k(w) < rho_k for each client, and ``gradient`` is the objective's gradient.
     """
     rough = local_minimum(partial(objective, task), start)
     nearest = jnp.argmin(jnp.abs(task.empirical_means - rough.point))
-    # Search a second time, relative to the nearest client's own model. Among distant clients a
-    # minimum is next to that model, e^-80 away for gamma_G^2 = 20, and its side decides whether
-    # that client is satisfied, but a minimum that is rounded to the model satisfies no client.
+    # Search again relative to the nearest client's own model. Among distant clients a minimum
+    # lies very close to that model, e^-80 away for gamma_G^2 = 20. Its side decides whether that
+    # client is satisfied, but a minimum rounded to the model itself would satisfy no client.
     origin = task.empirical_means[nearest]
     moved = task.relative_to(origin)
     found = local_minimum(partial(objective, moved), rough.point - origin, scale=0.0)
@@ -64,30 +64,30 @@ def descend_all(task: MeanEstimation, start: Any) -> dict[str, Any]:
 
 
 def pair(gamma_hat: Any) -> MeanEstimation:
-    """Returns two clients whose own models are -gamma_hat and gamma_hat."""
+    """Returns a task of two clients whose own models are -gamma_hat and gamma_hat."""
     means = gamma_hat * jnp.array([-1.0, 1.0])
     return mean_estimation(means, means)
 
 
 def across(gamma_hat: Sequence[float], num: int) -> jax.Array:
-    """Returns models on both sides of two such clients' own models, and between them."""
+    """Returns models between and on both sides of two such clients' own models."""
     reach = max(gamma_hat) + _BEYOND
     return jnp.linspace(-reach, reach, num)
 
 
 def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> xr.Dataset:
-    """Returns the local minimum of every objective, in every draw, at several true means.
+    """Returns the local minimum of every objective, in every draw, for several true means.
 
-    A draw depends on the seed, its number and the point's only.
+    A draw depends only on the seed, its own number and the point's.
 
     Args:
-      points: true means of the clients.
+      points: the clients' true means.
       dim: the name of the points' dimension.
-      config: how many draws, and their spread.
+      config: the number and the spread of draws.
 
     Returns:
-      A Dataset over ``(dim, draw, objective, client)`` with a manifest: the values of `descend`,
-      and ``empirical_mean``.
+      A Dataset over ``(dim, draw, objective, client)`` with a manifest, which contains the values
+      of `descend` and ``empirical_mean``.
     """
 
     def program(points: Any, gamma: Any, rng_key: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
 
             return jax.vmap(solve)(jnp.arange(config.num_seeds))
 
-        # Use lax.map instead of vmap, which would need the memory of all points at once.
+        # Use lax.map instead of vmap, because vmap would hold all points in memory at once.
         return lax.map(at, (jnp.arange(len(points)), points))
 
     with jax.enable_x64(True):
@@ -115,13 +115,13 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
 
 
 def convergence(result: xr.Dataset) -> dict[str, Any]:
-    """Returns how many descents found a minimum, and the largest gradient at the end of any."""
+    """Returns the number of descents that found a minimum, and the largest final gradient."""
     found = {"descents": result.converged.size, "converged": result.converged.sum()}
     return found | ({"gradient": abs(result.gradient).max()} if "gradient" in result else {})
 
 
 def all_converged(text: str, measured: xr.Dataset) -> Check:
-    """Checks that all descents found a minimum."""
+    """Checks that every descent found a minimum."""
     evidence = f"{measured.converged:,d} of {measured.descents:,d} descents converged"
     if "gradient" in measured:
         evidence += f", largest gradient at the end {measured.gradient:.1e}"
@@ -131,16 +131,16 @@ def all_converged(text: str, measured: xr.Dataset) -> Check:
 def mean_above(
     mean: xr.DataArray, error: xr.DataArray, by: float, draws: int, form: str = ".3f"
 ) -> list[Evidence]:
-    """Tests that means over many draws are above `by`, from means and standard errors alone.
+    """Tests whether means over many draws exceed `by`, from means and standard errors alone.
 
-    `rulings.more` would need the draws themselves, which are too many for a summary.
+    `rulings.more` would need all draws, which are too many for a summary.
     """
     from scipy.special import ndtr
 
     found = []
     for at, words in places(mean, *map(str, mean.dims)):
         value, spread = mean.sel(at).item(), error.sel(at).item()
-        # Decide by the side if all draws are equal, because they have no spread.
+        # If all draws are equal, compare the means directly, because there is no spread.
         score = (value - by) / spread if spread else np.copysign(np.inf, value - by)
         text = number(value, spread, form)
         tails = float(ndtr(-score)), float(ndtr(score))
@@ -149,6 +149,6 @@ def mean_above(
 
 
 def objectives(result: xr.Dataset) -> plots.Panel:
-    """Returns MaxFL's objective over w, for every gamma_hat."""
+    """Draws MaxFL's objective over w, for every gamma_hat."""
     curves = plots.lines(result.objective.rename(gamma_hat=r"$\hat\gamma_G$"), style="-")
     return plots.Panel("MaxFL's objective", "model $w$", "objective", curves)

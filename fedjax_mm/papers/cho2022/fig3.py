@@ -24,7 +24,7 @@ _ID = "maxfl-fig3"
 
 
 def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
-    """Returns metrics at the end, and whether they rise together over a run's records."""
+    """Returns the final metrics, and how well they rise together over a run's records."""
     over_rounds = in_percent(unattacked(judged(result)), _METRICS)
     appeal, preferred = (over_rounds.isel(metric=i, drop=True) for i in (0, 1))
     ends = comparison.measure(result, settings, id=_ID, metrics=_METRICS)
@@ -32,7 +32,7 @@ def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges MaxFL's leads in both metrics, and whether these rise together."""
+    """Judges MaxFL's leads in both metrics, and whether the metrics rise together."""
     leads = lead(measured, BASELINES, "GM-Appeal, seen", "preferred-model accuracy, seen")
     yield ruling("significantly-higher", more(leads, form=".1f"))
     together = measured["rise together"].reindex(algorithm=[OURS])
@@ -40,10 +40,10 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
-    """Draws a panel for each metric, and each method at its best point."""
+    """Draws one panel per metric, with each method at its best point."""
     mean, error = estimate(in_percent(unattacked(judged(result)), _METRICS))
     panels = plots.panels(mean, error, xlabel="round", ylabel="percent", style="-")
-    # Put panels in a column, because appeals and accuracies are too far apart for one y-axis.
+    # Stack the panels, because appeals and accuracies are too far apart to share a y-axis.
     return comparison.draw([[panel] for panel in panels], settings)
 
 

@@ -1,4 +1,4 @@
-"""Figure 4, which is a table: GM-Appeal and preferred-model accuracy of unseen clients."""
+"""Figure 4, a table of the GM-Appeal and preferred-model accuracy of unseen clients."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
 from fedjax_mm.papers.rulings import Ruling, more, no_less, ruling
 
 SMALL = 1.0
-"""Points of accuracy below which a loss is "the same or higher" in Figure 4 and Table 5."""
+"""A loss below this many points counts as "the same or higher" in Figure 4 and Table 5."""
 
 _LEAST = 47.0  # points of appeal: "at least 47 % for FMNIST"
 

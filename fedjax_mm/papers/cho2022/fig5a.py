@@ -1,4 +1,4 @@
-"""Figure 5(a): the GM-Appeal of every objective's solution to two clients, with both bounds."""
+"""Figure 5(a): GM-Appeal of every objective's solution for two clients, with both bounds."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.mean_estimation import lemma_a_1, theorem_a_1
 
 _SQUARE = "gamma_G^2"
-_SIGMAS = 4  # standard errors that a random frequency may be off
-_ALIKE = 1e-6  # solutions that are closer are called the same
-_STEADY = 0.2  # the relative change of a slope that is called constant
-_ROWS = 6  # of the table
+_SIGMAS = 4  # allowed deviation of a frequency, in standard errors
+_ALIKE = 1e-6  # solutions closer than this count as equal
+_STEADY = 0.2  # relative change below which a slope counts as constant
+_ROWS = 6  # rows of the table
 
-# From about 150 on, exp(-4 gamma_G^2), the other client's pull, is less than the least number.
+# Beyond 150, the other client's pull exp(-4 gamma_G^2) underflows.
 Heterogeneity = Annotated[NonNegative, Field(le=100)]
 
 
@@ -47,10 +47,10 @@ def run_two(config: TwoClients, execution: Execution | None = None) -> xr.Datase
 def exact_appeal(gamma_G: Any, gamma: float) -> np.ndarray:
     """Returns FedAvg's expected appeal, ``P(|w - theta_1| < |hat theta_1 - theta_1|)``.
 
-    With ``a = hat theta_1 - theta_1`` and ``b = hat theta_2 - theta_1`` client 1 is satisfied if
-    |a + b| < 2 |a|, that is if b lies between -3 a and a. Client 2 is analogous.
+    With ``a = hat theta_1 - theta_1`` and ``b = hat theta_2 - theta_1``, client 1 is satisfied if
+    |a + b| < 2 |a|, that is, if b lies between -3 a and a. The same holds for client 2.
     """
-    # Gauss and Legendre's rule in a, up to 12 standard deviations; b's part is known.
+    # Apply Gauss-Legendre quadrature in a, up to 12 standard deviations. The b part is closed-form.
     nodes, weights = np.polynomial.legendre.leggauss(200)
     a = 6 * (nodes + 1)
     density = 6 * weights * np.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
@@ -61,12 +61,12 @@ def exact_appeal(gamma_G: Any, gamma: float) -> np.ndarray:
 
 
 def measure(result: xr.Dataset, config: TwoClients) -> xr.Dataset:
-    """Returns appeals with bounds, FedAvg's deviation from the exact one, and distances to w*."""
+    """Returns appeals and bounds, FedAvg's deviation from the exact appeal, and distances to w*."""
     result = result.rename(gamma_g_squared=_SQUARE)
     gamma_G = np.sqrt(result[_SQUARE].values)
     mean, error = estimate(result.satisfied.mean("client"), over="draw")
     exact = xr.DataArray(exact_appeal(gamma_G, config.gamma), dims=_SQUARE)
-    # A client's being satisfied is a Bernoulli variable of known variance.
+    # Whether a client is satisfied is a Bernoulli variable with known variance.
     frequency = result.satisfied.sel(objective="FedAvg").mean("draw")
     spread = np.sqrt(exact * (1 - exact) / result.sizes["draw"])
     apart = abs(result.solution - result.empirical_mean.mean("client"))
@@ -75,7 +75,7 @@ def measure(result: xr.Dataset, config: TwoClients) -> xr.Dataset:
             "appeal": mean,
             "standard_error": error,
             "exact": exact,
-            # The lemma speaks of gamma_G > 0 only.
+            # Skip gamma_G = 0, because the lemma assumes gamma_G > 0.
             "Lemma A.1": (_SQUARE, np.where(gamma_G > 0, lemma_a_1(gamma_G, config.gamma), np.inf)),
             "Theorem A.1": float(theorem_a_1(config.gamma)),
             "deviation": (abs(frequency - exact) / spread).fillna(0.0),
@@ -111,7 +111,7 @@ def judge(measured: xr.Dataset, config: TwoClients) -> Iterator[Ruling | Check]:
 
 
 def _decay(exact: xr.DataArray) -> tuple[bool | None, str]:
-    """Returns whether an appeal falls exponentially, and the slopes of its logarithm."""
+    """Returns whether an appeal decays exponentially, and the slopes of its logarithm."""
     exact = exact.sortby(_SQUARE)
     slopes = np.diff(np.log(exact.values)) / np.diff(exact[_SQUARE].values)
     late = slopes[len(slopes) // 2 :]
@@ -122,7 +122,7 @@ def _decay(exact: xr.DataArray) -> tuple[bool | None, str]:
 
 
 def table(measured: xr.Dataset, config: TwoClients) -> Sequence[Table]:
-    """Returns appeals and bounds, with rows for some gamma_G^2 from the first to the last."""
+    """Returns appeals and bounds at evenly spaced values of gamma_G^2."""
     some = np.unique(np.linspace(0, measured.sizes[_SQUARE] - 1, _ROWS).round().astype(int))
     measured = measured.isel({_SQUARE: some})
     appeal = cells(measured.appeal, measured.standard_error, form=".4f")
@@ -133,13 +133,13 @@ def table(measured: xr.Dataset, config: TwoClients) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: TwoClients) -> Figure:
-    """Draws GM-Appeal against gamma_G^2, on a linear and on a logarithmic axis."""
+    """Draws GM-Appeal against gamma_G^2, on a linear and a logarithmic axis."""
     squares = measured[_SQUARE].values
     fine = np.linspace(max(squares.max() * 1e-3, 1e-9), squares.max(), 200)
     exact, upper = (fn(np.sqrt(fine), config.gamma) for fn in (exact_appeal, lemma_a_1))
     lower = np.full(2, measured["Theorem A.1"])
     appeal, error = (measured[name].T for name in ("appeal", "standard_error"))
-    # FedAvg, which two others cover, MaxFL, and those two.
+    # Style FedAvg, MaxFL, and the two surrogates, whose marks lie on top of FedAvg's.
     styles = zip(plots.lines(appeal, error), ("o", "s-", "+", "x"), strict=True)
     lines = [
         *(line._replace(style=style) for line, style in styles),

@@ -1,4 +1,4 @@
-"""Figure 5(b): MaxFL's objective of two clients, and its local minima."""
+"""Figure 5(b): MaxFL's objective for two clients, and its local minima."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,19 +24,19 @@ from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 
 _NEAR = 1e-6  # minima closer than this are one
-_PRINTED = 1.022  # from which on the middle is a maximum, eq. (35)
+_PRINTED = 1.022  # beyond this the midpoint is a maximum, eq. (35)
 
 
 class Landscape(Config):
-    """Settings of Figure 5(b): half the distance of the empirical means, which lie around 0."""
+    """Settings of Figure 5(b): half the distance between empirical means centered at 0."""
 
     gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 1.0, 1.5, 3.0)
-    """Whose objectives are drawn."""
+    """The values of gamma_hat whose objectives are drawn."""
     largest: Positive = 4.0
     num_points: Annotated[Count, Field(ge=2)] = 200
-    """How many gamma_hat up to the largest are searched for minima."""
+    """The number of gamma_hat, up to the largest, at which minima are searched for."""
     num_starts: Annotated[Count, Field(ge=3)] = 41
-    """Where the searches start, between the clients' own models."""
+    """The number of searches, which start between the clients' own models."""
 
 
 def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.Dataset:
@@ -56,8 +56,8 @@ def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.D
 
     with jax.enable_x64(True):
         fine = jnp.linspace(0, config.largest, config.num_points + 1)[1:]
-        # Shift the starts off the middle by less than the distance of any minimum next to it,
-        # except when one is about to appear there.
+        # Shift the starting points off the midpoint by less than the distance to a nearby minimum,
+        # except where one is about to appear there.
         starts = jnp.linspace(-1, 1, config.num_starts) + 1e-5
         w, gamma_hat = descents.across(config.gamma_hat, 401), jnp.asarray(config.gamma_hat)
     coords = {"gamma_hat": gamma_hat, "w": w, "searched_gamma_hat": fine, "start": starts}
@@ -67,10 +67,10 @@ def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.D
 
 
 def critical_gamma_hat() -> float:
-    """Returns where the middle turns from a minimum into a maximum.
+    """Returns the gamma_hat at which the midpoint turns from a minimum into a maximum.
 
-    ``x tanh(x/2) = 1/2`` with ``x = gamma_hat^2``: the curvature there is
-    ``2 q (1 - 2 x tanh(x/2))``, with q the weight of both clients.
+    It solves ``x tanh(x/2) = 1/2`` for ``x = gamma_hat^2``, because the curvature there is
+    ``2 q (1 - 2 x tanh(x/2))``, where q is the weight of both clients.
 
     Example:
       >>> round(critical_gamma_hat(), 4)
@@ -84,11 +84,11 @@ def critical_gamma_hat() -> float:
 
 
 def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
-    """Returns the distinct minima in increasing order, then NaN, and their distances inwards."""
+    """Returns the distinct minima in increasing order, padded with NaN, and their displacements."""
     points = np.sort(result.minimum.transpose("searched_gamma_hat", "start").values)
     is_new = np.diff(points, prepend=-np.inf) > _NEAR
     number = is_new.sum(axis=1)
-    # Sorted again: NaN goes to the end.
+    # Sort again to move NaN to the end.
     minima = np.sort(np.where(is_new, points, np.nan))[:, : number.max()]
     inwards = result.displacement * (3 - 2 * result.nearest)  # client 1 is on the left
     return xr.Dataset(
@@ -106,7 +106,7 @@ def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: Landscape) -> Iterator[Ruling | Check]:
-    """Judges the number of minima, their places, and when the middle is none."""
+    """Judges the number and positions of minima, and when the midpoint is not a minimum."""
     gamma, minima, critical = measured.gamma_hat, measured.minima, measured.critical_gamma_hat
     single = (measured.number == 1) & (abs(minima.isel(minimum=0)) < _NEAR)
     yield ruling("collaboration", _at(gamma**2 < 1, single))
@@ -126,15 +126,15 @@ def judge(measured: xr.Dataset, config: Landscape) -> Iterator[Ruling | Check]:
 
 
 def _at(where: xr.DataArray, holds: xr.DataArray) -> list[Evidence]:
-    """Returns as a fact whether a condition holds at the gamma_hat of `where`, if any."""
+    """Returns, as a fact, whether a condition holds at the given gamma_hat, if there are any."""
     number, of = int((holds & where).sum()), int(where.sum())
     return fact(number == of if of else None, f"at {number} of {of} gamma_hat")
 
 
 def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
-    """Returns the sign of the objective's second derivative in the middle, by differences.
+    """Returns the sign of the objective's second derivative at the midpoint, by differences.
 
-    They are relative to 1 minus the objective there, which is tiny if clients are far apart.
+    Differences are relative to 1 minus the objective, which is tiny if clients are far apart.
     """
     step = 1e-3
     # Compute log(1 - sigma), because sigma itself would round to 1.
@@ -143,7 +143,7 @@ def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
 
 
 def table(measured: xr.Dataset, config: Landscape) -> Sequence[Table]:
-    """Returns the minima at nine gamma_hat, or at all if there are fewer."""
+    """Returns the minima at nine values of gamma_hat, or at all values if there are fewer."""
     nine = np.unique(np.linspace(0, config.num_points - 1, 9).astype(int))
     some = measured.isel(gamma_hat=nine)
     where = columns(cells(some.minima, form="+.4f", missing=""), "minimum")

@@ -1,4 +1,4 @@
-"""Figure 6: how many of three clients the objectives' solutions satisfy, in three cases."""
+"""Figure 6: how many of three clients each objective's solution satisfies, in three cases."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective, mean_estimation
 
-_ALIKE = 0.1  # models that are closer, in units of gamma, are called the same
+_ALIKE = 0.1  # in units of gamma; models closer than this count as equal
 _SURELY, _MOSTLY = 0.95, 0.5  # shares of the draws
 _DISPARATE = 5.0  # units of gamma between clients that have nothing in common
 _LEAD = "MaxFL minus FedAvg"
@@ -34,7 +34,7 @@ ThreeMeans = tuple[_Mean, _Mean, _Mean]
 
 
 class ThreeClients(descents.Draws):
-    """Settings of Figure 6: the true means of its three cases, and the draw that is drawn."""
+    """Settings of Figure 6: the true means of its three cases, and the plotted draw."""
 
     num_seeds: Annotated[Count, Field(ge=2)] = 20_000
     case_1: ThreeMeans = (0, 0, 0)
@@ -42,10 +42,10 @@ class ThreeClients(descents.Draws):
         *((0, 4, 12), (0, 3, 8), (0, 3, 9), (0, 4, 8), (0, 6, 8)),
         *((0, 5, 12), (0, 6, 12), (0, 6, 20)),
     )
-    """A map, because the outcome depends on the means; the first ones are drawn."""
+    """True means on a grid, because the outcome depends on them; the first ones are plotted."""
     case_3: ThreeMeans = (0, 0, 6)
     example: ThreeMeans = (0.8, -0.7, 0.3)
-    """Empirical minus true means of one draw, for all cases."""
+    """Empirical minus true means of the plotted draw, for all cases."""
 
     @property
     def points(self) -> list[ThreeMeans]:
@@ -54,14 +54,14 @@ class ThreeClients(descents.Draws):
 
     @property
     def cases(self) -> list[int]:
-        """Returns the number of each point's case."""
+        """Returns the case number of each point."""
         return [1, *(2 for _ in self.case_2), 3]
 
 
 def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Dataset:
     """Returns the solutions of every objective in every draw, for every case.
 
-    Variables that begin with ``example`` belong to one draw of every case, searched from w*.
+    Variables prefixed by ``example`` come from one draw per case, searched from w*.
     """
 
     def solve(true_means: Any, noise: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Da
 
 
 def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
-    """Returns how often clients are satisfied and where solutions lie, and the example."""
+    """Returns how often clients are satisfied, where solutions lie, and the example."""
     count = result.satisfied.sum("client")
     w, own = result.solution, result.empirical_mean
 
@@ -97,7 +97,7 @@ def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
     }
     samples = xr.Dataset(events).to_dataarray("event").sel(objective=_SHOWN)
     lead = samples.sel(objective="MaxFL") - samples.sel(objective="FedAvg")
-    # Take the error of pairs, because both objectives have the same draws.
+    # Use the standard error of paired differences, because both objectives share their draws.
     samples = xr.concat([samples, lead.assign_coords(objective=_LEAD)], "objective")
     mean, error = estimate(samples, "draw")
     means = np.array(config.points, float)
@@ -145,7 +145,7 @@ def judge(measured: xr.Dataset, config: ThreeClients) -> Iterator[Ruling | Check
 
 
 def table(measured: xr.Dataset, config: ThreeClients) -> Sequence[Table]:
-    """Returns shares of the draws at each point: somebody is satisfied, and where solutions lie."""
+    """Returns the shares of draws that satisfy a client, and of solution positions, by point."""
     shown = measured.rename(point="true means")
     text = cells(shown["mean"], form=".3f")
     contents = {"case": shown["case"]}
@@ -156,7 +156,7 @@ def table(measured: xr.Dataset, config: ThreeClients) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: ThreeClients) -> Figure:
-    """Draws MaxFL's objective in one draw of every case, and how often somebody is satisfied."""
+    """Draws MaxFL's objective in one draw per case, and how often a client is satisfied."""
     first = [config.cases.index(case) for case in (1, 2, 3)]
     one, two, three = (_objective(measured.isel(point=i)) for i in first)
     return plots.draw(
@@ -180,7 +180,7 @@ def _objective(case: xr.Dataset) -> plots.Panel:
     ]
     title = rf"one draw of case {case['case']:d}, $\theta$ = {_list(theta)}"
     depth = 1 - curve.min()
-    limits = (1 - 1.05 * depth, 1 + 0.45 * depth)  # room for the legend above
+    limits = (1 - 1.05 * depth, 1 + 0.45 * depth)  # leave room for the legend
     return plots.Panel(title, "model $w$", "objective", lines, marks, limits)
 
 

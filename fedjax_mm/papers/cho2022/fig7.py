@@ -16,13 +16,13 @@ _NEARLY = 10.0  # percent of the larger loss
 
 
 def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
-    """Returns mean losses over the clients, ``(examples, algorithm, seed, round)``."""
+    """Returns losses averaged over clients, ``(examples, algorithm, seed, round)``."""
     both = unattacked(judged(result))[["loss", "train_loss"]].to_array("examples")
     return both.assign_coords(examples=["test", "training"])
 
 
 def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
-    """Returns accuracies, and the losses' largest difference in percent of the larger one."""
+    """Returns accuracies, and the largest relative difference of the losses in percent."""
     both = losses(result, settings)
     share = abs(both.diff("examples")) / both.max("examples", skipna=False)
     largest = 100 * share.max(("examples", "round"), skipna=False)
@@ -31,13 +31,13 @@ def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges the largest difference of test and training losses over a run's records."""
+    """Judges the largest difference between test and training losses over a run's records."""
     largest = measured["largest difference"].reindex(algorithm=list(_METHODS))
     yield ruling("nearly-identical", alike(largest, _NEARLY, ".1f"), about="in percent")
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
-    """Draws test losses as solid lines and training losses as dashed ones."""
+    """Draws test losses as solid lines and training losses as dashed lines."""
     mean, error = estimate(losses(result, settings))
     test, training = zip(mean, error, strict=True)
     lines = plots.lines(*test, "-?", label="test, ")

@@ -26,32 +26,32 @@ from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 from fedjax_mm.tasks.minimize import local_minimum
 
-_FAR, _NOTHING = 8.0, 1e-3  # a gap of losses, and a weight, that stand for >> 0 and about 0
-_AROUND = 0.5  # models closer to a minimum are not called flat
+_FAR, _NOTHING = 8.0, 1e-3  # a loss gap that counts as >> 0, and a weight that counts as 0
+_AROUND = 0.5  # places closer to a minimum do not count as flat
 _RULES = ("adaptive", "constant")
 _ROUNDS, _STARTS = "median rounds from flat starts", "flat starts"
 _LATE, _SLOWER = "starts that did not arrive", "starts from which adaptive is slower"
 
 
 class Rate(Config):
-    """Settings of Figure 8: gradient descent of MaxFL from many starts."""
+    """Settings of Figure 8: gradient descent on MaxFL's objective from many starts."""
 
     gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1), Distinct] = (0.5, 3.0)
     learning_rate: Positive = 0.5
-    """eta_g eta_l; 1/L_s, L_s = 2 being the clients' smoothness."""
+    """eta_g eta_l, which is 1/L_s for the clients' smoothness L_s = 2."""
     epsilon: Positive = 1e-2
     num_rounds: Count = 3000
     num_starts: Annotated[Count, Field(ge=2)] = 81
     target: Positive = 1e-3
-    """The distance to a minimum at which a descent has arrived."""
+    """The distance to a minimum at which a descent counts as converged."""
 
 
 def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the rate over w, and gradient descent with it and with a constant rate.
+    """Returns the adaptive rate over w, and gradient descent with it and with a constant rate.
 
-    The adaptive rate of the objective's gradient is ``eta N / (sum q_k + eps)`` (eq. 6 with one
-    local step), ``q_k = sigma (1 - sigma)`` at ``F_k(w) - rho_k`` (eq. 4); the constant one is 1/L
-    with L the objective's largest curvature.
+    The adaptive rate is ``eta N / (sum q_k + eps)`` (eq. 6 with one local step), where
+    ``q_k = sigma (1 - sigma)`` at ``F_k(w) - rho_k`` (eq. 4). The constant rate is 1/L, where L is
+    the objective's largest curvature.
     """
 
     def at(gamma_hat: Any, w: Any, starts: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
 
         def adaptive(w: Any) -> Any:
             gaps = task.gaps(w)
-            # Not sigma (1 - sigma): 1 - sigma is 0 from gaps of 37 on.
+            # Do not compute sigma (1 - sigma), because 1 - sigma rounds to 0 from gaps of 37 on.
             weights = jax.nn.sigmoid(gaps) * jax.nn.sigmoid(-gaps)
             return config.learning_rate * task.num_clients / (jnp.sum(weights) + config.epsilon)
 
@@ -86,7 +86,7 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
 
     with jax.enable_x64(True):
         w, gamma_hat = descents.across(config.gamma_hat, 801), jnp.asarray(config.gamma_hat)
-        # None in the exact middle, which may be a maximum.
+        # Do not start exactly at the midpoint, because it may be a maximum.
         starts = descents.across(config.gamma_hat, config.num_starts) + 1e-3
     coords = {"gamma_hat": gamma_hat, "w": w, "start": starts, "rule": list(_RULES)}
     coords["round"] = np.arange(config.num_rounds + 1)
@@ -97,14 +97,14 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Rate) -> xr.Dataset:
-    """Returns rates at flat and at steep places of the objective, and rounds to a minimum."""
+    """Returns rates at flat and steep places of the objective, and rounds to a minimum."""
     ends = (result.minimum.min("start"), result.minimum.max("start"))
     distance = np.minimum(*(abs(result.path - end) for end in ends))
     arrived = first_round_below(distance.values, result["round"].values, config.target)
     result = result.assign(rounds=distance.isel(round=0, drop=True).copy(data=arrived))
     each = [_at_one(result.sel(gamma_hat=gamma)) for gamma in result.gamma_hat.values]
     gap = xr.DataArray(np.linspace(-_FAR, _FAR, 161), dims="gap")
-    weight = np.exp(-abs(gap)) / (1 + np.exp(-abs(gap))) ** 2  # sigma (1 - sigma), which is even
+    weight = np.exp(-abs(gap)) / (1 + np.exp(-abs(gap))) ** 2  # sigma (1 - sigma), an even function
     return xr.concat(each, "gamma_hat").assign(weight=weight).assign_coords(gap=gap)
 
 
@@ -114,7 +114,7 @@ def _at_one(result: xr.Dataset) -> xr.Dataset:
     is_near = np.abs(w[:, None] - minima).min(axis=1) < _AROUND
     flat, steep = (slope < slope.max() / 10) & ~is_near, slope > slope.max() / 2
     is_flat_start = np.interp(result.start.values, w, flat) > 0.5
-    # A descent that has not arrived counts as the slowest.
+    # Count a descent that has not converged as the slowest.
     late = result.rounds.fillna(np.inf)
     return xr.Dataset(
         {
@@ -133,7 +133,7 @@ def _at_one(result: xr.Dataset) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: Rate) -> Iterator[Ruling]:
-    """Judges the places of high adaptive rates, their savings, and Figure 2's weights."""
+    """Judges where the adaptive rate is high, the rounds that it saves, and Figure 2's weights."""
     rates = measured[["flat", "steep"]].to_dataarray("part").T
     text = describe(rates, form=".3g", missing="none")
     yield ruling("flat-regions", fact(_all(measured.flat, measured.steep), text))
@@ -151,13 +151,13 @@ def judge(measured: xr.Dataset, config: Rate) -> Iterator[Ruling]:
 
 
 def _all(high: xr.DataArray, low: xr.DataArray) -> bool | None:
-    """Returns whether all numbers are higher than the others, or None if one is unknown."""
+    """Returns whether all of `high` exceed all of `low`, or None if a value is unknown."""
     is_known = bool((high.notnull() & low.notnull()).all())
     return bool((high > low).all()) if is_known else None
 
 
 def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
-    """Returns rates, and median rounds from flat starts."""
+    """Returns the rates, and the median rounds from flat starts."""
     rates = ("flat", "steep", "minimum", "1/L")
     contents = {name: cells(measured[name], form=".4g", missing="none") for name in rates}
     contents |= columns(cells(measured[_ROUNDS], form="g", missing="none"), "rule", "rounds, {}")
@@ -165,11 +165,11 @@ def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Rate) -> Figure:
-    """Draws the objective, and the rates over w."""
+    """Draws the objective and the rates over w."""
     drawn = result.rename(gamma_hat=r"$\hat\gamma_G$")
     rates = plots.lines(drawn.rate, style="-", label="adaptive, ")
     rates += plots.lines(drawn.constant_rate.broadcast_like(drawn.rate), style="--", label="1/L, ")
-    # Room for the legend above the lines.
+    # Leave room for the legend above the lines.
     limits = min(line.y.min() for line in rates) / 1.5, 12 * max(line.y.max() for line in rates)
     panels = [
         descents.objectives(result),

@@ -1,4 +1,4 @@
-"""Table 1 in its other reading: test labels are flipped too, and labels are split by Dirichlet.
+"""Table 1 read differently: test labels are flipped too, and labels are split by Dirichlet.
 
 The paper does not specify which labels are flipped or how labels are distributed. `maxfl-table1`
 flips only training labels and lets each client draw its labels.
@@ -19,7 +19,7 @@ _METRICS = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
-    """Checks whether MaxFL also leads under this reading."""
+    """Checks that MaxFL also leads under this reading."""
     accuracy, appeal = (lead(measured, BASELINES, *names) for names in (ACCURACY, APPEAL))
     yield check("MaxFL has the highest test accuracy", more(accuracy, form=".1f"))
     yield check("MaxFL has the highest GM-Appeal", more(appeal, form=".1f"))
@@ -37,4 +37,4 @@ ITEMS = (
         measure=partial(measure, id="maxfl-table1", metrics=_METRICS),
     ),
 )
-"""Table 1 under the reading of flips that `maxfl-table1` does not take."""
+"""Table 1 under the alternative reading of flips."""

@@ -1,4 +1,4 @@
-"""Cho et al., section 5: the settings of tables that compare methods, and the paper's grid."""
+"""Cho et al., section 5: settings of the tables that compare methods, and the paper's grid."""
 
 import itertools
 import math
@@ -25,17 +25,17 @@ from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.sweeps.program import OneOf
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
-"""The axes over which the best point of each method is looked for."""
+"""The axes over which each method's best point is searched."""
 
 SELECTION = 10**6
-"""The number of the first seed on which points are chosen; judged seeds count from 0."""
+"""The first seed used to choose points; judged seeds start at 0."""
 
 DIMS = {
     "byzantine": "attackers",
     "warm_up_steps": "warm-up steps",
     "demand_rate": "rate of the warm-up",
 }
-"""The other axes by their names in tables."""
+"""Maps the other axes to their names in tables."""
 
 _METHOD: TypeAdapter[Method] = TypeAdapter(MethodConfig)
 
@@ -51,7 +51,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 
 def methods(*names: str) -> dict[str, Mapping[str, Any]]:
-    """Returns the settings of some of the paper's methods, with a list for a method's own grid."""
+    """Returns the settings of some of the paper's methods, with lists for method-specific grids."""
     return {name: METHODS[name] for name in names}
 
 
@@ -62,8 +62,8 @@ CLUSTERED: Mapping[str, Any] = {
 }
 """Clients of Figures 3, 4 and 7 and Tables 3 to 6, whose first metric chooses the points.
 
-Test labels are flipped too: the paper's own models reach 98 % and more of preferred-model accuracy,
-which those of flipped clients could not if their test labels were true.
+Test labels are flipped too, because the paper's own models reach a preferred-model accuracy of
+98 % and more, which flipped clients could not reach on true test labels.
 """
 
 
@@ -82,40 +82,40 @@ class Point(Config):
     local_steps: Count
     batch_size: Count
     own: Mapping[str, Any] = {}
-    """Values of the parameters for which `methods` has a list."""
+    """Values of the parameters that are lists in `methods`."""
 
 
 class Comparison(Seeded):
     """Settings of Tables 1 to 6 and Figures 3, 4 and 7: methods, their grid, and the clients.
 
-    In `methods` a list of values, as ``q = [1, 10]``, is a grid of the method's own.
+    A list of values in `methods`, such as ``q = [1, 10]``, is a method-specific grid.
     """
 
     dataset: clients.Dataset = "fmnist"
     directory: Path | None = None
-    """The folder of the data set's files; without it something stands in."""
+    """The directory of the data set's files, or None for a substitute."""
     partition: clients.Partition = "dirichlet"
     num_clients: Count | None = None
-    """The clients that train; this and the next two are the paper's for this data set if None."""
+    """The clients that train. This and the next two default to the paper's for the data set."""
     num_unseen: Count | None = None
     cohort_size: Count | None = None
     flipped: Share = 0.3
     flips: clients.Flips = "training"
-    """The labels of a flipped client that are flipped; the paper does not say which."""
+    """The labels of a flipped client that are flipped, which the paper does not specify."""
     participation: Literal["training", "test"] | None = None
-    """The examples by whose loss a client stays away; test if flips are in training alone."""
+    """The examples whose loss decides participation, test if only training labels are flipped."""
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.5
     appealing_from: Count | None = None
-    """The first round in which a client stays away if the model does not appeal to it."""
+    """The first round in which clients stay away if the model does not appeal to them."""
     byzantine: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0,)
-    """Shares of the clients that attack."""
+    """The fractions of clients that attack."""
     loss_factor: Positive = 10.0
     noise: NonNegative = 1.0
     attackers_stay: Flag = True
     requirement: Requirement = Requirement()
     tuning_steps: CountOrZero = 0
     tuned_weights: Flag = True
-    """Whether MaxFL weighs clients by the loss after these steps, as section 5.1 says."""
+    """Whether MaxFL weights clients by the loss after these steps, as described in section 5.1."""
     methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
         *(0.1, 0.05, 0.01, 0.005, 0.001),
@@ -123,21 +123,21 @@ class Comparison(Seeded):
     local_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (10, 30, 50)
     batch_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 64, 128)
     selection_seeds: Count = 3
-    """Seeds on which each method's point is chosen; they are none of those that are judged."""
+    """Seeds used to choose each method's point, which are never judged."""
     chosen_by: Literal["accuracy", "appeal"] = "accuracy"
-    """What is highest on the selection's seeds at a method's point; accuracy decides ties."""
+    """The metric that chooses a method's point. Ties are broken by accuracy."""
     points: Mapping[str, Point] = {}
-    """Points of methods for which none is to be chosen."""
+    """Fixed points, for methods without a search."""
     num_rounds: Count = 200
     num_seeds: Count = 3
     record_every: Count = 20
-    """Rounds between records; the largest common divisor with the rounds is taken."""
+    """Rounds between records, reduced to the greatest common divisor with the rounds."""
 
     @model_validator(mode="after")
     def _methods_fit(self) -> Self:
         for name, settings in self.methods.items():
             for key, value in settings.items():
-                # No variant would be left of the method, and none of it in the table.
+                # An empty list would leave no variant of the method, and no row in the table.
                 if isinstance(value, list | tuple) and not value:
                     raise ValueError(f"methods.{name}.{key} has no values; give at least one")
         for label, (name, _) in self.variants.items():
@@ -181,7 +181,7 @@ class Comparison(Seeded):
 
     @property
     def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Returns the name and settings of every method at every value of its own parameters."""
+        """Returns the name and settings of every method at each value of its own parameters."""
         found = {}
         for name, settings in self.methods.items():
             own = lists_of(settings)
@@ -213,12 +213,12 @@ class Comparison(Seeded):
         return _METHOD.validate_python(settings | point)
 
     def structure(self, label: str) -> Hashable:
-        """Returns all of a variant but its floats: equal ones are one program."""
+        """Returns a variant's non-float settings; variants that share them share a program."""
         settings = dict(self._first_point(label))
         return tuple((k, str(v)) for k, v in settings.items() if not isinstance(v, float))
 
     def algorithm(self, variant: OneOf, local: Mapping[str, Any]) -> Algorithm:
-        """Builds one of several variants of equal structure, with numbers that may be traced."""
+        """Builds one of several variants with equal structure, whose numbers may be traced."""
         method, *others = [self._first_point(label) for label in variant.values]
         numbers = {k: x for k, x in local.items() if k in type(method).model_fields}
         for name, value in method if others else ():
@@ -232,23 +232,23 @@ class Comparison(Seeded):
 
     @property
     def population(self) -> clients.Population:
-        """Returns the numbers of clients, by default those of the paper."""
+        """Returns the population, which defaults to the paper's."""
         default = clients.POPULATIONS[clients.source_of(self.dataset, self.directory)]
         given = {key: getattr(self, key) for key in ("num_clients", "num_unseen", "cohort_size")}
         return default._replace(**{key: n for key, n in given.items() if n is not None})
 
     @property
     def num_points(self) -> int:
-        """Returns the number of points of the grid of each variant."""
+        """Returns the number of grid points per variant."""
         return math.prod(len(self.axes[axis]) for axis in POINT[1:])
 
     @property
     def stays_by(self) -> Literal["training", "test"]:
-        """Returns the examples by whose loss a client stays away."""
+        """Returns the examples whose loss decides participation."""
         return self.participation or ("test" if self.flips == "training" else "training")
 
     def candidates(self, name: str) -> list[Point]:
-        """Returns the points among which a method's point is chosen, or the given one."""
+        """Returns the candidates for a method's point, or only the given point."""
         if name in self.points:
             return [self.points[name]]
         own, found = lists_of(self.methods[name]), []
@@ -259,7 +259,7 @@ class Comparison(Seeded):
         return found
 
     def at(self, name: str, point: Point) -> Self:
-        """Returns the settings of one method at one point."""
+        """Returns the settings for one method at one point."""
         lists = {key: [value] for key, value in point.own.items()}
         changes: dict[str, Any] = {
             "methods": {name: {**self.methods[name], **lists}},
@@ -272,10 +272,10 @@ class Comparison(Seeded):
 
     @property
     def selection(self) -> Self | None:
-        """Returns the settings of the grid on which points are chosen, or None without a choice.
+        """Returns the settings of the grid search, or None if there is nothing to choose.
 
-        It has no attackers, the clients' thresholds are those of the first warm-up, and the end
-        counts.
+        There are no attackers, the clients' thresholds come from the first warm-up, and only the
+        last record counts.
         """
         some = {name: own for name, own in self.methods.items() if len(self.candidates(name)) > 1}
         demand = self.requirement
@@ -292,7 +292,7 @@ class Comparison(Seeded):
 
 
 def lists_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a method's settings that are lists, which are a grid of the method's own."""
+    """Returns the settings of a method that are lists, which form its own grid."""
     return {key: value for key, value in settings.items() if isinstance(value, list | tuple)}
 
 

@@ -10,27 +10,27 @@ from fedjax_mm.base import Metrics, Params
 from fedjax_mm.tasks.view import View, thresholds
 
 METRICS = ("flipped", "available", "available_flipped", "weight", "weight_flipped")
-"""Means over the clients that may train; multiplied by their number they are numbers of clients."""
+"""Means over the clients that may train. Multiply by their number to count clients."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Watched(View):
-    """A demanding task that also records the clients that would take part in the next round.
+    """A task with thresholds that also records which clients would participate in the next round.
 
-    - ``available`` and ``available_flipped``: the clients that the model appeals to, by the rule of
-      participation, and the flipped clients among them;
+    - ``available`` and ``available_flipped``: the clients that the model appeals to, by the
+      participation rule, and the flipped clients among them;
     - ``weight`` and ``weight_flipped``: their weights in MaxFL, ``q_k`` of eq. (4);
     - ``flipped``: all flipped clients.
 
     Attributes:
-      is_flipped: ``bool[clients]``, for all clients, including clients that never train.
+      is_flipped: ``bool[clients]``, including clients that never train.
     """
 
     is_flipped: Array
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns the task's metrics, and means over the clients that may train."""
+        """Adds means over the clients that may train to the task's metrics."""
         is_there, is_flipped = self.appeals(params), self.is_flipped[: self.num_clients]
         excess = self.client_losses(params, self.num_clients) - thresholds(self)
         weight = jnp.where(is_there, jax.nn.sigmoid(excess) * jax.nn.sigmoid(-excess), 0)

@@ -1,7 +1,7 @@
 """Cho et al., section 5: methods at the best points of the paper's grid, on the same clients.
 
-Each method's point is chosen on separate seeds, because the best of many points looks better than
-it is on the seeds used to choose it.
+Points are chosen on separate seeds, because the best of many points looks better than it is on
+the seeds that chose it.
 """
 
 import functools
@@ -34,19 +34,19 @@ from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 SCORES = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
-"""Metrics that are kept of all points of the grid; the first one chooses."""
+"""Metrics kept for all points of the grid. The first one chooses the point."""
 
-_scored: dict[str, xr.Dataset] = {}  # of this process, because batches of seeds share the points
+_scored: dict[str, xr.Dataset] = {}  # cached per process, because batches of seeds share points
 
 
 class Clients(NamedTuple):
     """The clients of several draws.
 
     Attributes:
-      data: their examples, a stack of draws.
-      own: how good their own models are, ``[numbers of steps, rates, draws, clients]``.
+      data: a stack of draws.
+      own: the quality of the clients' own models, ``[numbers of steps, rates, draws, clients]``.
       is_flipped: ``bool[draws, clients]``.
-      seconds: that the warm-up took.
+      seconds: the duration of the warm-up.
     """
 
     data: FederatedData
@@ -56,17 +56,17 @@ class Clients(NamedTuple):
 
 
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
-    """Runs every method at its point with every seed, where each seed has its own clients.
+    """Runs every method at its point with every seed, which determines its clients.
 
-    Over ``(algorithm, byzantine, warm_up_steps, demand_rate, seed, round)``, with the points as
-    coordinates over the algorithms. If points were chosen, it also has `SCORES` of all candidates
-    as ``selection_...`` over ``(candidate, selection_seed)``.
+    Returns a Dataset over ``(algorithm, byzantine, warm_up_steps, demand_rate, seed, round)``, with
+    the points as coordinates of the algorithms. If points were chosen, `SCORES` of all candidates
+    are included as ``selection_...`` over ``(candidate, selection_seed)``.
     """
     how = execution or Execution()
     scores = select(config, how)
     points = {name: config.candidates(name)[0] for name in config.methods}
     points |= best_points(scores, config)
-    drawn = functools.cache(functools.partial(draw, config, how))  # unless all is computed already
+    drawn = functools.cache(functools.partial(draw, config, how))  # only if a result is missing
 
     def judge(alone: Any, saving: Execution) -> xr.Dataset:
         return run_grid(alone, drawn(), saving)
@@ -83,17 +83,17 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     seconds["selection"] = scores.attrs.get("seconds", 0.0)
     names = xr.IndexVariable("algorithm", list(points))
     alone = [part.isel(dict.fromkeys(POINT, 0)).drop_vars("algorithm") for part in parts]
-    # Give coords="all", because xarray would drop this dimension of a coordinate that is equal for
-    # all methods.
+    # Pass coords="all", because xarray would otherwise drop this dimension from a coordinate that
+    # is equal for all methods.
     result = xr.concat(alone, names, coords="all", combine_attrs="override")
     result = result.merge(scores.drop_attrs())
     return result.assign_attrs(manifest=about | {"wall_seconds": seconds})
 
 
 def select(config: Comparison, execution: Execution) -> xr.Dataset:
-    """Returns `SCORES` of all candidates at the end, on the selection's seeds, NaN if diverged.
+    """Returns the final `SCORES` of all candidates on the selection seeds, NaN if diverged.
 
-    It is empty if there is nothing to choose. Equal settings are computed once in a process.
+    The result is empty if there is nothing to choose. Equal settings are computed once per process.
     """
     grid = config.selection
     if grid is None:
@@ -119,20 +119,20 @@ def select(config: Comparison, execution: Execution) -> xr.Dataset:
 
 
 def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
-    """Returns the point of each method with the highest test accuracy, or appeal, at the end.
+    """Returns each method's point with the highest final test accuracy, or appeal.
 
     Scores are averaged over seen clients and selection seeds. Ties in appeal are broken by
     accuracy, and then by order. A point at which a seed diverged is chosen only if all points
     diverged.
 
     Args:
-      scores: of `select`; there may be none.
+      scores: the result of `select`, possibly empty.
       config: the settings.
     """
     found: dict[str, Point] = {}
     if config.selection is None:
         return found
-    # Less than any score instead of NaN, where a seed diverged.
+    # Replace the NaN of a diverged seed with a value below any score.
     means = scores.mean("selection_seed", skipna=False).fillna(-1.0)
     first, second = (means[f"selection_{name}"].values for name in (config.chosen_by, SCORES[0]))
     for name, settings in config.selection.methods.items():
@@ -145,15 +145,15 @@ def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
 
 
 def draw(config: Comparison, execution: Execution) -> Clients:
-    """Draws the clients of every seed, and trains their own models."""
+    """Draws the clients of every seed and trains their own models."""
     who: dict[str, Any] = {"flipped": config.flipped, "seeds": config.data_seeds}
     source = config.dataset, config.directory, config.population
     try:
         data = clients.draw_clients(*source, partition=config.partition, flips=config.flips, **who)
     except ValueError as error:
-        # Refuse the settings, because the files have too few examples for the number of clients.
+        # Reject the settings, because the files have too few examples for the number of clients.
         raise RefusedError(str(error)) from error
-    # Add the time of training own models, because the manifest of the later sweep does not have it.
+    # Record the training time of own models, because the later sweep's manifest omits it.
     clock = time.perf_counter()
     own = warm_up(config, data, execution)
     flags = clients.flipped_flags(config.population, **who)
@@ -161,7 +161,7 @@ def draw(config: Comparison, execution: Execution) -> Clients:
 
 
 def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every variant at every point with every seed: ``(*config.axes, seed, round)``."""
+    """Runs every variant at every point with every seed: ``(*config.axes, seed, round)``."""
     largest = largest_batches(config.batch_sizes)
     data, own, is_flipped, _ = drawn
     grid = Grid(
@@ -171,7 +171,7 @@ def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = N
         **config.replicas,
         shared={"drawn": (data, own, is_flipped)},
         per_seed={"draw": np.arange(config.num_seeds)},
-        # Group the axes in an order that lets replicas of equal length run at the same time.
+        # Order the axes so that replicas of equal length run at the same time.
         together={
             "demand_rate": lambda _: None,
             "warm_up_steps": lambda _: None,
@@ -194,7 +194,7 @@ def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = N
 
 
 def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
-    """Returns the rows of each batch size's arrays: at most two sizes, with the least padding.
+    """Maps batch sizes to array rows, using at most two row counts with the least padding.
 
     Example:
       >>> largest_batches([32, 64, 128])
@@ -207,20 +207,20 @@ def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
 
 
 def _builder(config: Comparison) -> Callable[..., Setup]:
-    """Returns the function that builds the simulation of a point and a seed."""
+    """Returns a function that builds the simulation of a point and a seed."""
     population = config.population
     num_clients, cohort_size = population.num_clients, population.cohort_size
     if config.appealing_from is None:
         assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
     else:
-        # All clients are candidates; `appealing` draws the cohort from clients that do not leave.
+        # Make all clients candidates, because `appealing` samples from the clients that stay.
         everybody, first = full_participation(num_clients), config.appealing_from
         assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
 
     def build(drawn: Any, draw: Any, **point: Any) -> Setup:
         (data, own, is_flipped), rate, batches = drawn, point["learning_rate"], point["batch_size"]
         task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
-        # Pad batches only if there are several sizes, because one size needs no empty rows.
+        # Pad batches only if there are several sizes, because a single size needs no padding.
         size, rows = max(batches.values), batches.number if len(batches.values) > 1 else None
         local = {
             "learning_rate": rate,
@@ -258,7 +258,7 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
     if execution:
         execution.report(f"warm-up of {number} x {data.num_clients} clients")
     where = layout(number)
-    # Fill up the last device with the first ones, so that all devices get equal numbers.
+    # Repeat the first ones on the last device, so that every device gets the same number.
     numbers = [np.resize(each, where.padded(number)) for each in mesh]
     types = (np.int32, np.float32, np.int32)
     each = where.put(tuple(x.astype(t) for x, t in zip(numbers, types, strict=True)), 0)
@@ -284,5 +284,5 @@ def _key(config: Comparison, draw: Any) -> Any:
 
 
 def _start(config: Comparison, task: Classification, draw: Any) -> Any:
-    """Returns the common initialization of all methods and of the clients' own models."""
+    """Returns the initial parameters shared by all methods and the clients' own models."""
     return task.init(jax.random.fold_in(_key(config, draw), 1))

@@ -12,7 +12,7 @@ from fedjax_mm.papers.rulings import Evidence, Ruling, fact, more, no_less, ruli
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "PerFedAvg", "MW-Fed")
 
-# Table 5 shows other metrics of the same runs, which are run once because the settings are equal.
+# Table 5 shows other metrics of the same runs, which run only once because settings are equal.
 SETTINGS = Comparison(**CLUSTERED, tuning_steps=5, methods=methods(*BASELINES, OURS))
 
 _LEAST = 10.0
@@ -20,7 +20,7 @@ _UP_TO = {"fmnist": (27.0, 17.0), "sent140": (28.0, 4.0)}  # seen, unseen; secti
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges MaxFL's leads, measured here and in the paper's table."""
+    """Judges MaxFL's leads, both measured and in the paper's table."""
     appeal = lead(measured, BASELINES, *APPEAL)
     yield ruling("at-least-10", no_less(appeal, -_LEAST, ".1f"))
     yield ruling("above-perfedavg", more(appeal.sel(algorithm=["PerFedAvg"]), form=".1f"))
@@ -41,7 +41,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 
 
 def _printed(table: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
-    """Returns MaxFL's printed leads over each baseline, by clients."""
+    """Returns MaxFL's published leads over each baseline, for seen and unseen clients."""
     return {
         who: {name: table[OURS][i] - table[name][i] for name in BASELINES}
         for i, who in enumerate(("seen", "unseen"))

@@ -1,4 +1,4 @@
-"""Table 4: GM-Appeal and preferred-model accuracy by steps of warm-up."""
+"""Table 4: GM-Appeal and preferred-model accuracy by number of warm-up steps."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -9,13 +9,13 @@ from fedjax_mm.papers.cho2022.comparison import item
 from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, Requirement, methods
 from fedjax_mm.papers.rulings import Ruling, alike, ruling
 
-_LITTLE = 5.0  # points by which an appeal varies that does not vary much
+_LITTLE = 5.0  # an appeal that varies by less, in points, "does not vary much"
 _METHODS = ("FedAvg", "FedProx", "MaxFL")
 _STEPS = (50, 100, 150)
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges each method's differences between numbers of steps, which seeds pair."""
+    """Judges each method's differences between numbers of warm-up steps, paired by seed."""
     percent = measured["percent"].isel({"attackers": 0, "rate of the warm-up": 0}, drop=True)
     appeal = percent.sel(metric="GM-Appeal, seen", drop=True).reindex(algorithm=list(_METHODS))
     after = {n: appeal.reindex({"warm-up steps": [n]}).isel({"warm-up steps": 0}) for n in _STEPS}

@@ -11,12 +11,12 @@ from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.cho2022.table3 import SETTINGS
 from fedjax_mm.papers.rulings import Ruling, more, no_less, ruling
 
-_OTHERS = ("FedAvg", "FedProx", "PerFedAvg", "MW-Fed")  # the table does not have SCAFFOLD
+_OTHERS = ("FedAvg", "FedProx", "PerFedAvg", "MW-Fed")  # the table omits SCAFFOLD
 _SEEN, _UNSEEN = ("preferred-model accuracy, seen", "preferred-model accuracy, unseen")
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges preferred-model accuracies, together with the appeal to unseen clients."""
+    """Judges preferred-model accuracies and the appeal to unseen clients."""
     seen, unseen, appeal = (lead(measured, _OTHERS, name) for name in (_SEEN, _UNSEEN, APPEAL[1]))
     yield ruling("seen-same-or-higher", no_less(seen, SMALL))
     behind = unseen.sel(algorithm=["FedProx"])

@@ -33,27 +33,27 @@ from fedjax_mm.tasks.requirements import own_models
 from fedjax_mm.theory import maxfl as theory
 from fedjax_mm.theory.problem import FloatArray, Problem
 
-_FROZEN = 1e10  # rounds within which a frozen model must violate the bound
+_FROZEN = 1e10  # a frozen model must violate the bound within this many rounds
 
 Part = Literal["full", "partial"]
-"""Participation: eq. (100) is about all clients, eq. (125) about C of them."""
+"""Client participation: eq. (100) assumes all clients, and eq. (125) C of them."""
 
 
 class Bounded(Config):
-    """Settings of MaxFL on logistic regression, at the learning rates of Theorem 3.1."""
+    """Settings of MaxFL on logistic regression with the learning rates of Theorem 3.1."""
 
     num_clients: Annotated[Count, Field(ge=2)] = 10
     num_examples: Count = 40
-    """Of every client."""
+    """The number of examples per client."""
     dim: Annotated[Count, Field(ge=2)] = 3
     length: Positive = 1.5
-    """Of all features, which is L_c."""
+    """The norm of all feature vectors, which is L_c."""
     cohort_size: Count = 5
     participation: Annotated[tuple[Part, ...], Field(min_length=1), Distinct] = ("full", "partial")
     local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
     batch_size: Count = 4
     num_rounds: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1600, 6400)
-    """T, on which the learning rates depend."""
+    """The values of T, which determine the learning rates."""
     num_seeds: Annotated[Count, Field(ge=2)] = 50
     seed: Seed = 0
 
@@ -62,13 +62,13 @@ class Bounded(Config):
         mfa_rand(self.num_clients, 1, cohort_size=self.cohort_size)
         for part in self.participation:
             for E in self.local_steps:
-                bound(np.array(self.num_rounds), part, E, self)  # refuses T that are too small
+                bound(np.array(self.num_rounds), part, E, self)  # raises if a T is too small
         return self
 
     def examples(self) -> tuple[FloatArray, FloatArray]:
         """Returns features and labels -1 or 1, ``[clients, examples, ...]``.
 
-        Every client's labels are drawn by its own direction.
+        Each client draws its labels using its own direction.
         """
         random = np.random.default_rng(self.seed)
         x = random.standard_normal((self.num_clients, self.num_examples, self.dim))
@@ -78,11 +78,11 @@ class Bounded(Config):
         return x, np.where(random.random(margins.shape) < 1 / (1 + np.exp(-margins)), 1.0, -1.0)
 
     def problem(self) -> Problem:
-        """Returns the constants of assumptions 3.1 to 3.3 everywhere.
+        """Returns constants that satisfy assumptions 3.1 to 3.3 everywhere.
 
-        A gradient of the logistic loss is shorter than its example, and its curvature at most a
-        quarter of that squared. beta = 1, and kappa^2 bounds the mean of |grad F_k|^2. The gap is
-        at most F~(w_0) < 1.
+        A gradient of the logistic loss is shorter than its example, and its curvature is at most a
+        quarter of the squared length. beta is 1, and kappa^2 bounds the mean of |grad F_k|^2. The
+        gap is at most F~(w_0) < 1.
         """
         x, _ = self.examples()
         second = np.einsum("ksi,ksj->kij", x, x) / self.num_examples
@@ -108,7 +108,7 @@ def bound(T: FloatArray, part: Part, E: int, config: Bounded, gap: float = 1.0) 
     """Returns the bound of (100) or (125).
 
     Raises:
-      ValueError: unless T is large enough for the step sizes.
+      ValueError: if T is too small for the step sizes.
     """
     problem = dataclasses.replace(config.problem(), E=E, gap=gap)
     prove = theory.theorem_3_1_full if part == "full" else theory.theorem_3_1_partial
@@ -121,10 +121,10 @@ class Logistic:
     """Logistic regression without an intercept, on examples ``(features, labels -1 or 1)``.
 
     Attributes:
-      data: all clients' examples.
+      data: the examples of all clients.
       requirements: ``float[clients]``, rho_k.
-      L_c: Lipschitz constant of every F_k.
-      L: their smoothness.
+      L_c: the Lipschitz constant of every F_k.
+      L: the smoothness constant of every F_k.
     """
 
     data: ClientData
@@ -148,11 +148,11 @@ class Logistic:
         return self.data.counts[client].astype(float)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns rows of the client's examples and their weights."""
+        """Returns a client's examples and their weights."""
         return self.data.batch(rng_key, client, step, how)
 
     def loss(self, params: Float[Array, " dim"], batch: Any) -> Float[Array, ""]:
-        """Returns the batch's mean loss."""
+        """Returns the mean loss of a batch."""
         taken, weights = batch
         features, labels = self.data.take(taken)
         losses = jax.nn.softplus(-labels * (features @ params))
@@ -160,7 +160,7 @@ class Logistic:
 
     def client_loss(self, params: Float[Array, " dim"], client: Index) -> Float[Array, ""]:
         """Returns F_k(w)."""
-        nothing = jax.random.key(0)  # a batch of all examples draws nothing
+        nothing = jax.random.key(0)  # unused, because a batch of all examples is not random
         return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
 
     def threshold(self, client: Index) -> Float[Array, ""]:
@@ -173,11 +173,11 @@ class Logistic:
         return losses < self.requirements
 
     def metrics(self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]) -> Metrics:
-        """Returns F~ and what Theorem 3.1 and the lemmas bound.
+        """Returns F~ and the quantities bounded by Theorem 3.1 and the lemmas.
 
-        ``squared`` is |grad F~|^2, ``clients`` the mean of |grad F~_k|^2, and ``curvature`` the
-        largest ratio of a client's curvature to the bound of Lemma B.2. The Frobenius norm is at
-        least the spectral norm.
+        ``squared`` is |grad F~|^2, ``clients`` is the mean of |grad F~_k|^2, and ``curvature`` is
+        the largest ratio of a client's curvature to the bound of Lemma B.2. It uses the Frobenius
+        norm, which is at least the spectral norm.
         """
         del rng_key
 
@@ -205,7 +205,7 @@ class Logistic:
 
 
 def make_task(config: Bounded) -> Logistic:
-    """Returns the task, with F_k after 100 steps of the client alone as rho_k."""
+    """Returns the task, where rho_k is F_k after 100 steps of training by the client alone."""
     x, y = config.examples()
     L_c, L = config.problem().symbols("Theorem 3.1", "L_c L")
     data = client_data(list(zip(x, y, strict=True)))
@@ -218,7 +218,7 @@ def make_task(config: Bounded) -> Logistic:
 
 
 def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the bounds, and the bounded quantities' means over rounds and largest values."""
+    """Returns the bounds, and the means over rounds and the maxima of the bounded quantities."""
     problem = config.problem()
     sizes = {"full": config.num_clients, "partial": config.cohort_size}
 
@@ -226,7 +226,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
         C = sizes[participation]
         eta_l = 1 / (jnp.sqrt(T) * local_steps)
         eta_g = math.sqrt(local_steps * C)
-        # For partial participation the proof takes eps = C, and C eta_g / (sum q + C).
+        # For partial participation the proof uses eps = C, which gives C eta_g / (sum q + C).
         is_full = participation == "full"
         algorithm = maxfl(
             local_sgd(eta_l, steps=local_steps, batch_size=config.batch_size),
@@ -253,7 +253,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
 
 
 def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
-    """Returns the numbers of the first T rounds: a run at the rates of T goes on to the largest."""
+    """Reduces each run to its first T rounds, because all runs are as long as the largest T."""
     beta, kappa = theory.lemma_b_1(config.problem())
     result = result.isel(model=0, drop=True).rename(local_steps="E")
     inside = result["round"] < result["T"]
@@ -285,7 +285,7 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
 
 
 def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
-    """Returns the T from which on bounds are below |grad F~(w_0)|^2, or NaN."""
+    """Returns the T beyond which bounds are below |grad F~(w_0)|^2, or NaN."""
     T = np.geomspace(min(config.num_rounds), _FROZEN, 1000).round()
 
     def first(part: Part, E: int, gap: float, start: float) -> float:
@@ -299,7 +299,7 @@ def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
 
 
 def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
-    """Returns the means and their bounds, exponents in T, and the counterexample."""
+    """Returns the means and their bounds, the exponents in T, and the counterexample."""
     mean, error = estimate(result.mean_squared)
     measured = result.drop_attrs().drop_vars("average")
     fall = -np.log(
@@ -321,10 +321,10 @@ def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
 
 
 def counterexample(L_c: float = 10.0, L: float = 1e-3) -> tuple[float, float, float]:
-    """Returns L_c, the objective's curvature, and the printed bound, for one linear loss.
+    """Returns L_c, the objective's curvature, and the printed bound, for a linear loss.
 
-    ``F(w) = L_c w`` with rho = 0 is L_c-continuous, and smooth with every L. Where
-    ``sigma = (1 + 1/sqrt(3)) / 2`` the sigmoid is curved the most, by 1 / (6 sqrt(3)).
+    ``F(w) = L_c w`` with rho = 0 is L_c-continuous, and smooth with every L. The sigmoid has its
+    largest curvature, 1 / (6 sqrt(3)), at ``sigma = (1 + 1/sqrt(3)) / 2``.
     """
     s = (1 + 1 / math.sqrt(3)) / 2
     q = s * (1 - s)
@@ -356,7 +356,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
     text = "Lemma B.2's own constant, L_c^2 / 4, bounds the curvature of that loss"
     bound_2 = measured.steep_slope**2 / 4
     yield check(text, measured.steep_curvature <= bound_2, f"{bound_2:.1f}")
-    # Report the rounds that a test would need, because the bounds are loose and far fewer were run.
+    # Report the rounds that a test would need, because the bounds are loose and runs far shorter.
     frozen = measured.frozen
     text = f"a model frozen at its start would violate the bounds at a T below {_FROZEN:.0e}"
     yield check(
@@ -365,7 +365,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Bounded) -> Sequence[Table]:
-    """Returns means with bounds, and the constants."""
+    """Returns the means with their bounds, and the constants."""
     contents = {
         "mean |grad F~|^2": cells(measured["mean"], measured.error, form=".3g"),
         "least": cells(measured.least_squared, form=".3g"),
@@ -386,7 +386,7 @@ def table(measured: xr.Dataset, config: Bounded) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounded) -> Figure:
-    """Draws means over the first rounds, and the bound of each T, a panel for each E."""
+    """Draws running means and the bound for each T, with one panel per E."""
     panels = []
     for at, words in places(result, "participation", "E"):
         here = result.sel(at)

@@ -1,8 +1,8 @@
-"""Table 3 with the weights of Algorithm 1, line 8: the effect of a client's weight.
+"""Table 3 with the client weights of Algorithm 1, line 8.
 
-Under ``q = s (1 - s)`` a client far above its threshold has almost no weight, like a client far
-below it. With clustered labels such clients are neglected and the appeal falls. Under ``q = s``
-they have the largest weight.
+With ``q = s (1 - s)`` clients far above or far below their threshold have almost no weight. With
+clustered labels, clients far above it are neglected and the appeal falls. With ``q = s`` they have
+the largest weights.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _SIGMOID = "MaxFL with q = s"
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
-    """Checks whether the printed weights appeal to more clients than those of eq. (4)."""
+    """Checks whether the printed weights appeal to more clients than the weights of eq. (4)."""
     printed = -lead(measured, [_SIGMOID], *APPEAL).isel(algorithm=0, drop=True)
     yield check("MaxFL appeals to more clients with q = s than with s (1 - s)", more(printed))
 
@@ -37,4 +37,4 @@ ITEMS = (
         rules=rules,
     ),
 )
-"""How Table 3 depends on the clients' weights."""
+"""How Table 3 depends on the client weights."""

@@ -1,4 +1,4 @@
-"""Section 4: bounds of model averaging, compared with measured runs of Algorithm 1."""
+"""Section 4: bounds on model averaging, compared with measured runs of Algorithm 1."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -29,22 +29,22 @@ from fedjax_mm.theory.problem import Problem
 
 Models: TypeAlias = Float[Array, "*runs clients dim"]
 
-_FALLS = 0.3  # as 1 / sqrt(16) would, and a little more
+_FALLS = 0.3  # 1 / sqrt(16) and a small margin
 _ROUND_OFF = 1e-12
-_L = 3.0  # of `Wells`
+_L = 3.0  # smoothness of `Wells`
 _START = 3.0
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Wells:
-    """``f_i(x) = |x - c_i|^2 / 2 + sum_j cos(2 x_j) / 2``, with noise in the gradients.
+    """``f_i(x) = |x - c_i|^2 / 2 + sum_j cos(2 x_j) / 2``, with noisy gradients.
 
-    The losses are not convex: each coordinate has a curvature from -1 to 3, so that L = 3.
+    The losses are not convex. Curvatures along each coordinate range from -1 to 3, so L is 3.
 
     Attributes:
-      centres: c_i ``[clients, dim]``.
-      sigma: the root of the noise's mean squared norm.
+      centres: c_i, ``[clients, dim]``.
+      sigma: the root mean squared norm of the noise.
     """
 
     centres: Array
@@ -55,11 +55,11 @@ class Wells:
         return models - self.centres - jnp.sin(2 * models)
 
     def noise(self, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
-        """Returns Gaussian noise of gradients."""
+        """Returns Gaussian gradient noise."""
         return self.sigma / np.sqrt(shape[-1]) * jax.random.normal(rng_key, shape)
 
     def gap(self) -> float:
-        """Returns ``f(x^0) - f*``: coordinates are independent, each minimum is on a fine grid."""
+        """Returns ``f(x^0) - f*``, minimizing each independent coordinate on a fine grid."""
         centres = np.asarray(self.centres).mean(0)[:, None]
         grid = np.linspace(-6.0, 6.0, 240_001)
 
@@ -70,20 +70,20 @@ class Wells:
 
 
 class Averaging(Config):
-    """Settings of Algorithm 1 on losses that are not convex, with noise in the gradients."""
+    """Settings of Algorithm 1 on nonconvex losses with noisy gradients."""
 
     num_clients: TwoOrMore = 4
     dim: Count = 5
     noise: Annotated[Increasing[NonNegative], Field(min_length=2)] = (0.5, 2.0)
     """sigma."""
     rates: Annotated[Increasing[Positive], Field(min_length=1)] = (0.05, 0.3, 1.0)
-    """gamma L of the theorem, at most 1."""
+    """The theorem's gamma L, at most 1."""
     intervals: Annotated[Increasing[Count], Field(min_length=1)] = (1, 2, 5)
-    """I, the iterations between averagings."""
+    """I, the number of iterations between averaging steps."""
     num_iterations: Count = 1000
-    """T of the theorem, whose bound is for every number up to it."""
+    """The theorem's T, up to which the bound is compared."""
     horizons: Annotated[Increasing[Count], Field(min_length=2)] = (256, 4096, 65_536)
-    """T of the corollary, which its rate depends on; each 16 times the one before."""
+    """The corollary's T, which determines its rate. Each is 16 times the previous one."""
     num_seeds: TwoOrMore = 40
     seed: Seed = 0
 
@@ -101,12 +101,12 @@ class Averaging(Config):
         return self
 
     def allowed(self, T: int) -> int:
-        """Returns the largest of the intervals that part 2 of the corollary allows, or 0."""
+        """Returns the largest interval that part 2 of the corollary allows, or 0."""
         fit = [each for each in self.intervals if each**4 * self.num_clients**3 <= T]
         return max(fit, default=0)
 
     def wells(self, sigma: Any) -> Wells:
-        """Returns the losses, with other centres for each client."""
+        """Returns the losses, with a different centre for each client."""
         centres = np.random.default_rng(self.seed).normal(size=(self.num_clients, self.dim))
         return Wells(jnp.asarray(centres), sigma)
 
@@ -119,10 +119,10 @@ def algorithm_1(
     The argument `how` holds the number of runs and the number of iterations T.
 
     Returns:
-      By iteration: `squares`, the mean over runs of ``|grad f(x_bar^(t-1))|^2``, and `drift`, that
-      of the squared distance of the farthest client from the mean. For the whole run: `own`
-      ``[runs]``, the mean of the squares; `G2`, the largest second moment of a gradient; and
-      `broken`, by how much eq. (13) is missed at most.
+      `squares`, the mean over runs of ``|grad f(x_bar^(t-1))|^2``, and `drift`, the mean squared
+      distance of the farthest client from the mean, both by iteration; `own` ``[runs]``, each run's
+      mean of the squares; `G2`, the largest second moment of a gradient; and `broken`, the largest
+      violation of eq. (13).
     """
     num_runs, num_iterations = how
     start = jnp.full((num_runs, *task.centres.shape), _START)
@@ -150,7 +150,7 @@ def algorithm_1(
 
 
 def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
-    """Returns squared gradients of the theorem's runs, and of the corollary's at its rates."""
+    """Returns squared gradients in the runs of the theorem, and of the corollary at its rates."""
     N = config.num_clients
 
     def program(
@@ -190,7 +190,7 @@ def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
-    """Returns measured means and their bounds, those of the theorem for every T up to the last."""
+    """Returns measured means and their bounds, at every T for the theorem."""
     gap = config.wells(0.0).gap()
 
     def bound(of: Any, *arguments: Any) -> xr.DataArray:
@@ -227,7 +227,7 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
-    """Rules that every bound holds for the measured mean, which falls as in the corollary."""
+    """Rules on whether every bound holds, and whether means fall as in the corollary."""
     mean = measured["mean at T"]
     yield ruling("theorem", _holds(measured["mean"], measured.bound))
     yield ruling("corollary-1", _holds(mean, measured["part 1"]))
@@ -249,7 +249,7 @@ def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
 
 
 def _holds(measured: xr.DataArray, bound: xr.DataArray, name: str = "") -> list[Evidence]:
-    """Returns as a fact that no measured mean is above its bound, ignoring NaN bounds."""
+    """Returns, as a fact, whether all measured means are below their bounds, ignoring NaN."""
     ratio = (bound / measured).where(bound.notnull())
     holds = (ratio >= 1) | bound.isnull()
     text = f"bound / measured {ratio.min().item():.3g} to {ratio.max().item():.3g}"
@@ -257,7 +257,7 @@ def _holds(measured: xr.DataArray, bound: xr.DataArray, name: str = "") -> list[
 
 
 def table(measured: xr.Dataset, config: Averaging) -> Sequence[Table]:
-    """Returns the corollary's means and bounds by T, and the theorem's at its last T."""
+    """Returns the corollary's means and bounds by T, and the theorem's at the last T."""
     ends = measured.isel(t=-1)
     corollary = {
         "measured": cells(measured["mean at T"], measured["error at T"], form=".3g"),
@@ -277,7 +277,7 @@ def table(measured: xr.Dataset, config: Averaging) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figure:
-    """Draws measured means and bounds over T, a panel for every rate, at the least noise."""
+    """Draws measured means and bounds over T at the lowest noise, with one panel per rate."""
     panels = []
     for rate in measured["rate"].values:
         here = measured.sel(rate=rate).isel(sigma=0)

@@ -1,4 +1,4 @@
-"""Clients of section 3: images of MNIST, dealt again for every seed, and training in cohorts."""
+"""Clients of section 3: MNIST images partitioned anew for every seed, and cohort training."""
 
 import dataclasses
 from abc import abstractmethod
@@ -33,11 +33,11 @@ from fedjax_mm.tasks.networks import McMahanCNN
 from fedjax_mm.tasks.view import View
 
 EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accuracy"}
-"""Ways to score a model, and the names of their accuracies in a result."""
+"""The ways to score a model, and the names of their accuracies in a result."""
 
 
 def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
-    """Raises `ValueError` unless clients fill every cohort and all sizes divide the costs."""
+    """Raises `ValueError` if a cohort exceeds the clients or a size does not divide a cost."""
     for size in sizes:
         if size > num_clients:
             raise ValueError(f"cohort_sizes has {size}; there are only num_clients = {num_clients}")
@@ -71,26 +71,26 @@ class Trained(Seeded):
     digits_sizes: ClassVar[tuple[int, ...]]
 
     num_clients: TwoOrMore | None = None
-    """100 of MNIST, 24 of the digits."""
+    """The number of clients. Defaults to 100 for MNIST and 24 for the digits."""
     cohort_sizes: Trend[Count] | None = None
-    """Increasing; by default the paper's with MNIST, smaller ones with the digits."""
+    """Increasing cohort sizes. Defaults to the paper's for MNIST, smaller ones for the digits."""
     learning_rate: Positive = 0.1
     local_epochs: Count
     num_seeds: TwoOrMore
-    """Each deals the images again."""
+    """The seeds, each with its own partition of the images."""
     programmed: Flag = True
-    """Whether the last layer starts at 0 and batches are made before the shuffling, as in the
-    author's program; the paper tells of neither."""
+    """Whether, as in the author's program, the last layer starts at 0 and batches are formed before
+    shuffling. The paper mentions neither."""
     directory: Path | None = None
-    """The folder of MNIST's files; the digits stand in without it."""
+    """The directory of MNIST's files, or None to use the digits."""
 
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
         for costs in self.costs:
             check_sizes(self.sizes, self.clients, **costs)
         try:
-            # Check only changed settings, because partitioning takes a while and works for the
-            # defaults.
+            # Check only changed settings, because partitioning takes a while and the defaults are
+            # known to work.
             if self.model_fields_set:
                 self.deals(self.pool())
         except OSError as error:
@@ -110,12 +110,12 @@ class Trained(Seeded):
 
     @property
     def costs(self) -> list[dict[str, int]]:
-        """Costs that are constant over the cohort sizes, by name, for each round limit."""
+        """Costs that stay constant over the cohort sizes, by name, for each round limit."""
         return [{}]
 
     @abstractmethod
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """Returns all partitions of the images for a seed."""
+        """Returns all partitions of the images for one seed."""
 
     def pool(self) -> Pool:
         """Returns the images."""
@@ -126,7 +126,7 @@ class Trained(Seeded):
         return [way for seed in self.data_seeds for way in self.deal(pool.train[1], seed)]
 
     def setup(self, C: int, task: Classification, deal: Any, batch_size: int) -> Setup:
-        """Returns FedAvg by cohorts of C of the clients, for one partition of the images."""
+        """Sets up FedAvg with cohorts of C clients on one partition of the images."""
         rate, epochs = self.learning_rate, self.local_epochs
         algorithm = fedavg(local_sgd(rate, epochs=epochs, batch_size=batch_size), weighted=False)
         mine = dealt(
@@ -142,7 +142,7 @@ class Trained(Seeded):
         until: Until | None,
         execution: Execution | None,
     ) -> xr.Dataset:
-        """Returns the sweep of `build` over the cohort sizes, more axes and the seeds."""
+        """Sweeps `build` over the cohort sizes, further axes and the seeds."""
         pool = self.pool()
         grid = Grid(
             build,
@@ -170,22 +170,22 @@ class ScoredTwice(View):
 
     Attributes:
       epochs: E.
-      batch_size: B; the few images are E mini-batches of B neighbours.
+      batch_size: B. The few images are E mini-batches of B neighbours.
     """
 
     epochs: int = dataclasses.field(metadata={"static": True})
     batch_size: int = dataclasses.field(metadata={"static": True})
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Returns loss and accuracy on all test images, and the accuracy on some drawn now."""
+        """Returns loss and accuracy on all test images, and accuracy on a few random ones."""
         test = self.task.test
         size = min(self.batch_size, test.num_examples)
-        # Do not draw the last mini-batch of test images, because it may be smaller.
+        # Never draw the last mini-batch of test images, because it may be smaller.
         num_batches = test.num_examples // size
         wanted = jnp.arange(min(self.epochs, num_batches))
         drawn = shuffled(hash_words(rng_key), wanted, num_batches)
         rows = (drawn[:, None] * size + jnp.arange(size)).ravel()
-        # The drawn rows are an order, by which `evaluate` gathers images block by block.
+        # The drawn rows form an order in which `evaluate` gathers images block by block.
         counts, number = jnp.full(1, rows.size), rows.size
         some = ClientData(test.examples, test.offsets, counts, number, number, number, order=rows)
         every, few = (self.task.evaluate(params, data) for data in (test, some))
@@ -196,23 +196,23 @@ class ScoredTwice(View):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AsProgrammed(ScoredTwice):
-    """The same, with the initial model and the batches of the author's program.
+    """A `ScoredTwice` with the initial model and the batches of the author's program.
 
-    The program makes batches before it shuffles: a client's batches are always the same, in a new
-    order for each round, and those of its labels that are not IID have one label each.
+    The program forms batches before it shuffles, so a client's batches never change, only their
+    order in each round. Batches of its non-IID labels have one label each.
     """
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Returns initial parameters, of which the last layer's weights are 0."""
+        """Returns initial parameters in which the last layer's weights are 0."""
         params = super().init(rng_key)
         last = params["classes"]
         return params | {"classes": last | {"kernel": jnp.zeros_like(last["kernel"])}}
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns neighbours among the client's examples."""
+        """Returns adjacent examples of the client."""
         data, size = self.task.train, how.size or self.batch_size
         count, num_batches = data.counts[client], data.num_batches(client, size)
-        # The batches of all epochs are shuffled together.
+        # Shuffle the batches of all epochs together.
         place = shuffled(hash_words(rng_key), step, self.epochs * num_batches)
         rows = place % num_batches * size + jnp.arange(size)
         return (
@@ -223,19 +223,19 @@ class AsProgrammed(ScoredTwice):
 
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
-    """Returns McMahan's CNN on images dealt in several ways, of which `dealt` takes one."""
-    # Share one copy of the images, so that a traced number chooses the clients of a seed.
+    """Returns McMahan's CNN on several partitions of the images, to be selected by `dealt`."""
+    # Share one copy of the images, so that a traced index selects the clients of a seed.
     train = shared_client_data(pool.train, deals)
     tested = client_data([pool.test])
     data = FederatedData(pool.name, pool.kind, pool.num_classes, train, tested)
-    # Data of several draws are no clients' data before one is taken.
+    # Data with several draws have no clients until one draw is selected.
     return classification(data, McMahanCNN(pool.num_classes), scale=1 / 255, check=False)
 
 
 def dealt(
     task: Classification, index: Any, *, epochs: int, batch_size: int, is_programmed: bool = True
 ) -> ScoredTwice:
-    """Returns the task of one partition, as in the author's program or in the paper."""
+    """Returns the task of one partition, as in the author's program or as in the paper."""
     mine = dataclasses.replace(task, train=task.train.select(index))
     view = AsProgrammed if is_programmed else ScoredTwice
     return view(mine, mine.num_clients, epochs, batch_size)

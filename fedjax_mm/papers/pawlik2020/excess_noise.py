@@ -1,4 +1,4 @@
-"""The excess noise of cohorts, section 5.4, and the loss that cohorts cost in one round."""
+"""The excess noise of cohorts (section 5.4), and the loss that cohorts cost in one round."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -31,15 +31,15 @@ from fedjax_mm.theory.cohorts import (
 )
 from fedjax_mm.theory.constants import exact_constants
 
-_NEAR = 0.05  # of an equation
+_NEAR = 0.05  # relative to the equation
 _ROUND_OFF = 1e-12
 
 Updates: TypeAlias = Float[Array, "clients dim"]
-"""G_i, the sums of the clients' gradients in the round."""
+"""G_i, the sums of each client's gradients in the round."""
 
 
 class CohortNoise(Config):
-    """Settings of one round of the quadratic from a random start, by cohorts of every size."""
+    """Settings of one round on the quadratic from a random start, for cohorts of every size."""
 
     num_clients: TwoOrMore = 24
     block_size: Count = 4
@@ -47,12 +47,12 @@ class CohortNoise(Config):
     local_steps: Count = 5
     learning_rate: Positive = 0.1
     num_seeds: TwoOrMore = 20_000
-    """Cohorts drawn of each size."""
+    """The number of cohorts drawn for each size."""
     seed: Seed = 0
 
 
 def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
-    """Returns eqs. (25) to (28), squared steps and excess of drawn cohorts, and their cost."""
+    """Returns eqs. (25) to (28), and the squared steps, excess and cost of drawn cohorts."""
     with jax.enable_x64(True):
         task = quadratic(config.num_clients, config.block_size, mu=config.mu)
         start_key, draw_key = jax.random.split(jax.random.key(config.seed))
@@ -74,7 +74,7 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
 
 
 def _updates(task: Quadratic, params: Vector, config: CohortNoise) -> Updates:
-    """Returns G_i, the sum of a client's gradients over its local steps."""
+    """Returns G_i, the sum of each client's gradients over its local steps."""
 
     def step(local: Array, _: None) -> tuple[Array, Array]:
         gradients = jax.vmap(jax.grad(task.loss))(local, jnp.arange(config.num_clients))
@@ -87,10 +87,10 @@ def _updates(task: Quadratic, params: Vector, config: CohortNoise) -> Updates:
 def _moments(
     keys: PRNGKeyArray, task: Quadratic, params: Vector, updates: Updates, learning_rate: Scalar
 ) -> dict[str, Float[Array, "2 sizes"]]:
-    """Returns means and standard errors of three numbers, over drawn cohorts of every size.
+    """Returns means and standard errors of three quantities, over drawn cohorts of every size.
 
-    They are the squared distance of the cohort's mean update from that of all clients, by how much
-    the step with the former leaves a larger loss, and the squared norm of the former.
+    They are the squared distance between the mean updates of the cohort and of all clients, the
+    excess loss after the cohort's step, and the squared norm of the cohort's mean update.
     """
     mean = updates.mean(0)
     sizes = jnp.arange(1, len(updates) + 1)[:, None]
@@ -101,16 +101,16 @@ def _moments(
 
     def add(sums: Array, key: PRNGKeyArray) -> tuple[Array, None]:
         order = jax.random.permutation(key, len(updates))
-        # Use one order for all sizes, because its first C clients are a cohort without replacement.
+        # Use one order for all sizes, because its first C clients are a draw without replacement.
         cohorts = jnp.cumsum((updates - mean)[order], axis=0) / sizes
-        cohorts = cohorts.at[-1].set(0.0)  # all clients, without round-off
+        cohorts = cohorts.at[-1].set(0.0)  # exactly 0 for all clients
         costs = jax.vmap(excess)(mean + cohorts) - excess(mean)
         squares = (jnp.sum(x**2, axis=1) for x in (cohorts, mean + cohorts))
         excess_square, square = squares
         values = jnp.stack([excess_square, costs, square])
         return sums + jnp.stack([values, values**2]), None
 
-    # Use a scan, because a vmap over the draws would hold all their cohorts in memory at once.
+    # Use a scan, because a vmap over the draws would hold all cohorts in memory at once.
     sums, _ = lax.scan(add, jnp.zeros((2, 3, len(updates))), keys)
     average, square = sums / len(keys)
     error = jnp.sqrt(jnp.maximum(square - average**2, 0) / len(keys))
@@ -119,13 +119,13 @@ def _moments(
 
 
 def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
-    """Returns the same numbers, and eq. (27) at C = 1 for chosen updates of N clients."""
+    """Adds eq. (27) at C = 1 for selected updates of N clients."""
     N, line = config.num_clients, np.ones(3)
     rng = np.random.default_rng(config.seed)
     scattered = rng.normal(size=(N, 5))
     towards = [scattered + pull * np.eye(5)[0] for pull in (0, 1, 4)]
     alike = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in towards]
-    # Gradients of squared losses on the data 0 and 2, or 1 and 1, whose means are equal.
+    # Use gradients of squared losses on the data 0 and 2, or 1 and 1, which have equal means.
     data = np.where(np.arange(N)[:, None] % 2, [[0.0, 2.0]], [[1.0, 1.0]])
     cases = {
         "equal": np.ones((N, 1)) * line,
@@ -143,7 +143,7 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]:
-    """Rules on the equations, by measured cohorts, and on the text's conclusions from them."""
+    """Rules on the equations, using measured cohorts, and on the conclusions drawn from them."""
     some, noise = measured.isel(C=slice(-1)), measured.equation_27  # C < N
     yield ruling("squared-step", _follows(some.step, some.equation_25, config))
     yield ruling("excess-noise", _follows(some.measured, some.equation_27, config))
@@ -165,7 +165,7 @@ def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]
 
 
 def _follows(measured: xr.DataArray, equation: xr.DataArray, config: CohortNoise) -> list[Evidence]:
-    """Tests that measured means are within 5 % of an equation, at the worst size."""
+    """Tests whether measured means are within 5 % of an equation, at the worst size."""
     mean, error = (measured.sel(statistic=name, drop=True) for name in measured.statistic.values)
     apart = mean / equation - 1
     beyond = (abs(apart) - _NEAR) * equation / error
@@ -179,14 +179,14 @@ def _follows(measured: xr.DataArray, equation: xr.DataArray, config: CohortNoise
 
 
 def _equal(first: xr.DataArray, second: xr.DataArray) -> list[Evidence]:
-    """Rules as a fact on whether two forms are equal up to rounding."""
+    """Rules, as a fact, on whether two forms are equal up to rounding."""
     apart = (abs(first - second).max() / abs(first).max()).item()
     numbers = " and ".join(str(each.name).replace("equation_", "") for each in (first, second))
     return fact(apart < _ROUND_OFF, f"largest difference {apart:.1e}", f"eqs. {numbers}")
 
 
 def _inclusion(num_clients: int) -> list[Evidence]:
-    """Counts in all cohorts how often one client and two clients are in them."""
+    """Counts how often one client, and a pair of clients, occur in all possible cohorts."""
     apart = 0.0
     for size in range(1, num_clients + 1):
         cohorts = np.array(list(combinations(range(num_clients), size)))
@@ -200,7 +200,7 @@ def _inclusion(num_clients: int) -> list[Evidence]:
 
 
 def _chosen(noise: xr.DataArray) -> Iterator[Ruling]:
-    """Rules on remarks about equal, parallel and similar updates."""
+    """Rules on the remarks about equal, parallel and similar updates."""
     values = dict(zip(noise.updates.values.tolist(), noise.values.tolist(), strict=True))
     equal, other = values["equal"], values["unequal data of equal means"]
     parallel = values["parallel"]
@@ -222,7 +222,7 @@ def _chosen(noise: xr.DataArray) -> Iterator[Ruling]:
 
 
 def table(measured: xr.Dataset, config: CohortNoise) -> Sequence[Table]:
-    """Returns a row for each of at most eight sizes."""
+    """Returns one row for each of at most eight sizes."""
     sizes = np.unique(np.geomspace(1, config.num_clients, 8).round().astype(int))
     some = measured.sel(C=sizes)
     contents = {
@@ -238,7 +238,7 @@ def table(measured: xr.Dataset, config: CohortNoise) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Figure:
     """Draws the excess noise against the cohort size."""
-    some = measured.isel(C=slice(-1))  # for C = N all is 0, which has no logarithm
+    some = measured.isel(C=slice(-1))  # for C = N all values are 0, which has no logarithm
     lines = [
         *plots.lines(*some.measured, label="measured noise"),
         *plots.lines(*some.loss, label="measured loss that cohorts cost"),

@@ -1,4 +1,4 @@
-"""Figure 1: the rounds that cohorts of several sizes take to an accuracy, section 3.1."""
+"""Figure 1: the rounds to a target accuracy for several cohort sizes (section 3.1)."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -37,21 +37,21 @@ class CohortRounds(Trained):
 
     num_seeds: TwoOrMore = 4
     scheme: Literal["iid_share", "iid_clients"] = "iid_share"
-    """The percentages are of every client's images that are IID, or of the clients."""
+    """Whether percentages refer to the IID share of every client's images, or to clients."""
     percents: Trend[Percent] = (20.0, 60.0, 100.0)
-    """The paper has 20, 40, 60, 80, 100."""
+    """The percentages. The paper uses 20, 40, 60, 80 and 100."""
     targets: Annotated[Increasing[Fraction], Field(min_length=1)] = (0.9, 0.99)
-    """The figure has 0.99, and the text 0.9 too."""
+    """The target accuracies. The figure uses 0.99, and the text also 0.9."""
     evaluation: Literal["as-published", "all images"] = "as-published"
-    """The accuracy that is to reach the targets: the author scored E mini-batches of B images."""
+    """Which accuracy must reach the targets. The author scored E mini-batches of B images."""
     max_rounds: Count = 40
     local_epochs: Count = 10
     batch_size: Count = 10
     stop: Flag = True
-    """Whether runs end at their last target, or go on for all rounds."""
+    """Whether runs stop at their last target, instead of using all rounds."""
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """Returns the scheme's deals, one for each percentage."""
+        """Returns the scheme's partitions, one for each percentage."""
         deal = partial(_SCHEMES[self.scheme], labels, self.clients, seed=seed)
         return [deal(percent=percent) for percent in self.percents]
 
@@ -60,8 +60,8 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
     """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
 
     def build(C: int, percent: Scalar, task: Classification, seed_number: Any) -> Setup:
-        # Find the percentage by comparison, because it is traced, so that all deals share a
-        # program.
+        # Find the percentage by comparison, because it is traced so that all partitions share
+        # a program.
         place = jnp.sum(jnp.asarray(config.percents)[:-1] < percent)
         deal = jnp.asarray(seed_number, int) * len(config.percents) + place
         return config.setup(C, task, deal, config.batch_size)
@@ -74,12 +74,12 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
-    """Returns the first round at every target, or NaN, over ``(target, percent, C, seed)``."""
+    """Returns the first round that reaches each target, or NaN: ``(target, percent, C, seed)``."""
     accuracy = result[EVALUATIONS[config.evaluation]]
     accuracy = accuracy.transpose("percent", "C", "seed", "round")
     start = accuracy.isel(round=0, drop=True).expand_dims(target=list(config.targets))
-    # Compare in float32, as `Until` does, because 0.9 in float32 is less than Python's 0.9, so that
-    # in float64 a run that ended at its target would not have reached it.
+    # Compare in float32, as `Until` does, because 0.9 in float32 is less than Python's 0.9, and a
+    # run that stopped at its target would miss it in float64.
     targets = start.target.values.astype(accuracy.dtype)[:, None, None, None]
     rounds = start.copy(data=first_round_below(-accuracy.values, accuracy["round"], -targets))
     mean, error = estimate(rounds)
@@ -102,7 +102,7 @@ def published_rounds(rounds: xr.DataArray, config: CohortRounds) -> xr.DataArray
 
 
 def _falls(rounds: xr.DataArray, along: str, steps: xr.DataArray) -> xr.DataArray:
-    """Returns by how many rounds a least-squares line falls in a step."""
+    """Returns the negative slope of a least-squares line, in rounds per step."""
     centred = steps - steps.mean()
     return -(rounds * centred).sum(along, skipna=False) / (centred**2).sum()
 
@@ -126,7 +126,7 @@ def _in_words(measured: xr.Dataset) -> xr.Dataset:
 
 
 def table(measured: xr.Dataset, config: CohortRounds) -> Sequence[Table]:
-    """Returns mean rounds (the author's), or how many runs did not reach the target."""
+    """Returns mean rounds (and the author's), or how many runs missed the target."""
     measured = _in_words(measured)
     missed = "\nin " + cells(measured.missed, form=".0f") + f" of {measured.sizes['seed']}"
     text = cells(measured["mean"], measured.standard_error, measured.published, ".1f")
@@ -135,7 +135,7 @@ def table(measured: xr.Dataset, config: CohortRounds) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortRounds) -> Figure:
-    """Draws mean rounds to every target against C, a line for each percentage."""
+    """Draws mean rounds to every target against C, with one line per percentage."""
     measured = _in_words(measured)
     mean, error, xlabel = measured["mean"], measured.standard_error, "clients in a cohort $C$"
     drawn = plots.panels(mean, error, xlabel=xlabel, ylabel="rounds")

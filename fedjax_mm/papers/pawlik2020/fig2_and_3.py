@@ -1,4 +1,4 @@
-"""Figures 2 and 3: best accuracies of cohorts of several sizes at constant cost, section 3.2."""
+"""Figures 2 and 3: best accuracy by cohort size at constant cost (section 3.2)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -42,7 +42,7 @@ _QUANTITIES = ("mean", "sd", "distinct values")
 _BOTH = ("mean", "standard_error", "published mean", "published sd")
 _WAYS = ("as-published", "all images")
 _HER_SEEDS = 100
-_SLOPE = 2.0  # points of accuracy where the cohort doubles, which would matter
+_SLOPE = 2.0  # a change that matters, in points per doubling of the cohort
 _FLAT = 5.0  # points from the mean over all cohort sizes
 _LARGE = 5.0  # points of standard deviation
 _WHY = "E B test images are scored in a round, so that accuracies are multiples of 1 / (E B)"
@@ -57,25 +57,26 @@ class CohortAccuracy(Trained):
 
     num_seeds: TwoOrMore = 10
     contacts: Annotated[Increasing[Count], Field(min_length=1)] | None = None
-    """c = R C, a run for the largest, whose first rounds are the runs of the others: 60, and 120
-    with doubled round limits; 120 and 240 with the digits, whose clients are few."""
+    """The contacts c = R C. Only the largest is run, and its first rounds serve as the others.
+    Defaults to 60, and 120 with doubled round limits; 120 and 240 for the digits, which have few
+    clients."""
     updates: Count | None = None
-    """B C: 300; 120 with the digits."""
+    """B C. Defaults to 300, or 120 for the digits."""
     local_epochs: Count = 1
     partition: PartitionConfig = IIDShare(name="iid_share", percent=80.0)
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """Returns the partition's deal."""
+        """Returns the only partition of the images for one seed."""
         return [self.partition.deal(labels, self.clients, seed)]
 
     @property
     def num_updates(self) -> int:
-        """B C."""
+        """Returns B C."""
         return self.updates or (120 if self.directory is None else 300)
 
     @property
     def costs(self) -> list[dict[str, int]]:
-        """Contacts and updates, for each round limit."""
+        """Returns the contacts and updates for each round limit."""
         default = (120, 240) if self.directory is None else (60, 120)
         return [{"contacts": c, "updates": self.num_updates} for c in self.contacts or default]
 
@@ -100,10 +101,10 @@ def _parameters() -> int:
 
 
 def published_numbers(config: CohortAccuracy) -> xr.Dataset:
-    """Returns the author's numbers by R C and C, NaN if these are not her trials.
+    """Returns the author's numbers by R C and C, or NaN if the trials are not hers.
 
-    They are the mean, the standard deviation and the distinct values of the best accuracies of 100
-    runs.
+    They are the mean, the standard deviation and the number of distinct values of the best
+    accuracies in 100 runs.
     """
     same = {"learning_rate", "local_epochs", "partition", "programmed"}
     is_hers = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
@@ -120,7 +121,7 @@ def published_numbers(config: CohortAccuracy) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
-    """Returns best accuracies after any round, over ``(contacts, evaluation, C, seed)``."""
+    """Returns the best accuracy over all rounds, over ``(contacts, evaluation, C, seed)``."""
     both = result[list(EVALUATIONS.values())].sel(round=slice(1, None)).astype(float)
     curves = both.to_dataarray("evaluation").assign_coords(evaluation=[*EVALUATIONS])
     contacts = xr.DataArray([costs["contacts"] for costs in config.costs], dims="contacts")
@@ -128,7 +129,7 @@ def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
     best = curves.where(curves["round"] <= contacts // curves.C).max("round")
     best = best.transpose("contacts", "evaluation", "C", "seed").drop_attrs()
     mean, error = estimate(best)
-    # Distinct values of the seeds are one more than the steps between them in their order.
+    # Count the steps between the sorted values, and add 1, to get the number of distinct values.
     steps = best.copy(data=np.sort(best, axis=-1)).diff("seed")
     hers = published_numbers(config).expand_dims(evaluation=["as-published"])
     hers = hers.reindex(evaluation=best.evaluation)
@@ -145,13 +146,13 @@ def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
 
 
 def slopes(best: xr.DataArray) -> xr.DataArray:
-    """Returns the gain in accuracy, in points, when the cohort doubles, for every seed."""
+    """Returns the gain in accuracy per doubling of the cohort, in points, for every seed."""
     doublings = np.log2(best.C) - np.log2(best.C).mean()
     return 100 * (best * doublings).sum("C") / (doublings**2).sum()
 
 
 def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
-    """Rules on the effect of cohort size, by a slope, and on groups from few scored images."""
+    """Rules on the effect of cohort size, by a slope, and on clusters caused by few test images."""
     first, last = (measured.isel(contacts=place, drop=True) for place in (0, -1))
     yield ruling("parameters", fact(_parameters() == 1_663_370, f"{_parameters():,}"))
     for key, runs in {"limited-values": first, "doubled-limits": last}.items():
@@ -165,9 +166,9 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
 
 
 def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]]:
-    """Takes for facts that scored images make groups, which all test images do not make.
+    """Rules, as facts, that few test images cluster the accuracies and all test images do not.
 
-    Nothing is known if every run has a value of its own in both evaluations.
+    Nothing can be said if all runs have distinct values under both evaluations.
     """
     found, num_seeds = [], runs.sizes["seed"]
     for at, (name,) in places(runs, "C"):
@@ -181,7 +182,7 @@ def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]
 
 
 def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
-    """Rules on the author's means and error bars, and on the flatness of the curve."""
+    """Rules on the author's means and error bars, and on whether the curve is flat."""
     scored = measured.sel(evaluation="as-published")
     hers = {
         contacts: _beside_hers(scored.sel(contacts=contacts))
@@ -202,21 +203,21 @@ def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
 
 
 def _variance_more(samples: xr.DataArray, by: float) -> list[Evidence]:
-    """Tests that the variance over seeds is above `by` for each cohort size."""
+    """Tests whether the variance over seeds is above `by` for each cohort size."""
     number = samples.sizes["seed"]
-    # Their mean is the unbiased variance.
+    # The mean of these terms is the unbiased variance.
     squares = (samples - samples.mean("seed")) ** 2 * number / (number - 1)
     tests = more(squares, by=by, form=".0f")
     if number > 2:
         return tests
-    # The squares of two samples are equal, so that their spread says nothing of the error.
+    # With two samples both squares are equal, so their spread says nothing about the error.
     return [each._replace(supports=1.0, contradicts=1.0) for each in tests]
 
 
 def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
-    """Tests by Welch's t that our mean is within one of the author's standard deviations of hers.
+    """Tests by Welch's t whether our mean is within one of the author's standard deviations.
 
-    Her mean has a standard error too, that of 100 runs.
+    Her mean has a standard error too, because she made 100 runs.
     """
     found, num_seeds = [], ours.sizes["seed"]
     for at, (name,) in places(ours, "C"):
@@ -225,7 +226,7 @@ def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
         her_error, apart = margin / np.sqrt(_HER_SEEDS), abs(mean - hers)
         both = np.hypot(error, her_error)
         freedom = both**4 / (error**4 / (num_seeds - 1) + her_error**4 / (_HER_SEEDS - 1))
-        # Keep her error, because more seeds reduce only ours.
+        # Keep the author's standard error, because more seeds reduce only ours.
         room = ((apart - margin) / 3) ** 2 - her_error**2
         needed = int(np.ceil(num_seeds * error**2 / room)) if room > 0 else None
         text = f"{number(mean, error, '.4f')}, hers {number(hers, her_error, '.4f')}"
@@ -242,7 +243,7 @@ def agreeing(measured: xr.Dataset) -> xr.DataArray:
 
 
 def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
-    """Returns a row for each cohort size, published numbers in parentheses, and the slopes."""
+    """Returns one row per cohort size, with published numbers in parentheses, and the slopes."""
     apart = agreeing(measured)
     contents = {
         "R": measured.R,
@@ -268,7 +269,7 @@ _X, _Y = "clients in a cohort $C$", "best test accuracy"
 def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
     """Draws the best accuracy of every run, scored in both ways."""
     ticks_at, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
-    # Spread the seeds along x, because points of equal accuracies would hide each other.
+    # Spread the seeds along x, because points with equal accuracies would hide each other.
     beside = ticks_at[:, None] + np.linspace(-0.28, 0.28, num_seeds)
     ticks = {f"{C:g}": float(place) for place, C in enumerate(measured.C.values)}
     drawn = []
@@ -285,7 +286,7 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
 
 
 def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
-    """Draws means and standard deviations of the best accuracies, and the author's means."""
+    """Draws the mean and standard deviation of the best accuracies, and the author's means."""
     mean, spread = measured["mean"], measured.standard_deviation
     hers = measured["published mean"].sel(evaluation="as-published", drop=True)
     if hers.notnull().any():

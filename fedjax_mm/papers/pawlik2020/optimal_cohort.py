@@ -1,4 +1,4 @@
-"""The best cohort size at constant cost, which section 5 leaves open, and the bound's C*."""
+"""The best cohort size at constant cost, an open question of section 5, and the bound's C*."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -34,21 +34,21 @@ class OptimalCohort(Config):
     """Settings: federated quadratics of increasing heterogeneity, with cohorts of every size.
 
     All sizes have the same number of contacts with the server, c = R C. Heterogeneity is the root
-    of the mean squared distance of the clients' minimizers from their mean; all start at distance 1
-    from it.
+    mean squared distance of the clients' minimizers from their mean, and all runs start at distance
+    1 from that mean.
     """
 
     num_clients: TwoOrMore = 24
     dim: Count = 6
     curvature: Positive = 10.0
-    """The largest over the smallest curvature of each client."""
+    """The ratio of the largest to the smallest curvature of each client."""
     local_steps: Count = 5
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
     """gamma L E, at most 1."""
     contacts: Count = 240
     heterogeneity: Trend[Positive] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
     num_seeds: TwoOrMore = 100
-    """Runs of each size and heterogeneity."""
+    """The number of runs for each size and heterogeneity."""
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -60,14 +60,14 @@ class OptimalCohort(Config):
 
     @property
     def cohort_sizes(self) -> list[int]:
-        """All C for which the number of rounds c / C is an integer."""
+        """Returns all C for which the number of rounds c / C is an integer."""
         return [C for C in range(1, self.num_clients + 1) if self.contacts % C == 0]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bowls:
-    """``f_i(x) = (x - b_i)^T H_i (x - b_i) / 2``, and the constants of the bound for cohorts.
+    """``f_i(x) = (x - b_i)^T H_i (x - b_i) / 2``, with the constants of the cohort bound.
 
     Attributes:
       H: ``[clients, d, d]``.
@@ -89,12 +89,12 @@ class Bowls:
         return jnp.full(self.b.shape[1], self.b.shape[1] ** -0.5)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1: all clients have equal weights."""
+        """Returns 1, because all clients have equal weights."""
         del client
         return jnp.ones(())
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client: gradients are full."""
+        """Returns the client itself, because gradients are full."""
         del rng_key, step, how
         return client
 
@@ -104,7 +104,7 @@ class Bowls:
         return away @ self.H[batch] @ away / 2
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Returns ``|grad f|^2``, and the largest ``|grad f_i|^2`` and Z^2 of a round from here."""
+        """Returns ``|grad f|^2``, and the largest ``|grad f_i|^2`` and Z^2 of the next round."""
         del rng_key
 
         def gradients(points: Array) -> Array:
@@ -157,7 +157,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
 
-    # Use floats, because they are arguments of one program, while integers need one each.
+    # Pass floats, because they are arguments of one program, while each integer needs its own.
     axes = {"heterogeneity": scales, "cohort": [float(C) for C in sizes]}
     grid = Grid(
         build,
@@ -170,17 +170,17 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     result = sweep(grid, execution)
     runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
     rounds = config.contacts // runs.C
-    # Read larger cohorts up to their R rounds, at the model before each of them, because in one
-    # program all runs have the number of rounds that single clients need.
+    # Truncate larger cohorts to their R rounds, because runs that share a program all have as many
+    # rounds as single clients need.
     before = runs.where(runs["round"] < rounds)
     mean, error = estimate(before.squared_gradient.mean("round"))
-    # The proof needs G along the way, and of Z^2 no more than its mean over the rounds.
+    # The proof needs G along the path, but only the mean of Z^2 over the rounds.
     G = np.sqrt(before.largest_gradient.max(("round", "seed")).astype(float)).values
     Z = np.sqrt(before.deviation.mean(("round", "seed")).astype(float)).values
     gap = np.array([[_gap(H, scale * b)] for scale in scales])
     problem = Problem(N=N, C=sizes, E=E, L=L, G=G, Z=Z, gap=gap)
     bound = mean.copy(data=cohort_bound(rounds.values, problem, gamma))
-    # Take Z of all clients, which is the last one, because the last C is N.
+    # Take Z from the last C, which is N and includes all clients.
     best = optimal_cohort_size(config.contacts, problem, gamma)[:, -1]
     found = {"measured": mean, "standard_error": error, "bound": bound}
     return xr.Dataset(found | {"optimal_size": ("heterogeneity", best)}, attrs=result.attrs)
@@ -194,9 +194,9 @@ def _gap(H: np.ndarray, b: np.ndarray) -> float:
 
 
 def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
-    """Returns the same numbers and, by heterogeneity, how C* compares with the measured best C."""
+    """Adds, by heterogeneity, how C* compares with the best measured C."""
     squares, least = result.measured, result.measured.min("C")
-    # C* is a real number; by ratios, the size next to it.
+    # Find the size whose ratio to C* is closest to 1, because C* is not an integer.
     nearest = abs(np.log(result.C) - np.log(result.optimal_size)).argmin("C")
     found = {
         "best C": result.C[squares.argmin("C")].drop_vars("C"),
@@ -235,14 +235,14 @@ def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Check:
 
 
 def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
-    """Returns a row for each heterogeneity."""
+    """Returns one row per heterogeneity."""
     columns = measured.drop_dims("C").data_vars.items()
     contents = {str(name): cells(values, form=".3g") for name, values in columns}
     return [rows(contents, ("heterogeneity",))]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> Figure:
-    """Draws how much more each size leaves than the best one, by heterogeneity."""
+    """Draws how much each size leaves relative to the best one, by heterogeneity."""
     sizes = {"measured best": "best C", "$C^*$, which minimizes the bound": "C*"}
     return heat_map(
         (measured.measured / measured.best).transpose("C", "heterogeneity"),

@@ -1,4 +1,4 @@
-"""Table 1: costs of trials with cohorts of several sizes, as printed and by their equations."""
+"""Table 1: costs of trials with several cohort sizes, as printed and by their equations."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _SYMBOLS = ["g", "g_R", "g'", "g'_R", "u", "u_R", "c", "c'"]  # by eqs. (1) to (
 
 
 class Trials(Config):
-    """Settings of trials by cohorts of several sizes that contact the server equally often."""
+    """Settings of trials with several cohort sizes that contact the server equally often."""
 
     cohort_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (5, 10, 15, 20, 30)
     contacts: Count = 60
@@ -36,7 +36,7 @@ class Trials(Config):
     """B C."""
     local_epochs: Count = 1
     num_examples: Count = 600
-    """N of every client."""
+    """N, the number of examples per client."""
     num_clients: Count = 100
 
     @model_validator(mode="after")
@@ -47,13 +47,13 @@ class Trials(Config):
 
 
 def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every trial's costs by eqs. (1) to (8), and as printed if the table has the trial."""
+    """Returns every trial's costs by eqs. (1) to (8), and the printed costs if there are any."""
     began = time.perf_counter()
     C = np.array(config.cohort_sizes)
     R, B = config.contacts // C, config.updates // C
     problem = Problem(N=config.num_clients, C=C, S=config.num_examples)
     by_equation = np.array(costs(R, problem, B, config.local_epochs))
-    # Use printed costs for the paper's trials only, because other trials have other costs.
+    # Use printed costs only for the paper's trials, because other trials have other costs.
     is_printed = config == Trials(cohort_sizes=config.cohort_sizes)
     table = published(__name__, "cb-table1")["table"] if is_printed else {}
     # The first two printed columns are R and B.
@@ -67,13 +67,13 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Trials) -> xr.Dataset:
-    """Returns the costs by the paper's symbols, without costs that are not printed."""
+    """Returns the costs by the paper's symbols, dropping those that are not printed."""
     known = result.drop_attrs().dropna("source", how="all", subset=["cost"])
     return known.assign_coords(measure=_SYMBOLS)
 
 
 def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
-    """Rules on the printed columns, by their equations, and on the equations' constant costs."""
+    """Rules on the printed columns by their equations, and on costs that should be constant."""
     right = [symbol for symbol in _SYMBOLS if symbol not in _MISPRINTED]
     for key, symbols in {"columns": right, "u": ["u"], "u-total": ["u_R"]}.items():
         if measured.sizes["source"] == 2:
@@ -94,7 +94,7 @@ def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
 
 
 def _printed(measured: xr.Dataset, symbol: str) -> list[Evidence]:
-    """Rules as a fact on whether the printed column agrees with its equation."""
+    """Rules, as a fact, on whether a printed column agrees with its equation."""
     column = measured.cost.sel(measure=symbol).dropna("C")
     equal = bool(np.isclose(column[0], column[1], rtol=1e-12).all())
     ours, printed = (", ".join(f"{value:g}" for value in row) for row in column.values)
@@ -103,24 +103,24 @@ def _printed(measured: xr.Dataset, symbol: str) -> list[Evidence]:
 
 
 def _when_doubled(config: Trials) -> Iterator[Ruling]:
-    """Rules on the text's statements about constant costs when another number is doubled."""
+    """Rules on statements about constant costs when another quantity is doubled."""
     E, C, S = config.local_epochs, max(config.cohort_sizes), config.num_examples
     R, B, K = config.contacts // C, config.updates // C, config.num_clients
 
     def of(C: int, R: int, S: int, E: int, B: int) -> Costs:
         return costs(R, Problem(N=4 * K, C=C, S=S), B, E)
 
-    trial = of(2 * C, 2 * R, 2 * S, E, B)  # of even numbers
+    trial = of(2 * C, 2 * R, 2 * S, E, B)  # even numbers only
     halved = of(2 * C, 2 * R, S, 2 * E, B)
     yield _same("constant-g", trial.g, halved.g, of(C, 2 * R, 2 * S, 2 * E, B).g)
     yield _same("constant-u", trial.u, halved.u, of(2 * C, 2 * R, 2 * S, 2 * E, 2 * B).u)
     yield _same("constant-c", trial.c, of(C, 4 * R, S, E, B).c, of(4 * C, R, S, E, B).c)
-    # A uniform cohort has a client with probability C / K.
+    # A uniform cohort contains a given client with probability C / K.
     yield _same("contacts-per-client", trial.c_client, 2 * R * (2 * C) / (4 * K))
 
 
 def _same(key: str, cost: Any, *others: Any) -> Ruling:
-    """Rules as a fact on whether costs are equal."""
+    """Rules, as a fact, on whether costs are equal."""
     equal = all(np.isclose(cost, other, rtol=1e-12) for other in others)
     return ruling(key, fact(equal, " and ".join(f"{other:g}" for other in others) + f", {cost:g}"))
 
