@@ -412,9 +412,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
 
 def thinned(curves: xr.Dataset) -> xr.Dataset:
     """Returns means over rounds near each other on a logarithmic axis, where waves would merge."""
-    place = (_PER_DECADE * np.log10(curves["round"])).round().rename("place")
-    means = curves.assign(t=curves["round"].astype(float)).groupby(place).mean()
-    return means.swap_dims(place="t").drop_vars("place").rename(t="round")
+    place = np.round(_PER_DECADE * np.log10(curves["round"].values))
+    near = curves.assign(t=curves["round"].astype(float)).assign_coords(place=("round", place))
+    return near.groupby("place").mean().swap_dims(place="t").drop_vars("place").rename(t="round")
 
 
 def _beside(
