@@ -11,7 +11,9 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.container import Container
 from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
 
 from fedjax_mm.files import write_aside
 from fedjax_mm.parts import check_instance
@@ -36,9 +38,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
 _DOT = (1.0, 1.2)
 _MOST_PANELS = 6
-_MOST_BARS = 30  # points with error bars; longer lines get an error band
+_MOST_BARS = 12  # points with error bars; longer lines get an error band
+_BESIDE = 4.0  # points between error bars that would hide each other
 _MOST_INSIDE = 3  # most legend entries inside a panel
 GRAY = "0.55"
+WIDTH = 7.5  # inches, so that text is legible where a column shows them as 600 pixels
 
 Entries = Mapping[str, Any]
 """Legend entries: what matplotlib drew, by label."""
@@ -189,7 +193,7 @@ def draw(
     """
     with mpl.rc_context(STYLE):
         width, height = len(rows[0]), len(rows)
-        figure = Figure(figsize=(max(9.0, 4.4 * width), 0.9 + 3.4 * height))
+        figure = Figure(figsize=(max(WIDTH, 2.5 * width), 0.9 + 2.9 * height))
         grid = figure.subplots(height, width, squeeze=False)
         # Continue after "z" with "aa", because a grid of bounds can have more than 26 panels.
         letters = (first + last for first in ("", *ascii_lowercase) for last in ascii_lowercase)
@@ -208,8 +212,17 @@ def draw(
 
 
 def _fill(axes: Axes, panel: Panel) -> None:
+    barred = [n for n, line in enumerate(panel.lines) if _has_bars(line)]
+    is_same = len({tuple(panel.lines[number].x) for number in barred}) == 1
+    middle = (len(barred) - 1) / 2
+    axes.margins(x=0.05 + 0.01 * len(barred))
     for number, line in enumerate(panel.lines):
-        _draw(axes, line, number)
+        drawn = _draw(axes, line, number)
+        if is_same and number in barred:  # beside each other, because bars would hide each other
+            inches = _BESIDE * (barred.index(number) - middle) / 72
+            offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
+            for artist in drawn.get_children():
+                artist.set_transform(artist.get_transform() + offset)
     for (label, x), style in zip(panel.marks.items(), ("-", "--"), strict=False):
         axes.axvline(x, color="0.45", lw=1.0, ls=style, label=label, zorder=0)
     axes.set(xscale=panel.xscale, yscale=panel.scale)
@@ -221,6 +234,10 @@ def _fill(axes: Axes, panel: Panel) -> None:
         # Do not wrap rotated labels, because two lines would overlap their neighbors.
         texts = [text if is_crowded else textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
+
+
+def _has_bars(line: Line) -> bool:
+    return line.errors is not None and line.style != "bar" and len(line.x) <= _MOST_BARS
 
 
 def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
@@ -240,9 +257,9 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
     for axes, texts, full in zip(figure.axes, entries, is_full, strict=True):
         if full:  # place the legend below the panel's x-label
             below: dict[str, Any] = {"bbox_to_anchor": (0.5, 0), "borderaxespad": 6, "ncols": 2}
-            axes.legend(fontsize=7.5, loc="upper center", **below)
+            axes.legend(fontsize=8.5, loc="upper center", **below)
         elif texts:
-            axes.legend(fontsize=7.5, loc="best")
+            axes.legend(fontsize=8.5, loc="best")
     return {}
 
 
@@ -266,21 +283,19 @@ def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
     return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
 
 
-def _draw(axes: Axes, line: Line, number: int) -> None:
+def _draw(axes: Axes, line: Line, number: int) -> Container:
     color, style, dashes = _look(line, number)
     how: dict[str, Any] = {"color": color, "label": line.label or "_", "capsize": 2}
     if line.style == "bar":
-        axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
-        return
+        return axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
     errors = line.errors
-    if errors is not None and len(line.x) > _MOST_BARS:  # denser error bars would overlap
+    if errors is not None and not _has_bars(line):  # denser error bars would overlap
         axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
         errors = None
-    is_wide = line.style == "_"  # draws dashes as wide as the points they represent
-    sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
-    curve, *_ = axes.errorbar(line.x, line.y, errors, fmt=style, **how, **sizes)
+    curve = axes.errorbar(line.x, line.y, errors, fmt=style, ms=4.5, lw=1.3, **how)
     if dashes:
-        curve.set_linestyle((0, dashes))
+        curve[0].set_linestyle((0, dashes))
+    return curve
 
 
 def _at(errors: xr.DataArray | None, dim: str, index: int) -> xr.DataArray | None:
@@ -351,7 +366,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     order = (panel, "algorithm", x)
     is_positive = bool((mean > 0).any() and not (mean <= 0).any())
     is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
-    more = f" The first {_MOST_PANELS} of {len(titles)} {panel}." * (len(titles) > _MOST_PANELS)
+    more = f"; the first {_MOST_PANELS} of {len(titles)} {panel}" * (len(titles) > _MOST_PANELS)
     fixed = "".join(f", {name} = {_shown(values[name][:1])[0]}" for name in others)
     figure_of = panels(
         mean.transpose(*order),
@@ -365,7 +380,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
         [figure_of],
         title=f"After {values['round'].values[-1]} rounds{fixed}",
         caption=f"Means over models and {num_seeds} seeds, with standard errors over seeds; points "
-        "where a run diverged are not drawn." + more,
+        f"where a run diverged are not drawn{more}.",
     )
 
 
@@ -401,22 +416,22 @@ def arrange(
 ) -> None:
     """Lays out the title, the panels, a shared legend and the caption from top to bottom."""
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(caption, int(width * 14.5))
-    bottom, legend = 0.12 + 0.165 * len(lines), 0.0  # both in inches
-    columns = max(1, int(width / (0.7 + 0.065 * max(map(len, entries), default=1))))
+    lines = textwrap.wrap(caption, int(width * 13.5))
+    bottom, legend = 0.12 + 0.175 * len(lines), 0.0  # both in inches
+    columns = max(1, int(width / (0.7 + 0.07 * max(map(len, entries), default=1))))
     rows = -(-len(entries) // columns)
     if entries:
-        columns, legend = -(-len(entries) // rows), 0.1 + 0.17 * rows
+        columns, legend = -(-len(entries) // rows), 0.1 + 0.18 * rows
         height += legend  # the panels must keep their size
         figure.set_size_inches(width, height)
         # Reorder the entries to read row by row, because matplotlib fills column by column.
         texts = [text for i in range(columns) for text in list(entries)[i::columns]]
         handles = [entries[text] for text in texts]
         place: dict[str, Any] = {"bbox_to_anchor": (0.5, bottom / height), "borderaxespad": 0.2}
-        figure.legend(handles, texts, fontsize=8, ncols=columns, loc="lower center", **place)
-    figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)
+        figure.legend(handles, texts, fontsize=8.5, ncols=columns, loc="lower center", **place)
+    figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=9)
     # Place the title in inches too, because a fraction of a tall figure's height would exceed the
     # space that the layout leaves.
-    figure.suptitle(title, fontsize=11.5, y=1 - 0.08 / height, va="top")
+    figure.suptitle(title, fontsize=11, y=1 - 0.08 / height, va="top")
     rect = (0, (bottom + legend) / height, 1, 1 - 0.08 / height)
     figure.set_layout_engine("tight", rect=rect)

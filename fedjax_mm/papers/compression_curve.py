@@ -131,11 +131,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CompressionCurve) -
     panel = plots.Panel("", xlabel, "test accuracy in percent", drawn, xscale="log")
     about = result.attrs["manifest"]
     title = f"{about['datasets'][0]}, {config.num_clients} clients, {config.num_models} models"
-    caption = (
-        f"Means over models and {config.num_seeds} seeds, with standard errors; every line has "
-    )
-    caption += f"{config.num_rounds} rounds. k is {config.share:.0%} of the numbers, and QSGD has "
-    caption += f"{config.levels} levels."
+    caption = f"Means and standard errors over models and {config.num_seeds} seeds in "
+    caption += f"{config.num_rounds} rounds, where k is {config.share:.0%} of the numbers, and "
+    caption += f"QSGD has {config.levels} levels."
     return plots.draw([[panel]], title=title, caption=caption)
 
 

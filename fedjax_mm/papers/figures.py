@@ -10,8 +10,9 @@ import xarray as xr
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MultipleLocator
 
-from fedjax_mm.plots import COLORS, MARKERS, STYLE, Line, Panel, arrange, finish
+from fedjax_mm.plots import COLORS, MARKERS, STYLE, WIDTH, Line, Panel, arrange, finish
 
 
 def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:
@@ -24,8 +25,7 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
       ylabel: the label of the y-axis.
     """
     places = np.arange(len(names))
-    most = min(0.24, 0.08 * (len(series) - 1))  # close enough to show which points belong together
-    shifts = np.linspace(-most, most, len(series))
+    shifts = _shifts(len(series))
     pairs = [each if isinstance(each, tuple) else (each, None) for each in series.values()]
     drawn = [
         Line(label, places + shift, np.asarray(y, float), errors, "?")
@@ -34,6 +34,12 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
     words = [name.replace("_", " ") for name in names]
     ticks = dict(zip(words, map(float, places), strict=True))
     return Panel(title, "", ylabel, drawn, ticks=ticks)
+
+
+def _shifts(number: int) -> np.ndarray:
+    """Returns shifts from a place, so small that it is clear which points belong together."""
+    most = min(0.24, 0.08 * (number - 1))
+    return np.linspace(-most, most, number)
 
 
 def dots(
@@ -50,16 +56,18 @@ def dots(
     """
     panel, row, series = map(str, values.dims)
     names = values[row].values.tolist()
-    places = np.arange(len(names))
+    places, shifts = np.arange(len(names)), _shifts(values.sizes[series])
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.5, max(3.0, 1.7 + 0.26 * len(names))))
+        figure = Figure(figsize=(WIDTH, max(3.0, 1.7 + 0.3 * len(names))))
         grid = figure.subplots(1, values.sizes[panel], sharey=True, squeeze=False)[0]
         for axes, letter, at in zip(grid, ascii_lowercase, values[panel].values, strict=False):
             for number, label in enumerate(values[series].values.tolist()):
                 here = {panel: at, series: label}
                 x, bars = values.sel(here).values, errors.sel(here).values
                 look: dict[str, Any] = {"fmt": MARKERS[number], "color": COLORS[number]}
-                axes.errorbar(x, places, xerr=bars, label=label, ms=4.5, capsize=2, **look)
+                axes.errorbar(
+                    x, places + shifts[number], xerr=bars, label=label, ms=4.5, capsize=2, **look
+                )
             finish(axes, f"({letter}) {at}" if len(grid) > 1 else at, xlabel, "")
             axes.margins(y=0.09)
         grid[0].set_yticks(places, names)
@@ -73,13 +81,13 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
     """Draws (a) the mean over seeds and (b) every seed's curve, zooming in on the last fifth.
 
     Args:
-      curves: curves over ``(algorithm, seed, round)``.
+      curves: logarithms to base 10 over ``(algorithm, seed, round)``.
       title: the title above both panels.
       ylabel: the y-axis label of both panels.
       caption: the caption below the panels.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.0, 4.1))
+        figure = Figure(figsize=(WIDTH, 3.7))
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         labels = [str(label) for label in curves.algorithm.values]
         colors = [COLORS[i % len(COLORS)] for i in range(len(labels))]
@@ -91,13 +99,17 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
             left.plot(rounds, runs.mean(0), color=color, lw=1.6)
             right.plot(rounds, runs.T, color=color, lw=0.5, alpha=0.55)
             inset.plot(rounds[last], runs.T[last], color=color, lw=0.5, alpha=0.7)
-        inset.tick_params(labelsize=7)
+        inset.tick_params("x", labelsize=8)
+        inset.locator_params("y", nbins=3)  # few and large, so that exponents are legible
+        for axes in (left, inset):  # also the right panel, which shares the left one's axis
+            axes.yaxis.set_major_formatter(lambda y, _: f"$10^{{{y:g}}}$")
+        left.yaxis.set_major_locator(MultipleLocator(1))
         inset.set_xlim(rounds[last][0], rounds[-1])
         finish(left, f"(a) mean of {curves.sizes['seed']} runs", "round $t$", ylabel)
         finish(right, f"(b) {curves.sizes['seed']} runs each", "round $t$", "")
         legend = [Line2D([], [], color=color, lw=1.6) for color in colors]
         for axes in (left, right):
-            axes.legend(legend, labels, loc="upper right")
+            axes.legend(legend, labels, fontsize=8.5, loc="upper right")
             axes.set_xlim(rounds[0], rounds[-1])
         arrange(figure, title, caption)
     return figure
@@ -125,7 +137,7 @@ def heat_map(
       caption: the caption below the map.
     """
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(8.0, 5.2))
+        figure = Figure(figsize=(WIDTH, 5.2))
         axes = figure.subplots()
         y, x = (values[dim].values.astype(float) for dim in values.dims)
         most = max(2.0, float(np.quantile(values.values, 0.95)))
@@ -134,15 +146,15 @@ def heat_map(
         )
         figure.colorbar(colors, label=label, extend="max")
         for i, (name, places) in enumerate(lines.items()):
-            style: dict[str, Any] = {"color": ("w", COLORS[0])[i % 2], "marker": MARKERS[i]}
+            style: dict[str, Any] = {"color": ("k", COLORS[0])[i % 2], "marker": MARKERS[i]}
             axes.plot(x, places, ls=("-", "--")[i % 2], ms=6, label=name, mec="0.2", **style)
         axes.set(xscale="log", yscale="log")
         ticks = _apart(y)
         axes.set_yticks(ticks, [f"{size:g}" for size in ticks], minor=False)
         axes.minorticks_off()
         finish(axes, "", xlabel, ylabel)
-        axes.legend(loc="upper left", frameon=True, facecolor="0.6", framealpha=0.85)
-        arrange(figure, title, caption)
+        handles, labels = axes.get_legend_handles_labels()
+        arrange(figure, title, caption, dict(zip(labels, handles, strict=True)))
     return figure
 
 

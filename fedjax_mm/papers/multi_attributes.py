@@ -204,8 +204,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) ->
         panels,
         title=f"{names} ({about['data']} data), N = {config.num_clients}, "
         f"$T_1$ = {config.num_rounds}",
-        caption=f"Means over {config.num_seeds} seeds, each with clients of its own, with standard "
-        f"errors; recorded every {config.resolution} rounds. {config.about_gains(config.targets)}",
+        caption=f"Means and standard errors of {config.num_seeds} seeds; "
+        f"{config.about_gains(config.targets)}.",
     )
 
 

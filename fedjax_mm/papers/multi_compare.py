@@ -442,10 +442,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Fi
     order = np.argsort(-mean.sel(score="mean").mean("problem").values, kind="stable")
     here = measured.isel(algorithm=order).assign_coords(score=["mean of the models", "worst model"])
     about = result.attrs["manifest"]
-    caption = f"After equally many local trainings on {', '.join(about['datasets'])}; each method "
-    caption += f"has its best rate of {len(config.learning_rates)}, chosen on "
-    caption += f"{config.selection_seeds} other seeds. Means over {config.num_seeds} seeds with "
-    caption += "standard errors; methods in the order of their means over the problems."
+    caption = f"Means and standard errors of {config.num_seeds} seeds on "
+    caption += f"{', '.join(about['datasets'])}, each method at its best rate of "
+    caption += f"{len(config.learning_rates)}, chosen on {config.selection_seeds} other seeds."
     dims = ("problem", "algorithm", "score")
     return dots(
         here["accuracy"].transpose(*dims),

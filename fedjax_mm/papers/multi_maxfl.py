@@ -191,9 +191,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Fig
     drawn = plots.panels(mean, error, xlabel="round", ylabel="GM-Appeal in percent", style="-")
     about = result.attrs["manifest"]
     title = f"{about['datasets'][0]} ({about['data']} data), {config.num_clients} clients, "
-    caption = f"Means over models and {config.num_seeds} seeds with clients of their own, with "
-    caption += f"standard errors; {config.flipped:.0%} of the clients have flipped labels. From "
-    caption += f"round {config.appealing_from} on only clients train a model to whom it appeals."
+    caption = f"Means and standard errors over models and {config.num_seeds} seeds, where "
+    caption += f"{config.flipped:.0%} of the clients have flipped labels, and from round "
+    caption += f"{config.appealing_from} on only clients train a model to whom it appeals."
     return plots.draw([drawn], title=f"{title}{len(QUESTIONS)} models at once", caption=caption)
 
 

@@ -127,17 +127,23 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: PrivateCurve) -> Fi
         noise_multiplier=np.isfinite(measured["epsilon"].values)
     )
     noisy = noisy.swap_dims(noise_multiplier="epsilon").drop_vars("noise_multiplier")
-    dims = ("panel", "num_models", "epsilon")
+    noisy = noisy.rename(num_models="M")
+    dims = ("panel", "M", "epsilon")
     mean, error = (
         noisy[name].expand_dims(panel=[""]).transpose(*dims) for name in ("mean", "standard error")
     )
-    how: dict[str, Any] = {"xlabel": "epsilon of the clients", "ylabel": "test accuracy in percent"}
+    how: dict[str, Any] = {
+        "xlabel": r"$\epsilon$ of the clients",
+        "ylabel": "test accuracy in percent",
+    }
     drawn = plots.panels(mean, error, **how, xscale="log")
     title = (
         f"{config.num_clients:,} clients, {config.num_rounds} rounds, clipped to {config.clip:g}"
     )
-    caption = f"Means over models and {config.num_seeds} seeds, with standard errors, at delta = "
-    caption += f"{config.delta:g}. All models of all rounds together have this epsilon."
+    caption = f"Means over models and {config.num_seeds} seeds with standard errors, where all M "
+    caption += (
+        rf"models of all rounds together have this $\epsilon$ at $\delta$ = {config.delta:g}."
+    )
     return plots.draw([drawn], title=title, caption=caption)
 
 

@@ -426,7 +426,8 @@ def test_the_figure_of_a_comparison(rr_scale):
     for axes in (left, right):
         assert axes.get_xlabel() == "round $t$"
         assert legend_texts(axes) == list(LABELS)
-    assert "log" in left.get_ylabel()
+    assert left.get_ylabel() == "$F(w_t) - F(w_*)$"
+    assert left.yaxis.get_major_formatter()(-1.0) == "$10^{-1}$"
     assert "M = 12" in figure.get_suptitle()
     assert r"\eta = 0.1" in figure.get_suptitle()
     # Model 1: its mean on the left, its four seeds on the right, in the legend's colours.
@@ -601,6 +602,14 @@ def test_no_two_of_20_lines_look_alike(styles):
         ]
         assert len(set(looks)) == len(looks) == 20 * len(styles)
         assert len({color for color, *_ in looks}) == 8
+
+
+def test_error_bars_at_the_same_x_stand_beside_each_other():
+    lines = [plots.Line(label, X, X, np.ones(2)) for label in "abc"]
+    (axes,) = plots.draw([[plots.Panel("", "x", "y", lines)]], title="", caption="").axes
+    x = [bars[0].get_transform().transform(bars[0].get_xydata())[:, 0] for bars in axes.containers]
+    np.testing.assert_allclose(np.diff(x, axis=0), 4 / 72 * axes.figure.dpi)
+    assert {bars[0].get_xdata().tolist() == X.tolist() for bars in axes.containers} == {True}
 
 
 def test_legends_that_differ_stay_with_their_panels():

@@ -56,14 +56,12 @@ class Trainings(Seeded):
         return math.ceil(min(self.window, self.num_rounds) / self.resolution)
 
     def about_gains(self, targets: Sequence[str]) -> str:
-        """Returns caption text that defines the gains for some targets."""
+        """Returns a caption's clause that defines the gains for some targets."""
         length = self.records_in_window * self.resolution
-        window = f" Window: g' of means over {length} rounds, of FedAvg's accuracy and of that of "
-        window += "several models."
+        window = f", and a window's is of means over {length} rounds"
         return (
-            "g = M T_1 / T_M, where T_M is the first recorded round at which every model has at "
-            "least FedAvg's accuracy after T_1 rounds. g' = M T_1' / T_M, where T_1' is the first "
-            "at which FedAvg itself has it."
+            "$g=MT_1/T_M$, where at $T_M$ every model first has FedAvg's accuracy after $T_1$ "
+            "rounds, and $g'$ has for $T_1$ the first round at which FedAvg itself has it"
         ) + window * ("window" in targets)
 
 

@@ -161,6 +161,9 @@ class _Probed(Quadratic):
 
 _CASE = ("algorithm", "mu", "num_models", "local_steps")
 _NAMES = {"num_models": "M", "local_steps": "E"}
+_MU = r"$\mu$"
+_PER_DECADE = 20  # points of a curve
+_MOST_MODELS = 3  # numbers of models in a panel, because with their bounds it has twice the lines
 
 
 def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset:
@@ -389,9 +392,10 @@ def table(measured: xr.Dataset, config: Bounds) -> Sequence[Table]:
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
     """Draws measured errors and bounds over rounds, with one panel per method, mu and E."""
     curves = result[["distance", "bound"]].mean("seed").assign_coords(round=result["round"] + 1)
-    curves = curves.rename(_NAMES).transpose(..., "M", "round")
-    panels = []
-    for at, words in places(curves, "algorithm", "mu", "E"):
+    curves = thinned(curves.rename(_NAMES | {"mu": _MU})).transpose(..., "M", "round")
+    some = np.linspace(0, curves.sizes["M"] - 1, min(_MOST_MODELS, curves.sizes["M"]))
+    curves, panels = curves.isel(M=some.round().astype(int)), []
+    for at, words in places(curves, "algorithm", _MU, "E"):
         here = curves.sel(at)
         drawn = plots.lines(here.distance, style="-")
         drawn += plots.lines(here.bound, style="--", label="bound, ")
@@ -401,9 +405,16 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
     return plots.draw(
         [panels[i : i + width] for i in range(0, len(panels), width)],
         title=f"Errors and their bounds, quadratic, {runs}",
-        caption="Solid: measured, mean over seeds and models; dashed: the bound with constants mu, "
-        "L, Gamma exact and G measured.",
+        caption="Solid: measured means over seeds, models and neighbouring rounds; dashed: the "
+        r"bound with $\mu$, $L$ and $\Gamma$ exact, and $G$ measured.",
     )
+
+
+def thinned(curves: xr.Dataset) -> xr.Dataset:
+    """Returns means over rounds near each other on a logarithmic axis, where waves would merge."""
+    place = np.round(_PER_DECADE * np.log10(curves["round"].values))
+    near = curves.assign(t=curves["round"].astype(float)).assign_coords(place=("round", place))
+    return near.groupby("place").mean().swap_dims(place="t").drop_vars("place").rename(t="round")
 
 
 def _beside(

@@ -124,7 +124,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Comparison) -> Figu
         result.gap.sel(model=1),
         title=f"Quadratic, N = {config.task.num_clients}, M = {config.num_models}, "
         f"E = {config.local_steps}, {rate_text(config.learning_rate)}",
-        ylabel=r"gap$(t) = \log_{10}(F(w_t) - F(w_*))$",
+        ylabel="$F(w_t) - F(w_*)$",
         caption=f"Model 1 in {config.num_seeds} runs of each algorithm.",
     )
 

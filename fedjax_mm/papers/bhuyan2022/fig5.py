@@ -96,9 +96,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainSweep) -> Figur
         [gain_panels(measured.gain, measured.gain_per_seed_standard_error)],
         title=f"Gain over sequential FedAvg, quadratic, N = {config.task.num_clients}, "
         + rate_text(config.learning_rate),
-        caption=f"Rounds until the mean distance to the minimizer over {config.num_seeds} seeds is "
-        f"{config.threshold:g} of the initial one; bars are standard errors of the gain per seed; "
-        "T is a whole number of rounds: a gain is known to about g/T.",
+        caption="Gains by the rounds until the mean distance to the minimizer over "
+        f"{config.num_seeds} seeds is {config.threshold:g} of the initial one, with standard "
+        "errors of the gain per seed.",
     )
 
 

@@ -330,15 +330,12 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
     about, size = result.attrs["manifest"], config.cohort_size
     who = f"{f'K = {size} of ' if size else ''}N = {config.num_clients} clients"
     names = " and ".join(dict.fromkeys(about["datasets"]))
-    often = f"every {config.resolution} rounds" if config.resolution > 1 else "every round"
     return plots.draw(
         panels,
         title=f"{names} ({about['data']} data), {who}, $T_1$ = {config.num_rounds}",
-        caption=f"{config.num_seeds} seeds of training on {about['draws']} draws of the data: mean "
-        f"accuracies and median gains, with standard errors; recorded {often}. $g=MT_1/T_M$, where "
-        "$T_M$ is the first recorded round at which every model has at least FedAvg's accuracy "
-        f"after $T_1$ rounds. A seed that did not reach it within {config.most_rounds} rounds "
-        "counts as the lowest gain, and as 0 in means.",
+        caption=f"Mean accuracies and median gains of {config.num_seeds} seeds, with standard "
+        "errors, where at $T_M$ every model first has FedAvg's accuracy after $T_1$ rounds, and "
+        f"$g=MT_1/T_M$ is 0 in means if some model does not in {config.most_rounds} rounds.",
     )
 
 

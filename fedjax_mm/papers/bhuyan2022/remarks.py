@@ -392,25 +392,22 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     """Draws each lemma's quantity and its bound over frames."""
     result = result.rename(_NAMES)
     panels = []
-    for at, (name,) in places(result.value.sel(lemma=list(_WHAT)), "lemma"):
+    for at, (name, models) in places(result.value.sel(lemma=list(_WHAT)), "lemma", "M"):
         # Mask zeros, which have no logarithm, and round-off, which has no meaning.
         value, bound = (
-            each.where(each > _NOTHING).stack(case=("M", "E")).transpose("case", "frame")
+            each.where(each > _NOTHING).transpose("E", "frame")
             for each in (result.value.sel(at).mean("seed"), result.lemma_bound.sel(at))
         )
-        cases = [f"M = {M}, E = {E}" for M, E in value.case.values]
-        value, bound = (
-            each.drop_vars(("case", "M", "E")).assign_coords(case=cases) for each in (value, bound)
-        )
         drawn = plots.lines(value, style="-") + plots.lines(bound, style="--", label="bound, ")
-        words = f"{name.capitalize().replace('-', ' ')}: {_WHAT[name]}"
-        panels.append(plots.Panel(words, "frame", "mean over seeds", drawn, scale="log"))
+        title = f"{name.capitalize().replace('-', ' ')}, {models}"
+        panels.append(plots.Panel(title, "frame", _WHAT[name], drawn, scale="log"))
+    width = result.sizes["M"]
     return plots.draw(
-        [panels[:2], panels[2:]],
+        [panels[i : i + width] for i in range(0, len(panels), width)],
         title=f"Lemmas 1 to 4, MFA-RR on ridge regression, N = {config.num_clients}, "
         f"{config.num_seeds} seeds",
-        caption="Solid: measured; dashed: the bound. The first samples leave out "
-        f"{config.left_out[0]:.0%} of the examples.",
+        caption="Solid: measured means over seeds, where the first samples leave out "
+        f"{config.left_out[0]:.0%} of the examples; dashed: the bound.",
     )
 
 

@@ -257,25 +257,21 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
 
 def _words(settings: Comparison) -> dict[str, Any]:
     """Returns a figure's title, and a caption that explains how the numbers were computed."""
-    who, invited = settings.population, "all clients may be drawn in every round"
+    who = settings.population
     source = source_of(settings.dataset, settings.directory)
     standing = f" standing in for {settings.dataset}" * (source != settings.dataset)
     invented = " (invented tweets)" * (source == "sent140" and settings.directory is None)
+    leaving, chosen = "", "at given settings"
     if settings.appealing_from:
-        invited = f"from round {settings.appealing_from} on only clients train to whom the model "
-        invited += "appeals"
-    chosen = "Each method at a given rate and number of local steps, which the summary lists"
+        leaving = f", clients that may leave from round {settings.appealing_from} on,"
     if settings.selection:
-        chosen = f"Each method at the best of {settings.num_points} points of the grid, by "
-        chosen += f"{settings.chosen_by} "
-        number = settings.selection_seeds
-        chosen += f"on {number} other seeds" if number > 1 else "on another seed"
+        chosen = f"at the best of {settings.num_points} points by {settings.chosen_by}"
     flips = "training " * (settings.flips == "training") + "labels flipped"
-    tuned = f" {settings.tuning_steps} local steps of tuning." * (settings.tuning_steps > 0)
+    tuned = f" and {settings.tuning_steps} steps of tuning" * (settings.tuning_steps > 0)
     return {
         "title": f"{source}{standing}{invented}, {who.num_clients} seen and {who.num_unseen} "
         f"unseen clients, {who.cohort_size} a round, T = {settings.num_rounds}",
-        "caption": f"Means over {settings.num_seeds} seeds with clients of their own, with "
-        f"standard errors; {_PARTITIONS[settings.partition]}; {settings.flipped:.0%} have their "
-        f"{flips}; {invited}. {chosen}.{tuned}",
+        "caption": f"Means and standard errors of {settings.num_seeds} seeds, each method {chosen}"
+        f"{tuned}, with {_PARTITIONS[settings.partition]}{leaving} and {flips} for "
+        f"{settings.flipped:.0%} of clients.",
     }

@@ -162,7 +162,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Landscape) -> Figur
         "model $w$",
         [found, own, own._replace(label="", y=-gammas)],
         {"the middle turns into a maximum": measured.critical_gamma_hat.item()},
-        limits=(-1.1 * config.largest, 1.8 * config.largest),
+        limits=(-1.1 * config.largest, 1.1 * config.largest),
     )
     return plots.draw(
         [[descents.objectives(result), below]],

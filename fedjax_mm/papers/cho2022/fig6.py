@@ -180,7 +180,7 @@ def _objective(case: xr.Dataset) -> plots.Panel:
     ]
     title = rf"one draw of case {case['case']:d}, $\theta$ = {_list(theta)}"
     depth = 1 - curve.min()
-    limits = (1 - 1.05 * depth, 1 + 0.45 * depth)  # leave room for the legend
+    limits = (1 - 1.1 * depth, 1 + 0.1 * depth)
     return plots.Panel(title, "model $w$", "objective", lines, marks, limits)
 
 

@@ -167,20 +167,18 @@ def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Rate) -> Figure:
     """Draws the objective and the rates over w."""
     drawn = result.rename(gamma_hat=r"$\hat\gamma_G$")
-    rates = plots.lines(drawn.rate, style="-", label="adaptive, ")
+    rates = plots.lines(drawn.rate, style="-", label="")
     rates += plots.lines(drawn.constant_rate.broadcast_like(drawn.rate), style="--", label="1/L, ")
-    # Leave room for the legend above the lines.
-    limits = min(line.y.min() for line in rates) / 1.5, 12 * max(line.y.max() for line in rates)
     panels = [
         descents.objectives(result),
-        plots.Panel("learning rate", "model $w$", "rate", rates, limits=limits, scale="log"),
+        plots.Panel("adaptive learning rate", "model $w$", "rate", rates, scale="log"),
     ]
     return plots.draw(
         [panels],
         title=r"MaxFL's adaptive rate, two clients with empirical means $\pm\hat\gamma_G$, "
         rf"$\epsilon$ = {config.epsilon:g}",
-        caption="Adaptive: eq. (6) with one local step. L is the largest curvature in the range "
-        "that is drawn.",
+        caption="The adaptive rate is that of eq. (6) with one local step, and L is the largest "
+        "curvature in the range that is drawn.",
     )
 
 

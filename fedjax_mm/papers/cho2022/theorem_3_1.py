@@ -400,8 +400,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounded) -> Figure:
         [panels[i : i + width] for i in range(0, len(panels), width)],
         title=f"Theorem 3.1 beside MaxFL on logistic regression, N = {config.num_clients}, "
         f"{config.num_seeds} seeds",
-        caption="Solid: measured; dashed: the bound of the mean over T rounds, at the rates of T. "
-        "Full, partial: participation of all clients, or of cohorts.",
+        caption="Solid: measured, where all clients (full) or cohorts (partial) take part; dashed: "
+        "the bound of the mean over T rounds, at the rates of T.",
     )
 
 

@@ -283,7 +283,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figur
         here = measured.sel(rate=rate).isel(sigma=0)
         drawn = plots.lines(here["mean"].transpose("I", "t"), style="-")
         drawn += plots.lines(here.bound.transpose("I", "t"), style="--", label="bound, ")
-        title, ylabel = f"gamma L = {rate:g}", "mean squared gradient"
+        title, ylabel = rf"$\gamma L$ = {rate:g}", "mean squared gradient"
         panels.append(plots.Panel(title, "$T$", ylabel, drawn, scale="log", xscale="log"))
     title = f"Algorithm 1 with {config.num_clients} clients, losses that are not convex"
     caption = f"Solid: measured, mean of {config.num_seeds} runs; dashed: the bound of section 4.3."

@@ -271,12 +271,13 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     ticks_at, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
     # Spread the seeds along x, because points with equal accuracies would hide each other.
     beside = ticks_at[:, None] + np.linspace(-0.28, 0.28, num_seeds)
+    dashes = ticks_at[:, None] + np.array([-0.28, 0.28, np.nan])  # as wide as their runs
     ticks = {f"{C:g}": float(place) for place, C in enumerate(measured.C.values)}
     drawn = []
     for at, (contacts, name) in places(measured, "contacts", "evaluation"):
         shown = measured.sel(at)
         runs = plots.Line("one run", beside.ravel(), shown.best.values.ravel(), style=".")
-        means = plots.Line("mean", ticks_at, shown["mean"].values, style="_")
+        means = plots.Line("mean", dashes.ravel(), np.repeat(shown["mean"].values, 3))
         title = f"{name}, {contacts.replace('contacts', 'R C')}"
         drawn.append(plots.Panel(title, _X, _Y, [runs, means], ticks=ticks))
     caption = f"{num_seeds} runs of each size, one point each, and their means."
@@ -286,16 +287,16 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
 
 
 def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
-    """Draws the mean and standard deviation of the best accuracies, and the author's means."""
-    mean, spread = measured["mean"], measured.standard_deviation
+    """Draws means and standard errors of the best accuracies, and the author's means."""
+    mean, error = measured["mean"], measured.standard_error
     hers = measured["published mean"].sel(evaluation="as-published", drop=True)
     if hers.notnull().any():
         mean = xr.concat([mean, hers.expand_dims(evaluation=["published"])], "evaluation")
-        spread = spread.reindex(evaluation=mean.evaluation)
+        error = error.reindex(evaluation=mean.evaluation)
     names = [f"R C = {contacts:g}" for contacts in mean.contacts.values]
-    values, bars = (x.assign_coords(contacts=names) for x in (mean, spread))
+    values, bars = (x.assign_coords(contacts=names) for x in (mean, error))
     drawn = plots.panels(values, bars, xlabel=_X, ylabel=_Y)
-    caption = f"Means and standard deviations of {measured.sizes['seed']} seeds."
+    caption = f"Means and standard errors of {measured.sizes['seed']} seeds."
     return plots.draw([drawn], title=config.title(result, "best of R rounds"), caption=caption)
 
 
