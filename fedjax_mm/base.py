@@ -109,7 +109,7 @@ class Batching(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """Learning problem of one model, with the data of all clients.
+    """A model's learning problem, including the data of all clients.
 
     A task is a pytree, so its data are arguments of the compiled program. Numbers and data are
     leaves, over which you can vmap; shapes are static fields.

@@ -93,7 +93,7 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
 
 
 def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:
-    """Raises `ValueError` if the local steps of a client's epochs do not fit int32.
+    """Raises `ValueError` if the local steps in a client's epochs do not fit in int32.
 
     Args:
       epochs: passes over the client's examples.

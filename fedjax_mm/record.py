@@ -127,7 +127,7 @@ class Bundle:
 def make_trace(
     stacks: Sequence[Stack], rounds: Array, first: Record, rest: Record, sizes: MessageSizes
 ) -> Trace:
-    """Returns the trace of a run, given the rounds of its records, the first and the later ones."""
+    """Joins the first record of a run with the later ones into a trace."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
     return Trace(

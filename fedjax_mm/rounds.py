@@ -111,8 +111,8 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
     """Reports the norm of the part of an update that scales with the assignment's factor."""
     del scale
 
-    # Send with scales 0 and 1, because the update is affine in the scale. Training does not depend
-    # on the scale and is not repeated.
+    # Evaluate the update at scales 0 and 1, because it is affine in the scale. Training does not
+    # depend on the scale, so it is not repeated.
     def dense(scale: Array) -> Contribution:
         return sums.dense_update(send(scale)[0]._replace(report=()), params)
 

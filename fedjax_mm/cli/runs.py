@@ -192,7 +192,7 @@ def outline(
     *,
     is_sweep: bool = False,
 ) -> None:
-    """Prints the plan of an experiment, as far as it is known before compilation."""
+    """Prints what is known about an experiment before it is compiled."""
     experiment, workers = _read(path, overrides, which, is_sweep=is_sweep)
     with refusing(), shown_progress():
         show_plan(experiments.outline(experiment, how, which.part))

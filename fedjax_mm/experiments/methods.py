@@ -1,4 +1,4 @@
-"""Algorithms of an experiment file: methods, assignments, attackers and requirements."""
+"""Algorithms in an experiment file: methods, assignments, attackers and requirements."""
 
 from collections.abc import Callable
 from functools import partial
@@ -263,7 +263,7 @@ _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
-    """Returns the table of a method: its own arguments and those of `local_sgd`."""
+    """Returns a method's table: its own arguments and those of `local_sgd`."""
     mine = OptimizingServer.model_fields.keys() & parameters_of(factory)
     bases = (Method, OptimizingServer) if mine else (Method,)
     columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}

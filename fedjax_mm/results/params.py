@@ -22,7 +22,7 @@ class SavedParams(NamedTuple):
 
     Attributes:
       labels: the coordinates of the leading axes of all arrays, by axis name.
-      arrays: arrays by ``MODEL/PATH``, the index of the model and the path in its pytree.
+      arrays: arrays keyed by ``MODEL/PATH``, the model's index and the path in its pytree.
     """
 
     labels: dict[str, list[Any]]

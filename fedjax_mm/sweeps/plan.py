@@ -103,7 +103,7 @@ class Plan:
 
     @cached_property
     def work(self) -> list[float]:
-        """The cost of each batch: its maximum local trainings times their mean cost."""
+        """The cost of each batch: its largest number of local trainings times their mean cost."""
         return [
             self.grid.num_rounds * each.updates_per_round(batch) * each.cost(batch)
             for each, batch in self.batches

@@ -156,7 +156,7 @@ class Program:
       grid: the grid that the program is a part of.
       label: a description of the structure.
       fixed: the value on each structural axis.
-      index: the position of each replica on every axis and in the seeds, ``int[replicas]`` each.
+      index: for every axis, and for the seeds, the position of each replica, ``int[replicas]``.
       numbers: the values on numeric axes and per seed, ``[replicas]`` each.
     """
 

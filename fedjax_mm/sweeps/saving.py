@@ -108,8 +108,8 @@ class Saving:
         """Raises `ValueError` if a saved batch does not begin with the records up to its round."""
         grid = self.plan.grid
         wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
-        # After the records comes the state of an unfinished batch, or the parameters of a finished
-        # one if they are kept.
+        # The records are followed by the state of an unfinished batch, or by the parameters of a
+        # finished one if they are kept.
         is_all = saved.rounds == grid.num_rounds and grid.keep is None
         given = saved.arrays if is_all else saved.arrays[: len(rows)]
         if wanted != [x.shape for x in given]:

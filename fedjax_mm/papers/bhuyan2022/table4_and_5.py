@@ -155,7 +155,7 @@ def table(measured: xr.Dataset, config: Different) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Different) -> Figure:
-    """Draws every model's accuracy alone and together, next to the published values."""
+    """Draws the accuracy of each model, trained alone and with others, next to published values."""
     about, names = result.attrs["manifest"], measured.model.values.tolist()
     panels = []
     for part in PARTS:

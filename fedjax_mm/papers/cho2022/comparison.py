@@ -118,7 +118,7 @@ def measure(
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
-    """Returns pool statistics, averaged over the records from which on clients may leave.
+    """Returns pool statistics, averaged over the records after clients may first leave.
 
     These are the number of clients in the pool, and the flipped clients' percentages of the pool
     and of its MaxFL weights, ``q_k`` of eq. (4); NaN if the pool was always empty.

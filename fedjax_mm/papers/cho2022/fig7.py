@@ -22,7 +22,7 @@ def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
 
 
 def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
-    """Returns accuracies, and the largest relative difference of the losses in percent."""
+    """Returns accuracies, and the largest relative difference between losses, in percent."""
     both = losses(result, settings)
     share = abs(both.diff("examples")) / both.max("examples", skipna=False)
     largest = 100 * share.max(("examples", "round"), skipna=False)

@@ -34,7 +34,7 @@ _LATE, _SLOWER = "starts that did not arrive", "starts from which adaptive is sl
 
 
 class Rate(Config):
-    """Settings of Figure 8: gradient descent on MaxFL's objective from many starts."""
+    """Settings for Figure 8: gradient descent on MaxFL's objective from many starts."""
 
     gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1), Distinct] = (0.5, 3.0)
     learning_rate: Positive = 0.5

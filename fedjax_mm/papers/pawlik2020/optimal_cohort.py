@@ -1,4 +1,4 @@
-"""The best cohort size at constant cost, an open question of section 5, and the bound's C*."""
+"""The best cohort size at constant cost (an open question in section 5), beside the bound's C*."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -157,7 +157,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
 
-    # Pass floats, because they are arguments of one program, while each integer needs its own.
+    # Pass floats, because they share one program, while each integer would be compiled on its own.
     axes = {"heterogeneity": scales, "cohort": [float(C) for C in sizes]}
     grid = Grid(
         build,

@@ -94,7 +94,7 @@ def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
 
 
 def _printed(measured: xr.Dataset, symbol: str) -> list[Evidence]:
-    """Rules, as a fact, on whether a printed column agrees with its equation."""
+    """Checks whether a printed column agrees with its equation, which needs no statistics."""
     column = measured.cost.sel(measure=symbol).dropna("C")
     equal = bool(np.isclose(column[0], column[1], rtol=1e-12).all())
     ours, printed = (", ".join(f"{value:g}" for value in row) for row in column.values)
