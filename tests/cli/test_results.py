@@ -60,7 +60,7 @@ def test_init_writes_an_experiment_to_start_from(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, out, err = call("init")
     assert (code, err) == (0, "")
-    assert "run it with: fedjax-mm run experiment.toml" in out
+    assert "then run: fedjax-mm run experiment.toml" in out
     code, out, err = call("run", "experiment.toml", "--set", "num_rounds=20")
     assert (code, err) == (0, "")
     assert "After 20 rounds" in out

@@ -278,8 +278,8 @@ def test_the_papers_partitions_of_mnist():
         (lambda: split_parts([np.arange(4)], test_fraction=0), "test_fraction is 0"),
         (lambda: flipped_clients(4, fraction=1.5), "fraction is 1.5"),
         (lambda: federate(POOL, [np.arange(3), np.arange(0)]), "client 1 has no training example"),
-        (lambda: federate(POOL, [np.array([2000])]), "row 2000 of 1950 training"),
-        (lambda: federate(POOL, [np.array([3, -1])]), "row -1 of 1950 training"),
+        (lambda: federate(POOL, [np.array([2000])]), "row 2000, but there are 1950 training"),
+        (lambda: federate(POOL, [np.array([3, -1])]), "row -1, but there are 1950 training"),
         (lambda: federate(POOL, [np.arange(2)], [np.arange(2)] * 2), "rows of 1 clients, but"),
         (
             lambda: federate(POOL, [np.arange(2)], [np.arange(2)], test_fraction=0.5),

@@ -714,4 +714,4 @@ def test_what_there_is_no_room_for_is_said():
     figure = sweep_overview(sweep_result(num_models=list(range(1, 9)), rate=[0.1, 0.2]))
     assert len(figure.axes) == 6
     text = " ".join(" ".join(text.get_text() for text in figure.texts).split())
-    assert "The first 6 of 8 num_models." in text
+    assert "the first 6 of 8 num_models." in text

@@ -876,7 +876,7 @@ def test_differences_are_named(tmp_path):
         checkpoints.begin({"sizes": [3]})
         assert checkpoints.claim(identity) == {"sizes": [3]}
         for change, words in (
-            ({"seed": 2}, "another one: seed was 1, is 2; run it"),
+            ({"seed": 2}, "a different one: seed was 1, is 2; run it"),
             ({"axes": {"rate": [0.1]}}, r"axes.rate was \[0.1, 0.2\], is \[0.1\]; run"),
             ({"axes": {"rate": [0.1, 0.2], "mu": []}}, r"axes.mu was null, is \[\]; run"),
             ({"code": {"A": "y"}}, r'code.A was "x{56}\.\.\., is "y"; run'),

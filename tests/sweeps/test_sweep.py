@@ -384,7 +384,7 @@ def test_dimensions_and_coordinates_are_those_of_the_axes(whole):
     }
     about = result.attrs["manifest"]
     assert about["config"]["axes"] == {name: result[name].values.tolist() for name in dims[:3]}
-    assert (about["seed"], about["data"]) == (SEED, "synthetic")
+    assert (about["seed"], about["data"]) == (SEED, "not stated")
     assert all(about["wall_seconds"][name] > 0 for name in ("compile", "run"))
 
 

@@ -144,7 +144,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: TwoClients) -> Figu
     lines = [
         *(line._replace(style=style) for line, style in styles),
         plots.Line("FedAvg, exact", fine, exact),
-        # Not where the bound is above every appeal, because that says nothing.
+        # Skip bounds above 1, because they say nothing.
         plots.Line(
             "Lemma A.1: FedAvg is below", fine, np.where(upper <= 1, upper, np.nan), style="--"
         ),
