@@ -434,7 +434,7 @@ async def supervise_all(command: Sequence[str], todo: Sequence[Row], given: Any,
         mine = [row for row in todo if row.flags == flags]
         shares = [mine[i :: given.jobs] for i in range(min(given.jobs, len(mine)))]
         if time.time() < deadline:
-            rest = [*command, "--budget", str(deadline - time.time()), "--rows"]
+            rest = [*command, "--deadline", str(deadline), "--rows"]
             await asyncio.gather(
                 *(
                     supervise([*rest, *(row.name for row in share)], share, out, given.limit)
@@ -452,19 +452,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=100, help="seconds of a row, by default 100")
     parser.add_argument("--groups", nargs="+", help="groups of rows, by default all")
     parser.add_argument("--retry", action="store_true", help="measure failed rows again")
-    jobs = max(1, (os.cpu_count() or 1) // 2)
+    jobs = min(8, max(1, (os.cpu_count() or 1) // 2))  # at most 8, because they share the memory
     parser.add_argument(
         "--jobs", type=int, default=jobs, help=f"processes that compile, here by default {jobs}"
     )
-    parser.add_argument("--rows", nargs="+", help=argparse.SUPPRESS)  # of a worker
+    for name, kind, number in (("--deadline", float, None), ("--rows", str, "+")):  # of a worker
+        parser.add_argument(name, type=kind, nargs=number, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if given.jobs < 1:
+        parser.error(f"--jobs is {given.jobs}; give at least 1")
     out, sizes = given.out.resolve(), TINY if given.tiny else FULL
     prepare_directory(out / "rows")
     if given.rows is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # because its supervisor ends it
         mine = [row for row in rows(sizes) if row.name in given.rows]
         todo = [row for row in mine if not path_of(row, out).exists()]
-        work(todo, sizes, out, given.limit, time.time() + given.budget)
+        work(todo, sizes, out, given.limit, given.deadline)
         return
     wanted = [row for row in rows(sizes) if not given.groups or row.group in given.groups]
     if given.retry:

@@ -1,7 +1,7 @@
 """Where a round's time goes on the first device: its kernels, and the gaps between them.
 
 `python -m benchmarks.timeline [WORK ...]` profiles one run of each workload, and prints the kernels
-that take the most time in a round, and the share of the time in which none runs.
+that take the most time in a round, and the share of the time in which one runs.
 """
 
 import sys
@@ -37,7 +37,8 @@ class Timeline(NamedTuple):
 def timeline(data: ProfileData) -> Timeline:
     """Returns the events of the first device of a profile, or of the CPU's threads."""
     planes = {plane.name: plane for plane in data.planes}
-    name = next((name for name in planes if name.startswith("/device:")), "/host:CPU")
+    devices = ("/device:GPU", "/device:TPU")
+    name = next((name for name in planes if name.startswith(devices)), "/host:CPU")
     streams = [line for line in planes[name].lines if name == "/host:CPU" or "Stream" in line.name]
     events = sorted(
         (each.start_ns, each.duration_ns, each.name)

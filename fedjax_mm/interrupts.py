@@ -69,7 +69,8 @@ def tidy_interrupts() -> Iterator[None]:
 def _ignore_copies(numbers: Iterable[int]) -> None:
     """Ignores signals for a moment, because `timeout` signals a process and then its group."""
     for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
+        # Handle signals rather than ignoring them, because children would ignore them for life.
+        signal.signal(number, lambda *_: None)
     time.sleep(_TOGETHER)
 
 

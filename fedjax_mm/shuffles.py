@@ -67,7 +67,7 @@ def shuffled(
 
     Args:
       words: the key, from `hash_words`.
-      places: the positions. Entries at positions beyond `size` are arbitrary numbers below `size`.
+      places: the positions. Entries at positions from `size` on are arbitrary numbers below it.
       size: the size of the order, from 1 to 2^31 - 1; it may be traced.
     """
     # Use a Feistel network over Z_a x Z_b with a b >= size, because it is a bijection, and encrypt

@@ -101,7 +101,8 @@ def test_sigterm_ends_the_block_which_tidies_up_and_then_the_process(is_ignored)
 def test_a_signal_that_comes_twice_at_once_counts_once(block, ends):
     """`timeout` sends it to the process, and to the group of processes."""
     code = (
-        "import time; from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
+        "import time; from fedjax_mm import interrupts; interrupts._TOGETHER = 2\n"
+        "from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
         f"with {block} as noted:\n"
         "    try:\n"
         "        print('ready', flush=True)\n"

@@ -44,8 +44,8 @@ def variance_reduced(
         all clients train all models in every round, and counts their gradients; see
         `Look.updates`.
       processors: B_k; one number, or one per client.
-      inactive: "rest" or "train". With "train", clients that are not drawn also train but do not
-        participate, because `stalevr` with exact beta needs their updates.
+      inactive: "rest" or "train". With "train", clients that are not drawn train without
+        participating, as `stalevr` with exact beta requires.
 
     Raises:
       ValueError: if a number is not positive, or there are fewer processors than trainings.

@@ -122,7 +122,7 @@ def markov(comes: Probability, leaves: Probability) -> Law:
 def cyclic(num_groups: Count) -> Law:
     """Cyclic participation: in round t only the clients of group ``(t - 1) mod G`` are present.
 
-    Groups are near-equal, and are drawn once per run, from its seed.
+    Groups have nearly equal sizes, and are drawn once per run, from its seed.
 
     Args:
       num_groups: G, at most the number of clients.

@@ -161,7 +161,7 @@ def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) 
 
 
 def merge(directory: Path, before: Existing, first_seed: int) -> None:
-    """Joins the parts in a directory into the result of a single machine."""
+    """Joins the parts in a directory into the result that a single machine would have written."""
     with refusing():
         paths = parts_in(directory, first_seed)
         about = load_piece(paths[0]).about

@@ -91,8 +91,10 @@ def _find(directory: Path, name: CIFARName, labels: CIFARLabels) -> tuple[list[P
                 return place / file
         words = f"no {file} in {' or '.join(map(str, places))}"
         for other, (files, _) in _FILES.items():
-            if other != name and any((place / files[0]).is_file() for place in places):
-                words += f", but {files[0]}: give name={other!r}"
+            if other != name and any(
+                (place / files[0]).is_file() for place in (*places, directory / _FOLDERS[other])
+            ):
+                words += f"; there is {files[0]}, of {other}: ask for {other!r}"
         raise FileNotFoundError(words)
 
     train, test = _FILES[name]

@@ -72,7 +72,7 @@ def compute_parts(
 ) -> Generator[Piece]:
     """Computes parts on an executor, and yields their results as they finish.
 
-    If a worker dies, its part is resubmitted, up to three times in total.
+    If a worker dies, its part is submitted again, at most three times including the first.
 
     Args:
       compute: computes one part; it is pickled for the workers with everything it references.

@@ -44,7 +44,7 @@ class Until:
       at_most: the largest value that meets the target.
       patience: the number of records without improvement.
       mode: "min" if smaller values are better, as for a loss, or "max"; only with `patience`.
-      min_delta: the smallest change that counts as an improvement. It requires `patience`.
+      min_delta: changes up to this size do not count as improvements. It requires `patience`.
       warmup: the number of initial records to ignore, including the start. It requires `patience`.
 
     Raises:

@@ -92,7 +92,7 @@ CASES = {
     ),
     "files of cifar-100 as cifar-10": (
         cifar("cifar-100", "train.bin", CIFAR_100["train.bin"], name="cifar-10"),
-        r"no data_batch_1.bin in .*, but train.bin: give name='cifar-100'",
+        r"no data_batch_1.bin in .*; there is train.bin, of cifar-100: ask for 'cifar-100'",
         FileNotFoundError,
     ),
     "cifar-100 instead of cifar-10": (

@@ -335,7 +335,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
         title=f"{names} ({about['data']} data), {who}, $T_1$ = {config.num_rounds}",
         caption=f"Mean accuracies and median gains of {config.num_seeds} seeds, with standard "
         "errors, where at $T_M$ every model first has FedAvg's accuracy after $T_1$ rounds, and "
-        f"$g=MT_1/T_M$ is 0 in means if some model does not in {config.most_rounds} rounds.",
+        f"$g=MT_1/T_M$ counts as the lowest if some model does not in {config.most_rounds} rounds.",
     )
 
 

@@ -168,8 +168,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Different) -> Figur
         [panels],
         title=f"{' and '.join(about['datasets'])} ({about['data']} data), "
         f"N = {config.num_clients}, M = {len(names)}, $T_1$ = {config.num_rounds}",
-        caption=f"Means and standard errors of {config.num_seeds} seeds, after all "
-        f"{config.most_rounds} rounds without a $T_M$; {config.about_gains(config.targets)}.",
+        caption=f"Means and standard errors of {config.num_seeds} seeds, of MFA-RR after all "
+        f"{config.most_rounds} rounds if it has no $T_M$; {config.about_gains(config.targets)}.",
     )
 
 
