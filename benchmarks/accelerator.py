@@ -339,7 +339,7 @@ def measure(row: Row, sizes: Sizes, out: Path) -> dict[str, Any]:
 def device_of(out: Path, *, alone: bool) -> Iterator[None]:
     """Waits until this process may use the device, alone or together with others.
 
-    A process that waits to be alone lets no other one begin, so that its turn comes.
+    A process that waits to be alone keeps others from starting, because it would starve otherwise.
     """
     left = signal.alarm(0)  # because the time of waiting is not the row's
     with (
@@ -401,7 +401,7 @@ async def supervise(command: Sequence[str], given: Sequence[Row], out: Path, lim
     while any(not path_of(row, out).exists() for row in given):
         begun = None
         flags = f"{os.environ.get('XLA_FLAGS', '')} {given[0].flags}".strip()
-        # Workers share the device's memory.
+        # Allocate as needed, because workers share the device's memory.
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ | {"XLA_FLAGS": flags}
         worker = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, env=environment

@@ -44,7 +44,7 @@ def timeline(data: ProfileData) -> Timeline:
         (each.start_ns, each.duration_ns, each.name)
         for line in streams
         for each in line.events
-        if not each.name.startswith(("$", "ThunkExecutor"))  # which contain others, on CPUs
+        if not each.name.startswith(("$", "ThunkExecutor"))  # because these contain others
     )
     times, nanoseconds, busy, end = Counter[str](), Counter[str](), 0.0, 0.0
     for start, duration, kernel in events:

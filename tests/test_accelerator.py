@@ -135,7 +135,10 @@ def test_a_process_measures_alone(tmp_path):
 
 def test_a_timeline_counts_kernels():
     compiled = jax.jit(lambda x: lax.fori_loop(0, 50, lambda _, x: jnp.sin(x @ x), x))
-    run = lambda: compiled(jnp.ones((64, 64))).block_until_ready()  # noqa: E731
+
+    def run():
+        return compiled(jnp.ones((64, 64))).block_until_ready()
+
     found = timeline.profiled(Made(Program(run, 0.0, 0.0), num_rounds=50, updates=0))
     assert max(found.times.values()) >= 50
     assert 0 < found.busy <= found.span
