@@ -39,7 +39,7 @@ _DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
 _DOT = (1.0, 1.2)
 _MOST_PANELS = 6
 _MOST_BARS = 12  # points with error bars; longer lines get an error band
-_BESIDE = 4.0  # points between error bars that would hide each other
+_SHIFT = 4.0  # points between error bars that would hide each other
 _MOST_INSIDE = 3  # most legend entries inside a panel
 GRAY = "0.55"
 WIDTH = 7.5  # inches, so that text is legible where a column shows them as 600 pixels
@@ -218,8 +218,8 @@ def _fill(axes: Axes, panel: Panel) -> None:
     axes.margins(x=0.05 + 0.01 * len(barred))
     for number, line in enumerate(panel.lines):
         drawn = _draw(axes, line, number)
-        if is_same and number in barred:  # beside each other, because bars would hide each other
-            inches = _BESIDE * (barred.index(number) - middle) / 72
+        if is_same and number in barred:  # shift lines sideways, because their bars would overlap
+            inches = _SHIFT * (barred.index(number) - middle) / 72
             offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
             for artist in drawn.get_children():
                 artist.set_transform(artist.get_transform() + offset)

@@ -121,6 +121,6 @@ def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any
     names = [name.lower() for name in about.get("datasets", ())]
     if published.data and not any(name.startswith(published.data) for name in names):
         stood = " and ".join(names) or f"{about['data']} data"
-        return not_run(published, f"{stood} stood for {published.data}")
+        return not_run(published, f"run on {stood} instead of {published.data}")
     words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
     return Statement(**words, verdict=ruling.verdict, parts=ruling.parts, about=ruling.about)

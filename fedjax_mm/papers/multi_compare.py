@@ -392,7 +392,7 @@ def _inner_rates(measured: xr.Dataset, config: MultiCompare) -> Check:
         for name in config.methods
         if not is_inner.sel(problem=problem, algorithm=name)
     ]
-    text = "every learning rate that was chosen lies inside the grid"
+    text = "every chosen learning rate lies inside the grid"
     return check(text, is_inner.values if len(config.learning_rates) > 2 else None, "; ".join(ends))
 
 
@@ -418,7 +418,7 @@ def _spent(measured: xr.Dataset, config: MultiCompare) -> Table:
     both = text + ", " + cells(measured["chosen_server_rate"], form="g")
     contents = columns(both.where(has_own, text), "problem", "{}: rate")
     contents |= columns(cells(measured["time"], form=".0f"), "problem", "{}: time")
-    title = "Learning rates (and FedAST's rate of the server), and simulated time"
+    title = "Learning rates (and FedAST's server learning rate), and simulated time"
     return rows(contents, ("algorithm",), title)
 
 
@@ -457,5 +457,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Fi
 
 _page = MultiCompare(), run, measure, judge, table, figure
 
-ITEMS = (Item("multi-compare", "Who trains what: all multi-model methods compared", *_page),)
+ITEMS = (Item("multi-compare", "All multi-model methods compared", *_page),)
 """A comparison of all multi-model methods."""

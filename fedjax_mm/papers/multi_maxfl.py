@@ -199,5 +199,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Fig
 
 _page = MultiAppeal(), run, measure, judge, table, figure
 
-ITEMS = (Item("multi-maxfl", "Three models at once, each of which wants to appeal", *_page),)
+ITEMS = (Item("multi-maxfl", "MaxFL with three models at once", *_page),)
 """Multi-model MaxFL."""

@@ -104,12 +104,12 @@ def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
     percent = measured["percent"]
     fall = percent.isel(noise_multiplier=0) - percent.isel(noise_multiplier=-1)
     yield check(
-        "the largest noise costs accuracy with the most models", more(fall.isel(num_models=-1))
+        "with the most models, the largest noise costs accuracy", more(fall.isel(num_models=-1))
     )
     first, last = (percent.isel(num_models=i, noise_multiplier=-1) for i in (0, -1))
     if len(config.num_models) > 1:
         lead = first.drop_vars("num_models") - last.drop_vars("num_models")
-        yield check("the largest noise costs more with more models", more(lead))
+        yield check("the largest noise costs more accuracy with more models", more(lead))
 
 
 def table(measured: xr.Dataset, config: PrivateCurve) -> Sequence[Table]:

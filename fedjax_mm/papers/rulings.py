@@ -237,7 +237,7 @@ def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie:
     size = len(samples)
     if not np.isfinite(samples).all():
         lost = size - int(np.isfinite(samples).sum())
-        text = f"{lost} of {size} seeds diverged, did not get there or were left out"
+        text = f"{lost} of {size} seeds diverged, did not reach the target or were left out"
         return Evidence(name, text, np.nan, np.nan, size)
     mean, error = float(samples.mean()), float(standard_error(samples))
     evidence, room = number(mean, error, form), mean + margin
@@ -267,7 +267,7 @@ def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str)
     middle = float(np.median(np.where(missing, -np.inf, samples)))
     median = f"{middle:{form}}" if np.isfinite(middle) else "not reached"
     text = f"median {median}, {high} of {size} seeds above {by:g}"
-    text += f", {int(missing.sum())} did not get there" if missing.any() else ""
+    text += f", {int(missing.sum())} did not reach the target" if missing.any() else ""
     # Use P(X >= k) for X ~ Binomial(size, 1/2). Ties and unknown samples help neither side.
     supports, contradicts = (float(bdtrc(k - 1, size, 0.5)) if k else 1.0 for k in (high, low))
     if high == low == unknown == 0:  # all samples equal the margin, so none is above it

@@ -112,7 +112,7 @@ def private(
     check_algorithm(algorithm)
     if is_made_by(algorithm, "private"):
         raise ValueError("private is around private; clip and add noise once")
-    noise = noise_multiplier if adaptive is None else _noise_beside(noise_multiplier, adaptive)
+    noise = noise_multiplier if adaptive is None else _noise_of_updates(noise_multiplier, adaptive)
 
     def init(task: Task, params: Params) -> tuple[Private, ClientState]:
         server, state = start_states(algorithm, task, params)
@@ -181,7 +181,7 @@ def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]
     return jax.tree.map(shorten, update), is_finite & (norm <= clip)
 
 
-def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
+def _noise_of_updates(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
     """Returns the noise multiplier of the updates such that updates and count together have z.
 
     ``z_D = (z^-2 - (2 s_b)^-2)^-1/2``, because a client changes the centered count by 1/2.
@@ -190,7 +190,7 @@ def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
         check_argument(f"adaptive.{name}", getattr(adaptive, name), annotation)
     z, s = noise_multiplier, adaptive.count_noise
     if isinstance(z, jax.core.Tracer) or isinstance(s, jax.core.Tracer):
-        return _beside(z, s)
+        return _solve_noise(z, s)
     if z == 0:
         return 0.0
     if not z < 2 * s:
@@ -198,10 +198,10 @@ def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
             f"adaptive.count_noise is {s:g}; it must exceed half of noise_multiplier = {z:g}, such "
             "as a twentieth of the clients of a round"
         )
-    return _beside(z, s)
+    return _solve_noise(z, s)
 
 
-def _beside(z: Any, s: Any) -> Any:
+def _solve_noise(z: Any, s: Any) -> Any:
     # Return NaN if the count's noise is too small for a traced z, so that the run diverges.
     ratio = jnp.where(z > 0, z, 0) / jnp.where(s > 0, 2 * s, 1)
     return jnp.where(z > 0, jnp.where(s > 0, z / jnp.sqrt(1 - ratio**2), jnp.nan), 0.0)

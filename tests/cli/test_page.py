@@ -197,7 +197,7 @@ def test_statements_are_counted_by_verdict_and_say_what_they_would_take(
         parts = [STATEMENT["parts"][0] | {"verdict": verdict, **part}]
         key = verdict.replace(" ", "-")
         made.append(STATEMENT | {"key": key, "verdict": verdict, "parts": parts})
-    made[-1] |= {"takes": "the faces", "about": "a surrogate stood for faces"}
+    made[-1] |= {"takes": "the faces", "about": "run on a surrogate instead of faces"}
     published = [
         {key: each.get(key, "") for key in ("key", "quote", "where", "rule")} for each in made
     ]
@@ -221,7 +221,7 @@ def test_statements_are_counted_by_verdict_and_say_what_they_would_take(
     assert "Pawlik" not in text
     shown = " ".join(Reader(text).text.split())
     for words in (
-        *("about 70 seeds", "3 to 64", "the faces", "a surrogate stood for faces"),
+        *("about 70 seeds", "3 to 64", "the faces", "run on a surrogate instead of faces"),
         *("its item was not run", "it is a proof", "64 seeds"),
     ):
         assert words in shown

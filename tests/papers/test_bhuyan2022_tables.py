@@ -135,7 +135,7 @@ def test_accuracies_of_the_regression_are_those_at_the_published_rounds():
         "advantage": "not tested",
         "network": "not tested",
     }
-    assert all("surrogate faces stood for celeba" in s.about for s in found.statements if s.data)
+    assert all("surrogate faces instead of celeba" in s.about for s in found.statements if s.data)
 
 
 def test_without_the_regression_its_statements_are_not_tested():

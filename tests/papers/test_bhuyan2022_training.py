@@ -203,7 +203,7 @@ def test_limits_hold_whatever_an_unreached_gain_is():
         known = reached.all("M").values
         np.testing.assert_allclose(low[known], lowest[known])
         np.testing.assert_allclose(high[known], lowest[known])
-    sides = limits.trend.beside(0.5)
+    sides = limits.trend.decided(0.5)
     assert 0 < sides.isnull().sum() < 40
     assert (sides.notnull().values | ~reached.all("M").values).all()
     assert ((sides > 0.5).values <= (least[0] > 0.5)).all()

@@ -349,7 +349,7 @@ def _check_rate(method: Method, measured: xr.Dataset) -> Iterator[Check]:
     rate = f"{slow.exponent:.2f} ({slow.exponent_low:.2f} to {slow.exponent_high:.2f})"
     is_fast = (slow.exponent_high >= statement.exponent).where(slow.exponent_high.notnull())
     falls = f"{method}: errors fall at least as {power} in the later half{statement.proof}"
-    yield check(falls, is_fast, f"the slowest, at {where}: {rate}")
+    yield check(falls, is_fast, f"slowest at {where}: {rate}")
     if 1 in here.E.values:
         # Check that a model that never moves fails, because otherwise the check is vacuous.
         frozen = here.frozen_found_in_round.sel(E=1, mu=here.mu.max())
@@ -417,7 +417,7 @@ def thinned(curves: xr.Dataset) -> xr.Dataset:
     return near.groupby("place").mean().swap_dims(place="t").drop_vars("place").rename(t="round")
 
 
-def _beside(
+def _item(
     settings: Bounds, id: str, title: str, rule: Callable[..., Iterator[Ruling | Check]] = judge
 ) -> Item:
     return Item(id, title, settings, run_bounds, measure, rule, table, figure)
@@ -430,18 +430,18 @@ _RR = Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean"))
 _BOTH = Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,))
 
 ITEMS = (
-    _beside(
+    _item(
         _RAND,
         id="theory-mfa-rand",
-        title="Theorem 1's bound beside MFA-Rand's error",
+        title="Theorem 1's bound and the error of MFA-Rand",
         rule=judge_theorem_1,
     ),
-    _beside(
+    _item(
         _RR,
         id="theory-mfa-rr",
-        title="Corollary 1's bound beside MFA-RR's error",
+        title="Corollary 1's bound and the error of MFA-RR",
         rule=_corollary_1,
     ),
-    _beside(_BOTH, id="bounds-mfa", title="bounds and errors of MFA-Rand and MFA-RR"),
+    _item(_BOTH, id="bounds-mfa", title="bounds and errors of MFA-Rand and MFA-RR"),
 )
 """Theorem 1, Corollary 1, and the item shown by `fedjax-mm bounds mfa`."""

@@ -81,7 +81,7 @@ def judge(measured: xr.Dataset, config: GainSweep) -> Iterable[Ruling]:
     """Rules on how the gain grows with M, where an unreached target bounds the gain from above."""
     gains, alone = measured.gain_per_seed, measured.rounds_per_seed.sel(M=1, drop=True)
     limits = Limits(gains.fillna(0.0), gains.fillna(gains.M * alone / config.num_rounds))
-    yield ruling("increases", median_more(limits.trend.beside(0.5), by=0.5))
+    yield ruling("increases", median_more(limits.trend.decided(0.5), by=0.5))
 
 
 def table(measured: xr.Dataset, config: GainSweep) -> Sequence[Table]:

@@ -41,11 +41,11 @@ from fedjax_mm.sweeps.until import Until
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
 _MARGIN = 5.0  # allowed difference of FedAvg's accuracies from the published ones, in points
 _WHY = (
-    "At a rate of 3e-4 no model has converged after T_1 rounds, so that T_M near T_1, which is a "
-    "gain near M, is the null. MFA-RR comes out at or above M for two reasons: it takes each "
-    "client's M rounds at once, and 1 - Mx <= (1 - x)^M; and groups without the largest client "
-    "weigh small clients more. Both grow with the largest client's share of the examples, to which "
-    "FedProx's generator sets no limit"
+    "At a learning rate of 3e-4 no model has converged after T_1 rounds, so the null hypothesis is "
+    "T_M near T_1, a gain near M. MFA-RR has a gain of M or more for two reasons. It applies each "
+    "client's M rounds at once, and 1 - Mx <= (1 - x)^M. Groups without the largest client give "
+    "small clients more weight. Both effects grow with the largest client's share of the examples, "
+    "which FedProx's generator does not limit"
 )
 
 
@@ -207,9 +207,9 @@ def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Rulin
     lost = Limits(*((1 - each / each.M).sel(M=each.M > 1).mean("M") for each in reversed(gains)))
     is_synthetic = all(isinstance(learner, SyntheticLearner) for learner in config.learners)
     yield from _levels(measured)
-    yield ruling("increases", median_more(gains.trend.beside(0.5), by=0.5))
+    yield ruling("increases", median_more(gains.trend.decided(0.5), by=0.5))
     about = f"{_WHY} ({_of_share(measured)})" if is_synthetic else ""
-    yield ruling("sub-linear", median_more(lost.beside(0.0), by=0.0, form=".3f"), about=about)
+    yield ruling("sub-linear", median_more(lost.decided(0.0), by=0.0, form=".3f"), about=about)
     yield ruling("advantageous", _above_one(measured, config))
 
 
@@ -221,8 +221,8 @@ def judge_partial(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ru
     # Use the largest possible orders, because they show which decreases are certain.
     dips = Limits(*((each < 0).any(over).astype(float) for each in reversed(steps)))
     yield from _levels(measured)
-    yield ruling("for-the-most-part", median_more(rising.beside(0.5), by=0.5))
-    yield ruling("dips", median_more(dips.beside(0.5), by=0.5, form=".0f"))
+    yield ruling("for-the-most-part", median_more(rising.decided(0.5), by=0.5))
+    yield ruling("dips", median_more(dips.decided(0.5), by=0.5, form=".0f"))
     yield ruling("above-one", _above_one(measured, config))
 
 

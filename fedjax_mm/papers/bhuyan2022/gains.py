@@ -41,7 +41,7 @@ class Limits(NamedTuple):
     low: xr.DataArray
     high: xr.DataArray
 
-    def beside(self, margin: float) -> xr.DataArray:
+    def decided(self, margin: float) -> xr.DataArray:
         """Returns the limit that shows which side of the margin a seed is on, or NaN if unknown."""
         sure = (self.low > margin) | (self.low == self.high)
         return self.low.where(sure, self.high.where(self.high < margin))

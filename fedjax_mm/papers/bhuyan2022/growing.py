@@ -96,7 +96,7 @@ def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
     if "fixed" in config.samples:
         share = max(config.left_out)
         fixed = measured.growth.sel(sample="fixed", left_out=share, drop=True).mean(("M", "E"))
-        text = "where samples do not grow, (t/M + gamma) times the error does, by more than 5 %"
+        text = "with samples of fixed size, (t/M + gamma) times the error grows by more than 5 %"
         yield check(f"{text} ({share:g} left out, mean over M and E)", more(fixed, _CONSTANT))
     evidence = f"farthest {measured.farthest:.3g}, radius {measured.radius:.3g}"
     ball = "no model leaves the ball around w* on which G, beta_1 and beta_2 hold"
@@ -163,7 +163,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
         [panels[i : i + width] for i in range(0, len(panels), width)],
         title=f"Theorem 2 with V > 0: MFA-RR with samples that grow, ridge regression, {runs}",
         caption="Solid: measured means over seeds, models and neighbouring rounds, with samples "
-        "that begin with a share of the examples and grow as Theorem 2 has it, or stay; dashed: "
+        "that begin as a share of the examples and grow as in Theorem 2 or stay constant; dashed: "
         "the bound.",
     )
 
@@ -171,7 +171,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
 ITEMS = (
     Item(
         id="theory-mfa-growing",
-        title="Theorem 2's bound beside MFA-RR with samples that grow",
+        title="Theorem 2's bound and the error of MFA-RR with growing samples",
         settings=Growing(),
         run=run,
         measure=measure,

@@ -366,7 +366,7 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
     for name in _WHAT:
         here = measured.sel(lemma=name)
         ratios = f"{here.least_ratio.min():.3g} to {here.largest_ratio.max():.3g}"
-        about = f"1 - number / bound where it is the tightest; bound / mean {ratios}"
+        about = f"1 - value / bound at the tightest point; bound / mean {ratios}"
         tests = no_less(here.room.drop_vars("lemma"), ROUND_OFF, form=".3g")
         yield ruling(name, tests, about=about)
 
@@ -414,7 +414,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
 ITEMS = (
     Item(
         id="theory-remarks",
-        title="Remarks 1 and 2 and Lemmas 1 to 4 beside runs",
+        title="Remarks 1 and 2 and Lemmas 1 to 4, measured",
         settings=Remarks(),
         run=run,
         measure=measure,

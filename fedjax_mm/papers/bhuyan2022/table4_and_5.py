@@ -119,7 +119,7 @@ def _without_images(measured: xr.Dataset, config: Different) -> Iterator[Check]:
     is_drawn = [isinstance(config.learners[i], SyntheticLearner) for _, i, _ in config.models]
     if any(is_drawn):
         own = measured.own_gain_per_seed.sel(target="g", drop=True).isel(model=is_drawn)
-        text = "models on Synthetic: M T_1 / T_M is above 1, where T_M counts until this model has "
+        text = "models on Synthetic: M T_1 / T_M is above 1, if T_M counts rounds until this model has "
         yield check(f"{text}FedAvg's accuracy", more(own.transpose("part", "model", "seed"), by=1))
 
 
@@ -149,8 +149,8 @@ def table(measured: xr.Dataset, config: Different) -> Sequence[Table]:
     }
     return [
         rows(found, ("model",)),
-        rows(gains, ("part", "target"), "Rounds until all are as good"),
-        rows(each, ("model",), "Rounds until one model is as good, whatever the others are"),
+        rows(gains, ("part", "target"), "Rounds until all models reach their targets"),
+        rows(each, ("model",), "Rounds until one model reaches its target"),
     ]
 
 

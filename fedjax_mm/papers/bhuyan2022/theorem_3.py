@@ -152,7 +152,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainBounds) -> Figu
 ITEMS = (
     Item(
         id="theory-gain",
-        title="Theorem 3's gain beside measured gains",
+        title="Theorem 3's gain and measured gains",
         settings=GainBounds(),
         run=run_gain,
         measure=measure,

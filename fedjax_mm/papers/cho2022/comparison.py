@@ -34,7 +34,7 @@ _PARTITIONS = {
     "shuffled_clusters": "five clusters of random labels",
 }
 
-_WHO_STAYS = "Who would train, once clients may leave: means over records and seeds"
+_WHO_STAYS = "Willing clients, once clients may drop out: means over records and seeds"
 _POOLS = {
     "clients in the pool": "pool",
     "flipped among them, %": "flipped in the pool",

@@ -19,11 +19,11 @@ _RATE = "rate of the warm-up"
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
-    """Checks, at each rate, whether MaxFL's model appeals to the most clients."""
+    """Checks, at each rate, whether MaxFL has the highest GM-Appeal on seen clients."""
     leads = lead(measured, BASELINES, APPEAL[0])
     if _RATE in leads.dims:
         for rate in leads[_RATE].values:
-            text = f"with warm-ups at a rate of {rate:g} MaxFL appeals to most seen clients"
+            text = f"with a warm-up rate of {rate:g}, MaxFL has the highest GM-Appeal on seen clients"
             at = leads.sel({_RATE: rate}, drop=True).isel(metric=0, drop=True)
             yield check(text, more(at, form=".1f"))
 
@@ -53,7 +53,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
 ITEMS = (
     comparison.item(
         id="maxfl-demand",
-        title="Table 1 with warm-ups at rates of 0.1, 0.05 and 0.01",
+        title="Table 1 with warm-up learning rates of 0.1, 0.05 and 0.01",
         metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
         settings=Comparison(
             partition="dirichlet",

@@ -1,4 +1,4 @@
-"""Figure 3: GM-Appeal and preferred-model accuracy over the rounds."""
+"""Figure 3: GM-Appeal and preferred-model accuracy against rounds."""
 
 from collections.abc import Iterator
 
@@ -50,7 +50,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
 ITEMS = (
     comparison.item(
         id="maxfl-fig3",
-        title="Appeal and preferred-model accuracy over the rounds",
+        title="GM-Appeal and preferred-model accuracy against rounds",
         metrics=_METRICS,
         settings=Comparison(**CLUSTERED, methods=methods(*BASELINES, OURS)),
         rules=rules,

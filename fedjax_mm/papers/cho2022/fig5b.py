@@ -138,8 +138,8 @@ def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
     """
     step = 1e-3
     # Compute log(1 - sigma), because sigma itself would round to 1.
-    middle, *beside = (-np.logaddexp(0, (gamma_hat + x) ** 2) for x in (0, -step, step))
-    return np.sign(1 - np.mean([np.exp(each - middle) for each in beside], axis=0))
+    middle, *neighbours = (-np.logaddexp(0, (gamma_hat + x) ** 2) for x in (0, -step, step))
+    return np.sign(1 - np.mean([np.exp(each - middle) for each in neighbours], axis=0))
 
 
 def table(measured: xr.Dataset, config: Landscape) -> Sequence[Table]:

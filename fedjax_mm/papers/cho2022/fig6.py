@@ -139,7 +139,7 @@ def judge(measured: xr.Dataset, config: ThreeClients) -> Iterator[Ruling | Check
         "case-3-satisfied",
         above(three, _BOTH, "MaxFL", _MOSTLY),
         above(three, _NONE, "FedAvg", _MOSTLY),
-        about=f"MaxFL satisfies {ours:.3f} clients in the mean, FedAvg {theirs:.3f}",
+        about=f"mean number of satisfied clients: MaxFL {ours:.3f}, FedAvg {theirs:.3f}",
     )
     yield descents.all_converged("A local minimum is found in every draw", measured)
 
@@ -202,7 +202,7 @@ def _list(means: Any) -> str:
 ITEMS = (
     Item(
         id="maxfl-fig6",
-        title="How many of three clients are satisfied",
+        title="Satisfied clients out of three",
         settings=ThreeClients(),
         run=run_three,
         measure=measure,

@@ -48,7 +48,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
 ITEMS = (
     item(
         id="maxfl-fig7",
-        title="Mean test and training losses over the rounds",
+        title="Mean test and training losses against rounds",
         metrics=("accuracy",),
         settings=Comparison(
             **CLUSTERED,

@@ -28,7 +28,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
 ITEMS = (
     item(
         id="maxfl-flips",
-        title="Table 1 with flips in test labels, too",
+        title="Table 1 with flipped labels in training and test data",
         metrics=_METRICS,
         settings=Comparison(
             partition="dirichlet_labels", flips="everywhere", appealing_from=10, methods=METHODS

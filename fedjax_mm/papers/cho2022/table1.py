@@ -32,7 +32,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Check
     yield ruling(
         "low-appeal",
         more(some, 50.0, ".1f"),
-        about="percent of the seen clients to whom a model does not appeal",
+        about="percentage of seen clients to which the model does not appeal",
     )
     yield from _together(percent)
     if "pool" in measured:
@@ -52,7 +52,7 @@ def _together(percent: xr.DataArray) -> Iterator[Ruling]:
 
 
 def _suppressed(ours: xr.Dataset) -> Check:
-    text = "flipped clients weigh less in MaxFL than their share of its pool, in points"
+    text = "MaxFL gives clients with flipped labels less weight than their share of its pool, in points"
     less = (ours["flipped in the pool"] - ours["flipped in the weights"]).isel(algorithm=0)
     return check(text, more(less.drop_vars("algorithm"), form=".1f"))
 
@@ -60,7 +60,7 @@ def _suppressed(ours: xr.Dataset) -> Check:
 ITEMS = (
     item(
         id="maxfl-table1",
-        title="MaxFL and six baselines where clients may leave",
+        title="MaxFL and six baselines when clients may drop out",
         metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
         settings=Comparison(partition="dirichlet", appealing_from=10, methods=METHODS),
         rules=rules,

@@ -33,7 +33,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-table5",
-        title="Preferred-model accuracy after local tuning",
+        title="Preferred-model accuracy after local fine-tuning",
         metrics=("preferred_accuracy", "unseen_preferred_accuracy", "unseen_appeal"),
         settings=SETTINGS,
         rules=rules,

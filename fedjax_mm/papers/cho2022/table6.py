@@ -33,7 +33,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-table6",
-        title="MaxFL and q-FFL, which is fair",
+        title="MaxFL and q-FFL, a fair method",
         metrics=("appeal", "preferred_accuracy"),
         settings=Comparison(**CLUSTERED, methods=_QFFL | methods("MaxFL")),
         rules=rules,

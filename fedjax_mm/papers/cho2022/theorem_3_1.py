@@ -342,7 +342,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
         about = f"1 - mean / bound; bound / mean {ratio.min():.3g} to {ratio.max():.3g}"
         yield ruling(key, no_less(here.room, 0.0, form=".4f"), about=about)
     if len(config.num_rounds) > 1:
-        about = "minus the exponents of T, less 1/2, in the measured means"
+        about = "q - 1/2, where the measured means fall as T^-q"
         yield ruling("stationary-point", no_less(measured.exponent - 0.5, 0.05), about=about)
     else:
         yield untested("stationary-point", "there is one T")
@@ -398,17 +398,17 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounded) -> Figure:
     width = result.sizes["E"]
     return plots.draw(
         [panels[i : i + width] for i in range(0, len(panels), width)],
-        title=f"Theorem 3.1 beside MaxFL on logistic regression, N = {config.num_clients}, "
+        title=f"Theorem 3.1 and MaxFL on logistic regression, N = {config.num_clients}, "
         f"{config.num_seeds} seeds",
-        caption="Solid: measured, where all clients (full) or cohorts (partial) take part; dashed: "
-        "the bound of the mean over T rounds, at the rates of T.",
+        caption="Solid: measured, with full or partial participation; dashed: the bound on the "
+        "mean over T rounds, with the learning rates for T.",
     )
 
 
 ITEMS = (
     Item(
         id="theory-maxfl",
-        title="Theorem 3.1's bounds beside MaxFL's gradients",
+        title="Theorem 3.1's bounds and MaxFL's gradient norms",
         settings=Bounded(),
         run=run,
         measure=measure,

@@ -292,5 +292,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figur
 
 _page = Averaging(), run, measure, judge, table, figure
 
-ITEMS = (Item("theory-cohorts", "Bounds of model averaging beside measured runs", *_page),)
+ITEMS = (Item("theory-cohorts", "Bounds of model averaging and measured runs", *_page),)
 """The theorem, the corollary and Lemma 1."""

@@ -1,4 +1,4 @@
-"""The excess noise of cohorts (section 5.4), and the loss that cohorts cost in one round."""
+"""The excess noise of cohorts (section 5.4), and the loss due to cohorts in one round."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -159,7 +159,7 @@ def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]
     yield from _chosen(measured.chosen)
     cost, cost_error = some.loss
     share = cost / some.equation_27
-    text = "the loss that cohorts cost in one round is at most the excess noise (4 standard errors)"
+    text = "the loss due to cohorts in one round is at most the excess noise (4 standard errors)"
     evidence = f"cost / excess noise {share.min():.3f} to {share.max():.3f}"
     yield check(text, cost - 4 * cost_error <= some.equation_27, evidence)
 
@@ -241,7 +241,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Fig
     some = measured.isel(C=slice(-1))  # for C = N all values are 0, which has no logarithm
     lines = [
         *plots.lines(*some.measured, label="measured noise"),
-        *plots.lines(*some.loss, label="measured loss that cohorts cost"),
+        *plots.lines(*some.loss, label="measured loss due to cohorts"),
         *plots.lines(some.equation_27, label="noise by equation (27)", style="--", color=6),
     ]
     xlabel, ylabel = "clients in a cohort $C$", "excess noise, excess loss"
@@ -254,6 +254,6 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Fig
 _page = CohortNoise(), run, measure, judge, table, figure
 
 ITEMS = (
-    Item("theory-cohort-noise", "The excess noise of cohorts beside measured cohorts", *_page),
+    Item("theory-cohort-noise", "Excess noise of cohorts, derived and measured", *_page),
 )
 """Equations (25) to (28)."""

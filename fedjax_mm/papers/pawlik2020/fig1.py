@@ -147,5 +147,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortRounds) -> Fi
 
 _page = CohortRounds(), run, measure, judge, table, figure
 
-ITEMS = (Item("cb-fig1", "Rounds to an accuracy against the size of cohorts", *_page),)
+ITEMS = (Item("cb-fig1", "Rounds to a target accuracy against cohort size", *_page),)
 """Figure 1."""

@@ -185,7 +185,7 @@ def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     """Rules on the author's means and error bars, and on whether the curve is flat."""
     scored = measured.sel(evaluation="as-published")
     hers = {
-        contacts: _beside_hers(scored.sel(contacts=contacts))
+        contacts: _compare_with_hers(scored.sel(contacts=contacts))
         for contacts in (60, 120)
         if contacts in scored.contacts and scored["published mean"].notnull().any()
     }
@@ -214,7 +214,7 @@ def _variance_more(samples: xr.DataArray, by: float) -> list[Evidence]:
     return [each._replace(supports=1.0, contradicts=1.0) for each in tests]
 
 
-def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
+def _compare_with_hers(ours: xr.Dataset) -> list[Evidence]:
     """Tests by Welch's t whether our mean is within one of the author's standard deviations.
 
     Her mean has a standard error too, because she made 100 runs.
@@ -255,7 +255,7 @@ def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
     }
     known = int(apart.notnull().sum())
     agree = f"{int((abs(apart) <= 3).sum())} of {known} means are within 3 standard errors"
-    title = f"In parentheses the author's; {agree} of hers, hers of 100 runs" if known else ""
+    title = f"In parentheses: the author's means over 100 runs; {agree} of them" if known else ""
     slope = {"points where the cohort doubles": cells(*estimate(slopes(measured.best)))}
     return [
         rows(contents, ("contacts", "evaluation", "C")),
@@ -270,13 +270,13 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     """Draws the best accuracy of every run, scored in both ways."""
     ticks_at, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
     # Spread the seeds along x, because points with equal accuracies would hide each other.
-    beside = ticks_at[:, None] + np.linspace(-0.28, 0.28, num_seeds)
+    x = ticks_at[:, None] + np.linspace(-0.28, 0.28, num_seeds)
     dashes = ticks_at[:, None] + np.array([-0.28, 0.28, np.nan])  # as wide as their runs
     ticks = {f"{C:g}": float(place) for place, C in enumerate(measured.C.values)}
     drawn = []
     for at, (contacts, name) in places(measured, "contacts", "evaluation"):
         shown = measured.sel(at)
-        runs = plots.Line("one run", beside.ravel(), shown.best.values.ravel(), style=".")
+        runs = plots.Line("one run", x.ravel(), shown.best.values.ravel(), style=".")
         means = plots.Line("mean", dashes.ravel(), np.repeat(shown["mean"].values, 3))
         title = f"{name}, {contacts.replace('contacts', 'R C')}"
         drawn.append(plots.Panel(title, _X, _Y, [runs, means], ticks=ticks))

@@ -1,4 +1,4 @@
-"""The best cohort size at constant cost (an open question in section 5), beside the bound's C*."""
+"""Best cohort size at constant cost (an open question in section 5), compared with C*."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -258,5 +258,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> F
 
 _page = OptimalCohort(), run, measure, judge, table, figure
 
-ITEMS = (Item("cb-optimal-cohort", "The best cohort size at constant cost, beside C*", *_page),)
+ITEMS = (Item("cb-optimal-cohort", "Best cohort size at constant cost, compared with C*", *_page),)
 """The map of cohort sizes."""

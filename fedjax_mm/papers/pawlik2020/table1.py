@@ -148,5 +148,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Trials) -> Figure:
 
 _page = Trials(), run, measure, judge, table, figure
 
-ITEMS = (Item("cb-table1", "What trials with cohorts of different sizes cost", *_page),)
+ITEMS = (Item("cb-table1", "Costs of trials with different cohort sizes", *_page),)
 """Table 1."""
