@@ -275,7 +275,7 @@ def needs_more_rounds(measured: xr.Dataset, exponent: float, frame: Any) -> Ruli
     """Rules on "increasing M increases T(epsilon)", for epsilon at half the initial distance."""
     key, rounds = "more-models-more-rounds", rounds_to_bound(0.5, measured, exponent, frame)
     if rounds.sizes["M"] < 2:
-        return untested(key, "there is one number of models")
+        return untested(key, "the run has only one number of models")
     order = rounds.transpose(..., "M")
     grows = (order.diff("M") >= -ROUND_OFF * order.isel(M=slice(1, None))).all().item()
     few, many = order.isel(M=[0]), order.isel(M=[-1])
@@ -303,7 +303,7 @@ def judge_theorem(
     if method in config.algorithms:
         yield ruling(key, _holds(method, measured), about=_ratios(method, measured))
     else:
-        yield untested(key, f"{method} was left out")
+        yield untested(key, f"{method} was not run")
     for name in config.algorithms:
         if name != method:
             yield _check_bound(name, measured)
@@ -317,7 +317,7 @@ def judge_theorem_1(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | C
         here = measured.sel(algorithm="MFA-Rand", drop=True)
         yield needs_more_rounds(here, MFA_RAND_EXPONENT, 1)
     else:
-        yield untested("more-models-more-rounds", "MFA-Rand was left out")
+        yield untested("more-models-more-rounds", "MFA-Rand was not run")
 
 
 def _check_bound(method: Method, measured: xr.Dataset) -> Check:

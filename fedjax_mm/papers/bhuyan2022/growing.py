@@ -92,7 +92,7 @@ def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
     if "growing" in config.samples:
         yield from _judge_growing(measured.sel(sample="growing", drop=True))
     else:
-        yield from (untested(key, "samples that grow were left out") for key in keys)
+        yield from (untested(key, "growing samples were not run") for key in keys)
     if "fixed" in config.samples:
         share = max(config.left_out)
         fixed = measured.growth.sel(sample="fixed", left_out=share, drop=True).mean(("M", "E"))

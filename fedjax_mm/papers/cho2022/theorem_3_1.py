@@ -335,7 +335,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
     """Rules on Theorem 3.1 with its constants, and on the lemmas."""
     for key, part in (("theorem-3-1", "full"), ("partial", "partial")):
         if part not in config.participation:
-            yield untested(key, f"{part} participation was left out")
+            yield untested(key, f"{part} participation was not run")
             continue
         here = measured.sel(participation=part, drop=True)
         ratio = here.bound / here["mean"]
@@ -345,7 +345,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
         about = "q - 1/2, where the measured means fall as T^-q"
         yield ruling("stationary-point", no_less(measured.exponent - 0.5, 0.05), about=about)
     else:
-        yield untested("stationary-point", "there is one T")
+        yield untested("stationary-point", "the run has only one T")
     for key, name in (("lemma-b-1", "dissimilarity"), ("lemma-b-2", "curvature")):
         largest = measured[name].max().item()
         yield ruling(key, fact(largest <= 1, f"number / bound at most {largest:.3g} in any round"))

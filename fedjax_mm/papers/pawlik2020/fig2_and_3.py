@@ -46,7 +46,7 @@ _SLOPE = 2.0  # a change that matters, in points per doubling of the cohort
 _FLAT = 5.0  # points from the mean over all cohort sizes
 _LARGE = 5.0  # points of standard deviation
 _WHY = "E B test images are scored in a round, so that accuracies are multiples of 1 / (E B)"
-_TAKES = "--data DIR with MNIST, all other settings as they are"
+_TAKES = "--data DIR with MNIST, with all other settings at their defaults"
 
 
 class CohortAccuracy(Trained):
@@ -161,7 +161,7 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     yield ruling("cohort-size", alike(slopes(scored), _SLOPE))
     rest = slopes(measured.best).stack(case=("contacts", "evaluation"))
     for contacts, evaluation in rest.case.values[1:]:
-        text = f"cohort size does not matter where R C = {contacts}, scored on {evaluation}"
+        text = f"cohort size does not matter for R C = {contacts}, scored on {evaluation}"
         yield check(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
 
 
@@ -192,9 +192,9 @@ def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     if 60 in hers:
         yield ruling("means", hers[60])
     else:
-        yield untested("means", "these are not the author's trials", _TAKES)
+        yield untested("means", "the settings are not those of the author's trials", _TAKES)
     if 120 in hers:
-        text = "where R C = 120 means are within one of the author's standard deviations of hers"
+        text = "for R C = 120, means are within one of the author's standard deviations of hers"
         yield check(text, hers[120])
     first = scored.isel(contacts=0, drop=True).best
     apart = 100 * (first - first.mean("C"))

@@ -79,7 +79,7 @@ def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
         if measured.sizes["source"] == 2:
             yield ruling(key, *(_printed(measured, symbol) for symbol in symbols))
         else:
-            yield untested(key, "these are not the trials of the table", "the default settings")
+            yield untested(key, "the settings are not those of the table", "the default settings")
     ours = measured.cost.sel(source="equations", drop=True)
     ranges = (ours.max("C") - ours.min("C")).sel(measure=["g_R", "g'", "g'_R", "u_R", "c", "c'"])
     each = zip(ranges["measure"].values, ranges.values, strict=True)
