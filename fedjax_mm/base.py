@@ -11,12 +11,16 @@ Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, pa
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+# These protocols ignore what `__getattr__` finds on Python 3.11 too, because a wrapper that changes
+# the loss must not inherit the closed form of the task that it wraps.
+from typing_extensions import Protocol, runtime_checkable
 
 from fedjax_mm.checks import needs
 

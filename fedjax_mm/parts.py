@@ -5,6 +5,7 @@ in `fedjax_mm.data.arrays`, and the results of assignments in `asking.py`.
 """
 
 from collections.abc import Callable, Sequence
+from inspect import getattr_static
 from typing import Any, TypeVar
 
 import jax
@@ -176,7 +177,8 @@ def check_seed(name: str, seed: Any) -> int:
 def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:
     if not isinstance(value, type) and isinstance(value, kind):
         return value
-    lacks = [field for field in _TASK if not hasattr(value, field)]
+    found = [field for field in _TASK if hasattr(value, field)]
+    lacks = [field for field in _TASK if getattr_static(value, field, None) is None]
     if isinstance(value, Task | Algorithm | Assignment) and not isinstance(value, type):
         remedy = f"give {remedy.removeprefix('give ')}; {_ORDER}"
     elif isinstance(value, type):
@@ -185,8 +187,10 @@ def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:
         remedy = f"call it, as in {value.__name__}(...)"
     elif kind is Task and _is_data(value):
         remedy = "make one of it, by data.federate and tasks.classification(data, module)"
-    elif kind is Task and len(lacks) < len(_TASK):
+    elif kind is Task and found:
         remedy = f"it lacks {', '.join(lacks)}"
+        if set(lacks) & set(found):
+            remedy += "; define them in its class, because attributes from __getattr__ are ignored"
     elif isinstance(value, optax.GradientTransformation):
         remedy = "give it to fedavg(0.1, local_steps=5, server_optimizer=...)"
     raise TypeError(f"{name} is {described(value)}, not {wanted}; {remedy}")

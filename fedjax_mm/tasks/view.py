@@ -2,11 +2,12 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from typing_extensions import Protocol, runtime_checkable
 
 from fedjax_mm.base import (
     Batching,

@@ -101,6 +101,23 @@ class Net(nnx.Module):
 
 
 @jax.tree_util.register_static
+class Forwarding:
+    """A wrapper that changes the loss, and takes the rest, with its closed form, from a task."""
+
+    def __init__(self, task):
+        """Wraps a task."""
+        self.task = task
+
+    def __getattr__(self, name):
+        """Looks names up in the wrapped task."""
+        return getattr(self.task, name)
+
+    def loss(self, params, batch):
+        """Returns twice the loss."""
+        return 2 * self.task.loss(params, batch)
+
+
+@jax.tree_util.register_static
 class Incomplete:
     """A task without most of a task's functions."""
 
@@ -296,6 +313,11 @@ CASES = {
     "half a task": (
         simulated(tasks=Incomplete()),
         "tasks is an Incomplete, not a task; it lacks weight, batch, loss, metrics",
+        TypeError,
+    ),
+    "wrapper by __getattr__": (
+        simulated(tasks=Forwarding(QUADRATIC)),
+        "it lacks num_clients, init, weight, batch, metrics; define them in its class, because",
         TypeError,
     ),
     "dict of tasks": (simulated(tasks={"a": QUADRATIC}), "tasks is a dict of 1", TypeError),

@@ -119,8 +119,9 @@ def _without_images(measured: xr.Dataset, config: Different) -> Iterator[Check]:
     is_drawn = [isinstance(config.learners[i], SyntheticLearner) for _, i, _ in config.models]
     if any(is_drawn):
         own = measured.own_gain_per_seed.sel(target="g", drop=True).isel(model=is_drawn)
-        text = "models on Synthetic: M T_1 / T_M is above 1, if T_M counts rounds until this model has "
-        yield check(f"{text}FedAvg's accuracy", more(own.transpose("part", "model", "seed"), by=1))
+        text = "models on Synthetic: M T_1 / T_M is above 1, if T_M counts rounds until this model "
+        gain = own.transpose("part", "model", "seed")
+        yield check(f"{text}has FedAvg's accuracy", more(gain, by=1))
 
 
 def _level(measured: xr.Dataset) -> Check:

@@ -23,7 +23,9 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
     leads = lead(measured, BASELINES, APPEAL[0])
     if _RATE in leads.dims:
         for rate in leads[_RATE].values:
-            text = f"with a warm-up rate of {rate:g}, MaxFL has the highest GM-Appeal on seen clients"
+            text = (
+                f"with a warm-up rate of {rate:g}, MaxFL has the highest GM-Appeal on seen clients"
+            )
             at = leads.sel({_RATE: rate}, drop=True).isel(metric=0, drop=True)
             yield check(text, more(at, form=".1f"))
 

@@ -96,11 +96,17 @@ def judge(measured: xr.Dataset, config: TwoClients) -> Iterator[Ruling | Check]:
     least = maxfl.isel({_SQUARE: [maxfl.appeal.values.argmin()]})
     floor = measured["Theorem A.1"].item()
     theorem = descents.mean_above(least.appeal, least.standard_error, floor, draws, ".4f")
-    yield ruling("theorem-a-1", theorem, about=f"smallest mean GM-Appeal, compared with {floor:.4f}")
+    yield ruling(
+        "theorem-a-1", theorem, about=f"smallest mean GM-Appeal, compared with {floor:.4f}"
+    )
     yield ruling("fedavg-decays", fact(*_decay(exact)), theorem)
     farthest = maxfl.isel({_SQUARE: [maxfl[_SQUARE].values.argmax()]})
     number = 2 * farthest.appeal, 2 * farthest.standard_error
-    yield ruling("at-least-one", descents.mean_above(*number, 1.0, draws), about="mean number of satisfied clients")
+    yield ruling(
+        "at-least-one",
+        descents.mean_above(*number, 1.0, draws),
+        about="mean number of satisfied clients",
+    )
     for key, name in (("relu", "MaxFL (ReLU)"), ("lemma-a-2", "MaxFL (log loss)")):
         apart = measured.distance.sel(objective=name)
         yield ruling(key, fact(apart <= _ALIKE, f"largest distance {apart:.1e}"))

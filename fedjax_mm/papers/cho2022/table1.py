@@ -52,7 +52,7 @@ def _together(percent: xr.DataArray) -> Iterator[Ruling]:
 
 
 def _suppressed(ours: xr.Dataset) -> Check:
-    text = "MaxFL gives clients with flipped labels less weight than their share of its pool, in points"
+    text = "MaxFL gives flipped clients less weight than their share of its pool, in points"
     less = (ours["flipped in the pool"] - ours["flipped in the weights"]).isel(algorithm=0)
     return check(text, more(less.drop_vars("algorithm"), form=".1f"))
 

@@ -253,7 +253,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Fig
 
 _page = CohortNoise(), run, measure, judge, table, figure
 
-ITEMS = (
-    Item("theory-cohort-noise", "Excess noise of cohorts, derived and measured", *_page),
-)
+ITEMS = (Item("theory-cohort-noise", "Excess noise of cohorts, derived and measured", *_page),)
 """Equations (25) to (28)."""

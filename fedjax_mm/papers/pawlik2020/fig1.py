@@ -111,7 +111,7 @@ def judge(measured: xr.Dataset, config: CohortRounds) -> Iterator[Ruling | Check
     """Checks that larger cohorts and more similar clients need fewer rounds."""
     if config.scheme != "iid_share" or config.targets[-1] != 0.99:
         for key in ("percent", "cohort-size"):
-            yield untested(key, "the figure is about 99 % and about a share of every client's images")
+            yield untested(key, "the figure is about 99 % and a share of every client's images")
         return
     last = measured.rounds.isel(target=-1, drop=True)
     percent = _falls(last.mean("C", skipna=False), "percent", last.percent / 20)
