@@ -19,7 +19,7 @@ from fedjax_mm.cli.executors import by, executor_of, split_off
 from fedjax_mm.cli.results import show_end
 from fedjax_mm.cli.saving import Existing, finished, leave_alone, made, saving
 from fedjax_mm.cli.terminal import notes, say, show_table
-from fedjax_mm.experiments.fields import Config, Seeded
+from fedjax_mm.experiments.fields import FINISHED, Config, Seeded
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ALL, BOUNDS, ITEMS
 from fedjax_mm.papers.item import Findings, Item
@@ -107,7 +107,7 @@ def judge(directory: Path) -> bool:
         items = [ALL[_item_of(folder)] for folder in folders]
         settings = [result.attrs["manifest"]["config"] for result in opened]
         configs = [
-            validate(type(item.settings), config)
+            validate(type(item.settings), config, context=FINISHED)
             for item, config in zip(items, settings, strict=True)
         ]
     verdicts = list[str]()

@@ -25,7 +25,9 @@ from pydantic import (
     ConfigDict,
     Field,
     GetPydanticSchema,
+    ValidationInfo,
     create_model,
+    model_validator,
 )
 
 from fedjax_mm import checked
@@ -70,6 +72,9 @@ T = TypeVar("T")
 Numbers = Mapping[str, Any]
 """Swept numbers by field name, nested for inner tables."""
 
+FINISHED = "finished"
+"""The context in which the settings of a finished result are validated, without its data files."""
+
 
 class Config(BaseModel):
     """Immutable validated settings that reject unknown keys.
@@ -84,6 +89,22 @@ class Config(BaseModel):
     def with_numbers(self, numbers: Numbers) -> Any:
         """Returns a plain object with the fields as attributes, some replaced by `numbers`."""
         return SimpleNamespace(**(dict(self) | dict(numbers)))
+
+
+class WithFiles(Config):
+    """Settings that may name files of data, which must exist before a run but not after it."""
+
+    def check_files(self) -> None:
+        """Raises `OSError` if files of data are missing, or `ValueError` if they do not fit."""
+
+    @model_validator(mode="after")
+    def _files_exist(self, info: ValidationInfo) -> Self:
+        if info.context is not FINISHED:
+            try:
+                self.check_files()
+            except OSError as error:
+                raise ValueError(str(error)) from error
+        return self
 
 
 def instantiate(
@@ -115,7 +136,7 @@ def parameters_of(factory: Callable[..., Any]) -> Set[str]:
     return frozenset(inspect.signature(factory).parameters)
 
 
-class Seeded(Config):
+class Seeded(WithFiles):
     """Settings of runs with several seeds, to which more can be added later."""
 
     num_seeds: Count

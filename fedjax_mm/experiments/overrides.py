@@ -45,9 +45,14 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
 
 
 def validate(
-    kind: type[SomeConfig], values: dict[str, Any], overrides: Sequence[str] = ()
+    kind: type[SomeConfig],
+    values: dict[str, Any],
+    overrides: Sequence[str] = (),
+    context: Any = None,
 ) -> SomeConfig:
     """Builds a configuration from plain values, or raises a one-line `ValueError`.
+
+    In the context `FINISHED`, data files may be missing.
 
     Example:
       >>> from fedjax_mm.experiments.axes import Range
@@ -61,7 +66,7 @@ def validate(
         for override in overrides:
             values = _with_override(values, override)
         try:
-            return kind.model_validate(values)
+            return kind.model_validate(values, context=context)
         except ValidationError as error:
             words = "; ".join(in_words(error, kind, values))
     except RecursionError as error:

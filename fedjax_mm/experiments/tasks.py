@@ -29,6 +29,7 @@ from fedjax_mm.experiments.fields import (
     Seed,
     Share,
     TwoOrMore,
+    WithFiles,
     instantiate,
     named,
     one_of,
@@ -137,7 +138,7 @@ class _Learning(Config):
         """None, because every model and seed draws its own."""
 
 
-class _Network(_Learning):
+class _Network(_Learning, WithFiles):
     """A network on clients' data, some of which may have labels flipped by `flip_labels`."""
 
     model: Model = "logistic"
@@ -160,19 +161,12 @@ class _Network(_Learning):
                 f"flipped is {self.flipped:g}, but one pool of test examples stands for all "
                 "clients; give a test_fraction, so that each has its own"
             )
-        try:
-            self._check_files()
-        except OSError as error:
-            raise ValueError(str(error)) from error
         return self
 
     @property
     def has_characters(self) -> bool:
         """Whether examples are texts."""
         return False
-
-    def _check_files(self) -> None:
-        """Raises `OSError` if data files are missing."""
 
     def _with_flips(self, data: FederatedData) -> FederatedData:
         if not self.flipped:
@@ -295,7 +289,8 @@ class IDXConfig(_Images):
     dataset: Name = "mnist"
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
+        """See `WithFiles`."""
         check_idx(self.directory, name=self.dataset, split=self.split)
 
     def _pool(self) -> Pool:
@@ -310,7 +305,8 @@ class CIFARConfig(_Images):
     dataset: CIFARName = "cifar-10"
     labels: CIFARLabels = "fine"
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
+        """See `WithFiles`."""
         check_cifar(self.directory, name=self.dataset, labels=self.labels)
 
     def _pool(self) -> Pool:
@@ -324,7 +320,8 @@ class NPZConfig(_Images):
     file: str
     num_classes: Count | None = None
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
+        """See `WithFiles`."""
         check_npz(self.file)
 
     def _pool(self) -> Pool:
@@ -343,7 +340,8 @@ class LeafConfig(_Network):
         """Whether examples are texts."""
         return self.dataset == "shakespeare"
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
+        """See `WithFiles`."""
         check_leaf(self.directory)
 
     @property

@@ -134,15 +134,15 @@ class MultiAttributes(Together):
     directory: Path | None = None
     """The directory of MNIST and Fashion-MNIST, either in subdirectories or together."""
 
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        if self.directory is not None:
+            for learner in self.learners:
+                check_idx(self.directory, name=learner.name)
+
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         self.check_models()
-        if self.directory is not None:
-            try:
-                for learner in self.learners:
-                    check_idx(str(self.directory), name=learner.name)
-            except OSError as error:
-                raise ValueError(str(error)) from error
         return self
 
 

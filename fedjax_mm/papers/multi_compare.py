@@ -75,6 +75,12 @@ class MultiCompare(Seeded):
     directory: Path | None = None
     """The directory of MNIST and Fashion-MNIST, either in subdirectories or together."""
 
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        if "images" in self.chosen:
+            for name in FILES:
+                check_idx(str(self.directory), name=name)
+
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         unknown = [name for name in self.methods if name not in METHODS]
@@ -85,12 +91,6 @@ class MultiCompare(Seeded):
         for problem in self.chosen.values():
             for name in self.methods:
                 METHODS[name].assign(problem.sizes(len(problem.models), self.num_rounds))
-        if "images" in self.chosen:
-            try:
-                for name in FILES:
-                    check_idx(str(self.directory), name=name)
-            except OSError as error:
-                raise ValueError(str(error)) from error
         return self
 
     @property

@@ -62,11 +62,14 @@ class GainVersusModels(Trainings):
     """The budget for several models, in units of T_1. It defaults to the largest M,
     because a run that needs more than M T_1 rounds has a gain below 1."""
 
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        check_files(self.directory, *self.learners)
+
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
         for num_models in self.num_models:
             mfa_rr(self.num_clients, num_models, cohort_size=self.cohort_size)
-        check_files(self.directory, *self.learners)
         if len(set(self.sources)) < len(self.learners):
             raise ValueError(f"learners are {', '.join(self.sources)}; give each data of its own")
         return self

@@ -131,12 +131,9 @@ Learner = Annotated[SyntheticLearner | FacesLearner, Field(discriminator="name")
 
 
 def check_files(directory: Path | None, *learners: Learner) -> None:
-    """Raises `ValueError` if a directory lacks CelebA's files or is not needed."""
+    """Raises `OSError` if a directory lacks CelebA's files, or `ValueError` if it is not needed."""
     if directory is None:
         return
     if not any(isinstance(learner, FacesLearner) for learner in learners):
         raise ValueError(f"directory is {directory}, but Synthetic is drawn; leave out --data")
-    try:
-        check_celeba(directory)
-    except OSError as error:
-        raise ValueError(str(error)) from error
+    check_celeba(directory)

@@ -40,10 +40,13 @@ class Different(Together):
 
     learners: Annotated[tuple[Learner, ...], Field(min_length=1)]
 
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        check_files(self.directory, *self.learners)
+
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
         self.check_models()
-        check_files(self.directory, *self.learners)
         return self
 
 

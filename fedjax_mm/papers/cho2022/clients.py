@@ -66,16 +66,13 @@ def source_of(dataset: Dataset, directory: Path | None) -> str:
 
 
 def check_files(dataset: Dataset, directory: Path | None) -> None:
-    """Raises `ValueError` if the directory lacks a file of the data set."""
+    """Raises `OSError` if the directory lacks a file, or `ValueError` if it is not needed."""
     if directory is None:
         return
     if dataset == "digits":
         raise ValueError("the digits come with the package; leave out --data")
-    try:
-        check = check_sent140 if dataset == "sent140" else partial(check_idx, name=_IDX[dataset])
-        check(directory)
-    except OSError as error:
-        raise ValueError(str(error)) from error
+    check = check_sent140 if dataset == "sent140" else partial(check_idx, name=_IDX[dataset])
+    check(directory)
 
 
 def draw_clients(

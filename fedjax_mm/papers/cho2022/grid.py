@@ -162,9 +162,12 @@ class Comparison(Seeded):
                 raise ValueError(f"points.{name}: {error}") from error
         return self
 
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        clients.check_files(self.dataset, self.directory)
+
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
-        clients.check_files(self.dataset, self.directory)
         population = self.population
         if population.cohort_size > population.num_clients:
             raise ValueError(

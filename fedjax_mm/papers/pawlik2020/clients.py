@@ -84,17 +84,17 @@ class Trained(Seeded):
     directory: Path | None = None
     """The directory of MNIST's files, or None to use the digits."""
 
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        # Check only changed settings, because partitioning takes a while and the defaults are
+        # known to work.
+        if self.model_fields_set:
+            self.deals(self.pool())
+
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
         for costs in self.costs:
             check_sizes(self.sizes, self.clients, **costs)
-        try:
-            # Check only changed settings, because partitioning takes a while and the defaults are
-            # known to work.
-            if self.model_fields_set:
-                self.deals(self.pool())
-        except OSError as error:
-            raise ValueError(str(error)) from error
         return self
 
     @property
