@@ -161,7 +161,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
     width, runs = curves.sizes["E"], f"N = {config.num_clients}, {config.num_seeds} seeds"
     return plots.draw(
         [panels[i : i + width] for i in range(0, len(panels), width)],
-        title=f"Theorem 2 with V > 0: MFA-RR with samples that grow, ridge regression, {runs}",
+        title=f"Theorem 2 with V > 0: MFA-RR with growing samples, ridge regression, {runs}",
         caption="Solid: measured means over seeds, models and neighbouring rounds, with samples "
         "that begin as a share of the examples and grow as in Theorem 2 or stay constant; dashed: "
         "the bound.",
