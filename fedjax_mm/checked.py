@@ -226,7 +226,7 @@ def _rules(
 ) -> tuple[list[Callable[[Any], Any]], dict[str, Any], list[str]]:
     """Returns the checks of a function's arguments, by position and by name, and their names.
 
-    There are no names if the function accepts arbitrary arguments.
+    The list of names is empty if the function accepts arbitrary arguments.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     found = {name: rule_of(each.annotation) for name, each in parameters.items()}

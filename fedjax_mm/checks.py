@@ -255,7 +255,7 @@ def check_client_axis(client_axis: Any) -> Any:
         lax.axis_size(client_axis)
     except (NameError, TypeError, ValueError) as error:
         raise ValueError(
-            f"client_axis is {described(client_axis)}, but there is no such axis here; call this "
+            f"client_axis is {described(client_axis)}, but no such axis is bound here; call this "
             "inside jax.shard_map, over a mesh that has the axis, or leave it out"
         ) from error
     return client_axis
@@ -380,7 +380,7 @@ def tracing(what: str) -> Iterator[None]:
     """Adds a hint to JAX's concretization errors: what was being traced, and a remedy.
 
     Args:
-      what: what is being traced, such as "a round".
+      what: the traced function, such as "a round".
     """
     try:
         yield

@@ -82,7 +82,7 @@ def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
 
     Args:
       is_noting: whether to record signals; otherwise nothing changes.
-      until: text that tells the user when the block checks the list.
+      until: text that describes when the block checks the list.
     """
     noted: list[int] = []
     if not is_noting or threading.current_thread() is not threading.main_thread():

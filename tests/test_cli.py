@@ -362,7 +362,7 @@ def test_final_parameters_are_saved_and_started_from(tmp_path):
     np.testing.assert_allclose(begins, first.distance.sel(round=4), rtol=1e-6)
     wrong = call(*command, "--set", 'params="nothing.npz"')
     assert (wrong.code, wrong.out) == (2, "")
-    assert "there is no file nothing.npz" in wrong.err
+    assert "file nothing.npz does not exist" in wrong.err
 
 
 def test_run_writes_a_labelled_result(own_experiment):

@@ -239,7 +239,7 @@ def on_clock(
             groups = jnp.where(cohort.participates(), model, -1)
             is_among = (groups >= 0) & (_places(groups, times, client) < first)
             cohort = _taking_part(cohort, is_among)
-            times = jnp.where(is_among, times, 0.0)  # no client waits for the others
+            times = jnp.where(is_among, times, 0.0)  # clients do not wait for each other
         if deadline is not None:
             cohort = _taking_part(cohort, times <= deadline)
             times = jnp.minimum(times, deadline)

@@ -53,7 +53,7 @@ def executor_of(
     if name is not None and name not in EXECUTORS:
         raise ValueError(f"--executor is {name!r}; choose from {', '.join(EXECUTORS)}")
     if name is None and overrides and given is None:
-        raise ValueError(f"--set {overrides[0]}: there is no executor; give --executor NAME")
+        raise ValueError(f"--set {overrides[0]} needs an executor; give --executor NAME")
     table = {"name": name} if given is None else settings_of(given)
     if given is None and name is None:
         return None

@@ -54,7 +54,7 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
             "the suffix; choose another name, such as results.md"
         )
     if not directory.is_dir():
-        raise ValueError(f"{directory}: there is no such directory; give one with results")
+        raise ValueError(f"directory {directory} does not exist; give one that contains results")
     found = collect(directory)
     if not any(found):
         raise ValueError(

@@ -148,7 +148,7 @@ def _scaled(item: Item, clients: str | None, data: Path | None, dataset: str | N
         if "directory" not in known:
             raise ValueError(f"{item.id}: it uses no files; leave out --data")
         if not data.is_dir():
-            raise ValueError(f"--data {data}: there is no such directory")
+            raise ValueError(f"--data: directory {data} does not exist")
         settings.append(f"directory={json.dumps(str(data))}")
     return settings
 

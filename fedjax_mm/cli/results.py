@@ -28,7 +28,7 @@ def show(path: Path) -> None:
     file = path / "result.nc" if path.is_dir() else path
     remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
     if not file.is_file():
-        raise RefusedError(f"there is no {file}; {remedy}")
+        raise RefusedError(f"{file} does not exist; {remedy}")
     try:
         dataset = open_result(file)
         about = _about(dataset)

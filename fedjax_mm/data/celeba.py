@@ -223,7 +223,7 @@ def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
 def _decoded(
     paths: list[Path], image_size: int, cache: Path, progress: Callable[[int, int], None]
 ) -> np.ndarray:
-    """Returns the images ``uint8[images, size, size, 3]``, from the cache if they are there."""
+    """Returns the images ``uint8[images, size, size, 3]``, from the cache if possible."""
     shape = (len(paths), image_size, image_size, 3)
     target = cache / f"images-{_digest(paths, image_size)}.npy"
     if target.is_file():

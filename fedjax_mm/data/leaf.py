@@ -111,7 +111,7 @@ def json_files(folder: Path) -> list[Path]:
     """Returns the JSON files in a directory, in the order of their names.
 
     Raises:
-      FileNotFoundError: if there are none.
+      FileNotFoundError: if the directory contains no JSON file.
     """
     paths = sorted(folder.glob("*.json"))
     if not paths:

@@ -20,7 +20,7 @@ def check_file(path: str) -> None:
     """Raises `ValueError` if the file does not exist."""
     if not Path(path).is_file():
         raise ValueError(
-            f"params: there is no file {path}; `fedjax-mm run --save-params` writes params.npz"
+            f"params: file {path} does not exist; `fedjax-mm run --save-params` writes params.npz"
         )
 
 

@@ -88,7 +88,7 @@ def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "
       key: the statement's key.
       *parts: results of `more`, `no_less`, `alike`, `median_more` or `fact`.
       about: evidence that belongs to no part.
-      takes: what is required to test an untested part.
+      takes: the requirements for testing an untested part.
     """
     tests = [test for each in parts for test in each]
     found = tuple(_part(test, len(tests)) for test in tests)

@@ -49,7 +49,7 @@ class Published(_Schema):
       where: the section, caption or appendix.
       rule: how the sentence is interpreted, including the quantity, its direction and its margin.
       data: the dataset of the sentence, which is not tested on any other.
-      takes: what is required to test the statement.
+      takes: the requirements of a test.
       untested: why no run can judge the statement, or empty if the item's code judges it.
     """
 
@@ -83,7 +83,7 @@ class Statement(Published):
 
     @property
     def remains(self) -> str:
-        """Returns what is required to settle or test the statement, or "" if it is settled."""
+        """Returns the requirements for settling or testing it, or "" if it is settled."""
         if self.verdict == "not tested":
             return self.takes
         number = f"about {self.needed:,}" if self.needed else "more than 10,000"

@@ -366,7 +366,7 @@ def open_result(directory: Path | str) -> xr.Dataset:
         path /= "result.nc"
     if not path.exists():
         raise FileNotFoundError(
-            f"there is no {path}; give the directory of a result, such as the one that "
+            f"{path} does not exist; give the directory of a result, such as the one that "
             "`fedjax-mm run` names at its end"
         )
     with xr.open_dataset(path, engine="netcdf4") as file:

@@ -70,7 +70,7 @@ class Tracked(NamedTuple):
         file = (path / RESULT if path.is_dir() else path).resolve()
         remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
         if not file.is_file():
-            raise FileNotFoundError(f"there is no {file}; {remedy}")
+            raise FileNotFoundError(f"{file} does not exist; {remedy}")
         try:
             dataset = open_result(file)
         except Exception as error:  # damaged content can raise any exception

@@ -174,7 +174,7 @@ def _up_to(rounds: int, records: Record, plan: Plan) -> Record:
 
 
 def _write(records: Record, where: slice, rows: Record) -> None:
-    """Writes rows at `where`, dropping those that do not fit."""
+    """Writes rows at `where`, dropping rows that do not fit."""
     for array, new in zip(jax.tree.leaves(records), jax.tree.leaves(rows), strict=True):
         place = array[where]
         place[:] = new[: len(place)]

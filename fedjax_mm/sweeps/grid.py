@@ -200,7 +200,7 @@ class Grid:
         ]
 
     def setup(self, prepared: Any, **arguments: Any) -> Setup:
-        """Calls `build` and checks what it returns."""
+        """Calls `build` and checks the result."""
         more = {} if self.prepare is None else {"prepared": prepared}
         setup = self.build(**arguments, **more)
         if not isinstance(setup, Setup):

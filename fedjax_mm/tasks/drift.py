@@ -109,7 +109,7 @@ def drifting(
     """
     check_instance("task", task, Classification, "give one of classification, and wrap the result")
     if concept is None and window is None:
-        raise ValueError("there is no drift; give a concept, such as [1, 2, 0], or a window")
+        raise ValueError("the data do not drift; give a concept, such as [1, 2, 0], or a window")
     if isinstance(window, jax.core.Tracer):
         raise ValueError("window is traced, but it sets shapes; give a number, not an axis")
     if window == 0:

@@ -48,8 +48,8 @@ def run(task):
 
 
 CASES = {
-    "no drift": (drift(), "there is no drift; give a concept, such as .1, 2, 0., or a window"),
-    "times of no drift": (drift(start=3, length=2), "there is no drift"),
+    "no drift": (drift(), "the data do not drift; give a concept, such as .1, 2, 0., or a window"),
+    "times of no drift": (drift(start=3, length=2), "the data do not drift"),
     "drift of a quadratic": (
         lambda: drifting(QUADRATIC, CONCEPT),
         "task is a Quadratic, not a Classification; give one of classification",

@@ -940,7 +940,7 @@ CASES = {
     ),
     "client_axis without a mesh": (
         simulated(client_axis="devices"),
-        "client_axis is 'devices', but there is no such axis here; call this inside jax.shard_map",
+        "client_axis is 'devices', but no such axis is bound here; call this inside jax.shard_map",
     ),
     "rounds traced": (
         lambda: jax.jit(lambda n: simulate(KEY, QUADRATIC, FEDAVG, EVERYBODY, n))(2),

@@ -376,7 +376,7 @@ def test_a_page_whose_items_would_be_in_its_place_is_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (False, "results: there is no such directory; give one with results"),
+        (False, "results does not exist; give one that contains results"),
         (True, "results holds no result; make one with `fedjax-mm reproduce ID --out"),
     ],
 )

@@ -104,7 +104,7 @@ def test_parameters_that_do_not_fit_are_refused(kept, changes, message):
 
 
 def test_a_file_that_is_none_is_refused(kept, tmp_path):
-    with pytest.raises(ValueError, match=r"params: there is no file .*nothing.npz; `fedjax-mm run"):
+    with pytest.raises(ValueError, match=r"file .*nothing.npz does not exist; `fedjax-mm run"):
         experiment(params=str(tmp_path / "nothing.npz"))
     (tmp_path / "text.npz").write_text("text")
     with pytest.raises(ValueError, match=r"text.npz holds no parameters: .* --save-params"):

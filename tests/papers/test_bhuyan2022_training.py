@@ -479,7 +479,7 @@ def test_the_papers_reading_of_partial_participation_can_be_run():
         (["mfa-fig3", "--data", "."], "mfa-fig3: it uses no files"),
         (["mfa-fig6a", "--data", "."], "Synthetic is drawn; leave out --data"),
         (["mfa-fig6c", "--data", "."], "no list_attr_celeba.txt"),
-        (["mfa-fig6c", "--data", "nowhere"], "there is no such directory"),
+        (["mfa-fig6c", "--data", "nowhere"], "directory nowhere does not exist"),
         (["mfa-fig6a", "--set", 'learners=[{name="faces"}, {name="faces"}]'], "data of its own"),
         (["mfa-fig6a", "--clients", "10"], "num_models is 16, more than the clients"),
         (["mfa-fig7a", "--clients", "20"], "cohort_size is 32"),

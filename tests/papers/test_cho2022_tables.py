@@ -320,7 +320,7 @@ def test_the_models_are_those_of_appendix_d():
         ({"num_seeds": 0}, "num_seeds = 0"),
         ({"byzantine": (0.1,)}, "begin with 0.0"),
         ({"methods": {"FedProx": {"name": "fedprox", "mu": []}}}, "mu has no values"),
-        ({"points": {"Fed": AT}}, "points.Fed: there is no such method"),
+        ({"points": {"Fed": AT}}, "points.Fed: no such method"),
         ({"points": {"FedProx": AT}}, r"points.FedProx.own is \{\}; it must have mu"),
         ({"points": {"FedAvg": AT | {"own": {"q": 1.0}}}}, "it must have nothing"),
         ({"points": {"qFFL": AT | {"own": {"q": -1.0}}}}, "points.qFFL"),

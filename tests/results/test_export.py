@@ -357,8 +357,11 @@ def test_the_command_exports_the_result_of_a_sweep(place):
 
 
 WRONG = {
-    "no result": (("none", "--to", "mlflow"), ("there is no", "give a directory that run, sweep")),
-    "an empty folder": (("empty", "--to", "mlflow"), ("there is no", "result.nc")),
+    "no result": (
+        ("none", "--to", "mlflow"),
+        ("does not exist", "give a directory that run, sweep"),
+    ),
+    "an empty folder": (("empty", "--to", "mlflow"), ("does not exist", "result.nc")),
     "a damaged file": (("damaged.nc", "--to", "tensorboard"), ("this is not a result; give a",)),
     "no curves": (("table.nc", "--to", "tensorboard"), ("table.nc has no curves by round",)),
     "no tracker": (("mine.nc",), ("missing option '--to'",)),

@@ -262,7 +262,7 @@ def test_a_file_of_ones_own_needs_no_manifest(tmp_path):
 
 def test_a_result_that_is_not_there_is_named(tmp_path):
     for given in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(FileNotFoundError, match=rf"there is no {given}/result.nc; give the"):
+        with pytest.raises(FileNotFoundError, match=rf"{given}/result.nc does not exist; give the"):
             open_result(given)
 
 

@@ -401,7 +401,7 @@ def test_settings_of_an_executor_need_no_table(file, capsys):
     assert call("sweep", file, "--dry-run", "--executor", "submitit", *local) == 0
     assert "3 parts, which submitit computes" in capsys.readouterr().err
     assert call("sweep", file, "--dry-run", *local) == 2
-    assert "there is no executor; give --executor NAME" in capsys.readouterr().err
+    assert "needs an executor; give --executor NAME" in capsys.readouterr().err
     assert call("sweep", file, "--executor", "submitit") == 2  # without Slurm here
     assert "executor.cluster = 'local'" in capsys.readouterr().err
 

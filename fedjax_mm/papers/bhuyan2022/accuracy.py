@@ -164,12 +164,12 @@ def rounds_to_all(alone: xr.DataArray, together: xr.DataArray, size: int) -> Rou
     )
 
 
-def beats_majority(who: str, ahead: xr.DataArray) -> Check:
+def beats_majority(name: str, ahead: xr.DataArray) -> Check:
     """Checks that accuracies exceed the share of the most frequent class by a margin.
 
     Args:
-      who: the name of the method or model.
+      name: the name of the method or model.
       ahead: the lead in points, over ``(..., "seed")``.
     """
-    text = f"{who} is more than {_ABOVE} points above the most frequent class"
+    text = f"{name} is more than {_ABOVE} points above the most frequent class"
     return check(text, more(ahead, by=_ABOVE, form=".1f"))

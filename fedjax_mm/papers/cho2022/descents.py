@@ -140,7 +140,7 @@ def mean_above(
     found = []
     for at, words in places(mean, *map(str, mean.dims)):
         value, spread = mean.sel(at).item(), error.sel(at).item()
-        # If all draws are equal, compare the means directly, because there is no spread.
+        # If all draws are equal, compare the means directly, because their spread is 0.
         score = (value - by) / spread if spread else np.copysign(np.inf, value - by)
         text = number(value, spread, form)
         tails = float(ndtr(-score)), float(ndtr(score))

@@ -151,7 +151,7 @@ class Comparison(Seeded):
     def _points_fit(self) -> Self:
         for name, point in self.points.items():
             if name not in self.methods:
-                raise ValueError(f"points.{name}: there is no such method")
+                raise ValueError(f"points.{name}: no such method")
             if set(point.own) != set(lists_of(self.methods[name])):
                 wanted = ", ".join(lists_of(self.methods[name])) or "nothing"
                 raise ValueError(f"points.{name}.own is {dict(point.own)}; it must have {wanted}")
@@ -277,7 +277,7 @@ class Comparison(Seeded):
     def selection(self) -> Self | None:
         """Returns the settings of the grid search, or None if there is nothing to choose.
 
-        There are no attackers, the clients' thresholds come from the first warm-up, and only the
+        No client attacks, the clients' thresholds come from the first warm-up, and only the
         last record counts.
         """
         some = {name: own for name, own in self.methods.items() if len(self.candidates(name)) > 1}

@@ -1,4 +1,4 @@
-"""Clients of section 3: MNIST images partitioned anew for every seed, and cohort training."""
+"""Clients of section 3: MNIST images, with a new partition for every seed, and cohort training."""
 
 import dataclasses
 from abc import abstractmethod

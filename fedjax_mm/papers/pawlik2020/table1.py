@@ -67,7 +67,7 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Trials) -> xr.Dataset:
-    """Returns the costs by the paper's symbols, dropping those that are not printed."""
+    """Returns the costs that the table prints, by the paper's symbols."""
     known = result.drop_attrs().dropna("source", how="all", subset=["cost"])
     return known.assign_coords(measure=_SYMBOLS)
 
