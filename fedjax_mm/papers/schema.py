@@ -83,7 +83,7 @@ class Statement(Published):
 
     @property
     def remains(self) -> str:
-        """Returns the requirements for settling or testing it, or "" if it is settled."""
+        """Returns what settling or testing the statement requires, or "" if it is settled."""
         if self.verdict == "not tested":
             return self.takes
         number = f"about {self.needed:,}" if self.needed else "more than 10,000"
