@@ -58,9 +58,10 @@ def assign(
 
 
 def observe_inside(assignment: Assignment) -> ObserveFn | None:
-    """Returns `observe` for a wrapper whose field `state` holds the state of its assignment.
+    """Returns a wrapper's `observe`, which updates the state of the wrapped assignment.
 
-    Returns None if the assignment has no `observe`.
+    The wrapper's state must store that state in a field `state`. Returns None if the wrapped
+    assignment has no `observe`.
     """
     inner = assignment.observe
     if inner is None:
@@ -105,7 +106,7 @@ def start_states(
     """Returns the checked initial states of a model's server and of one client.
 
     Raises:
-      TypeError: if `init` returns something else.
+      TypeError: if `init` does not return two pytrees of arrays.
     """
     wanted = "the server's state, and one client's state"
     what = f"{name_of(algorithm)} returns from init"
@@ -126,7 +127,7 @@ def contribute(
     """Returns a client's checked contribution and new state.
 
     Raises:
-      TypeError: if the client function returns something else.
+      TypeError: if the client function does not return a valid contribution and a state.
       ValueError: if the state's shapes or types have changed.
     """
     what = f"{name_of(algorithm)} returns from client"
@@ -152,7 +153,7 @@ def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerS
     """Returns a model's checked parameters after the server step, and the new server state.
 
     Raises:
-      TypeError: if the server function returns something else.
+      TypeError: if the server function does not return parameters and a state.
       ValueError: if shapes or types have changed.
     """
     what = f"{name_of(algorithm)} returns from server"
@@ -170,13 +171,13 @@ def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerS
 def _own(
     algorithm: Algorithm, call: str, params: Params = None, update: Any = None
 ) -> Iterator[None]:
-    """Adds the function, and its arguments, to errors raised in it by JAX or Python.
+    """Adds a note about the called function to errors that JAX or Python raise in it.
 
     Args:
       algorithm: the algorithm whose function is called.
       call: the call, written as in the function's signature.
       params: the model's parameters, if the function receives a sum of updates.
-      update: that sum.
+      update: the sum of updates.
     """
     try:
         yield
@@ -211,7 +212,7 @@ def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
 
 
 def name_of(part: Assignment | Algorithm) -> str:
-    """Returns a part's name for messages, preferably that of its factory."""
+    """Returns the name of an assignment or algorithm for messages, preferably its factory's."""
     function: Any
     if isinstance(part, Assignment):
         kind, function = "assignment", part.assign

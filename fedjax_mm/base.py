@@ -79,7 +79,7 @@ class Padded(NamedTuple):
     """A traced count with a static upper bound: `number` of `size` slots are in use.
 
     Attributes:
-      size: the static upper bound, on a batch's examples or on models.
+      size: the static upper bound on the number of examples in a batch, or of models.
       number: the count in use. Unused examples have weight 0. Unused models are not trained, so
         they keep their initial parameters.
     """
@@ -207,8 +207,8 @@ class ClientContext(NamedTuple):
       task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: the factor of the client's weight, 1 unless `Cohort.scale` is set; 0 if the client does
-        not participate.
+      scale: the factor that multiplies the client's weight, 1 unless `Cohort.scale` is set; 0 if
+        the client does not participate.
       takes_part: whether the client participates; see `Cohort.takes_part`.
       is_scaled: whether the assignment sets `Cohort.scale`.
     """
@@ -257,7 +257,9 @@ class SparseUpdate(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """Message of one client, whose first three fields reach the server summed over participants.
+    """Message of one client.
+
+    The server receives the sums of the first three fields over the participants.
 
     Attributes:
       update: a pytree of arrays or `SparseUpdate`s, whose size counts as uploaded.
@@ -336,7 +338,7 @@ class Algorithm(NamedTuple):
         over equally large clients, in which case `num_steps` is ignored.
       steps_idle: whether the server also steps in rounds without participants, with sums of 0, as
         in methods that use earlier updates.
-      asks_for_thresholds: whether clients need thresholds, which allows experiment files to be
+      asks_for_thresholds: whether clients need thresholds, stated so that experiment files can be
         checked before tracing.
       metrics: returns additional metrics by name, from a model and its server state, to record
         along with the task's metrics; None means no additional ones.
@@ -359,14 +361,15 @@ class Cohort:
 
     A NumPy array of models is static. If each model has a row of slots, as in `of_rows`, rows are
     computed in parallel. Static models are part of the pytree's structure, and stay static in
-    states and in `jax.lax.cond`. Traced models cost one local training per slot, however clients
-    are distributed over models.
+    states and in `jax.lax.cond`. Traced models cost one local training per slot, regardless of
+    how clients are distributed over models.
 
     Attributes:
       clients: client indices; -1 in any slot is padding and contributes nothing. A client may train
         several models, each at most once.
       models: model indices; -1 is padding.
-      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None means 1.
+      scale: factors that multiply the clients' weights, such as 1/p in unbiased sampling; None
+        means 1.
       num_gradients: all gradients of the round, including those computed to choose clients; None
         counts the cohort's gradients.
       takes_part: whether each client participates; None means all do. The others train and their
@@ -389,7 +392,7 @@ class Cohort:
     def __post_init__(self) -> None:
         """Stores whether models are static, because the type of the array may change later.
 
-        Traced models also become NumPy arrays when a state is fetched from a device.
+        For example, even traced models become NumPy arrays when a state is fetched from a device.
         """
         object.__setattr__(self, "is_known", isinstance(self.models, np.ndarray))
 
@@ -423,7 +426,7 @@ class Cohort:
         return cohort
 
     def participates(self) -> Bool[Array, " slots"]:
-        """Marks the slots of participants."""
+        """Returns, for each slot, whether its client participates."""
         is_there = (jnp.asarray(self.clients) >= 0) & (self.models >= 0)
         return is_there if self.takes_part is None else is_there & self.takes_part
 
@@ -441,7 +444,7 @@ class Updates(NamedTuple):
     """Updates that all clients would send in a round, for `Look.updates`.
 
     Attributes:
-      norms: the norm of the part that `Cohort.scale` multiplies, divided by the weights of all
+      norms: the norm of the part that `Cohort.scale` multiplies, divided by the total weight of all
         clients; ``d_k |w_k - w|`` in FedAvg.
       num_gradients: the number of gradients computed.
     """
@@ -492,15 +495,15 @@ class ObserveFn(Protocol):
     def __call__(self, round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
         """Returns the new state, given the one that `assign` returned.
 
-        Reports ``[slots, ...]`` are in the order of the cohort, with zeros for padding. Clients
-        that do not participate count as padding here.
+        Reports ``[slots, ...]`` are in the order of the cohort. They are zero for padding and for
+        clients that do not participate, whose client index is also -1.
         """
 
 
 class Sampling(NamedTuple):
-    """How an assignment that does not depend on the clients' data samples them.
+    """How an assignment samples clients independently of their data.
 
-    Privacy accounting requires this.
+    Privacy accounting uses this.
 
     Attributes:
       most_models: the maximum number of models that a client trains in a round.

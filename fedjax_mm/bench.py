@@ -154,12 +154,13 @@ def count_steps(
 ) -> tuple[int, int]:
     """Counts the local steps that a round of one model computes, and the useful ones among them.
 
-    Other steps are padding, or belong to clients that finish before the longest one in their chunk.
+    Other steps are padding, or are computed for clients that have already finished while the
+    longest one in their chunk continues.
 
     Args:
       group: the clients that train.
       task: the model's learning problem.
-      algorithm: how they train.
+      algorithm: the algorithm that trains them.
       assignment: as in `simulate`.
       client_map: as in `simulate`.
       num_devices: the number of devices that share the group, as with `client_axis`.
@@ -241,10 +242,10 @@ def median_seconds(program: Program, repeats: int) -> float:
 
 
 def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> dict[str, float]:
-    """Measures the best GFLOP/s of an n x n float32 matrix product, 2 n^3 operations, by form.
+    """Measures the best GFLOP/s of n x n float32 matrix products (2 n^3 operations) in three forms.
 
     The forms are `NumPy`, `jax` on one device, and `jax, all devices`, with one product per device.
-    The peak is the largest of them.
+    The peak is the largest of the three.
     """
     devices = np.array(jax.devices())
     by_device = NamedSharding(Mesh(devices, ("device",)), PartitionSpec("device"))

@@ -224,7 +224,7 @@ def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
 def _rules(
     function: Callable[..., Any],
 ) -> tuple[list[Callable[[Any], Any]], dict[str, Any], list[str]]:
-    """Returns the checks of a function's arguments, by position and by name, and their names.
+    """Returns the checks of a function's arguments, by position and by name, and all their names.
 
     The list of names is empty if the function accepts arbitrary arguments.
     """

@@ -179,7 +179,7 @@ def needs(task: Any, capability: type[T]) -> T:
 
 
 def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:
-    """Checks that `flags` has one bool per client, and returns it as an array."""
+    """Checks that `flags` contains one bool per client, and returns them as an array."""
     flags = jnp.asarray(flags)
     if flags.ndim != 1 or flags.dtype != jnp.bool_:
         raise ValueError(
@@ -217,7 +217,8 @@ def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
 
     Raises:
       TypeError: if one is traced.
-      ValueError: if one is not a positive whole number, or they do not fit.
+      ValueError: if one is not a positive whole number, or `num_rounds` is not a multiple of the
+        other.
     """
     for name, value in (("num_rounds", num_rounds), ("record_every", record_every)):
         if isinstance(value, jax.core.Tracer):
@@ -377,7 +378,7 @@ def check_sizes(
 
 @contextlib.contextmanager
 def tracing(what: str) -> Iterator[None]:
-    """Adds a hint to JAX's concretization errors: what was being traced, and a remedy.
+    """Adds a note to JAX's concretization errors that names the traced function and a remedy.
 
     Args:
       what: the traced function, such as "a round".

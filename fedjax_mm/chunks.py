@@ -1,4 +1,4 @@
-"""Chunks of a group: clients that are computed together, and their order."""
+"""Splits a group of clients into chunks that are computed together, and orders the clients."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ from fedjax_mm.base import AnalyticTask, Params, Steps, Task
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """How local trainings are computed: "vmap" computes all clients of all models at once, "scan" one
-client at a time, and a number n computes n clients at a time, of all models if these share their
-structure and data, else of one model; "auto" chooses based on the device and the size of a
-model."""
+client at a time, and a number n computes n clients at a time, which belong to all models if these
+share their structure and data, and otherwise to one model; "auto" chooses based on the device and
+the size of a model."""
 
 _CHUNK_BYTES = 32 * 2**10  # bytes of parameters that one CPU device trains at a time
 

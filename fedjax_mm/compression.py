@@ -55,10 +55,10 @@ def top_k(share: SomeShare) -> Compressor:
     A message has ``k (32 + ceil(log2 d))`` bits. The operator is biased, so use error feedback.
 
     Args:
-      share: k / d, rounded to at least one coordinate.
+      share: k / d, where k is rounded and at least 1.
 
     Raises:
-      ValueError: if it is not positive or above 1.
+      ValueError: if `share` is not positive or is above 1.
 
     Example:
       >>> top_k(0.5).compress(None, jnp.array([3.0, -4.0, 0.0, 12.0])).tolist()
@@ -79,13 +79,14 @@ def top_k(share: SomeShare) -> Compressor:
 def random_k(share: SomeShare) -> Compressor:
     """Keeps a random set of k coordinates, scaled by d / k to be unbiased.
 
-    A message has ``32 k + 32`` bits: the values, and a seed from which the server draws the set.
+    A message has ``32 k + 32`` bits, for the values and for a seed from which the server draws the
+    set.
 
     Args:
-      share: k / d, rounded to at least one coordinate.
+      share: k / d, where k is rounded and at least 1.
 
     Raises:
-      ValueError: if it is not positive or above 1.
+      ValueError: if `share` is not positive or is above 1.
 
     Example:
       >>> vector = random_k(0.5).compress(jax.random.key(0), jnp.ones(4))
@@ -111,7 +112,7 @@ def qsgd(levels: TracedCount) -> Compressor:
       levels: s.
 
     Raises:
-      ValueError: if it is not positive.
+      ValueError: if `levels` is not positive.
 
     Example:
       >>> qsgd(1).compress(jax.random.key(0), jnp.array([0.0, -5.0])).tolist()
@@ -270,7 +271,7 @@ def of_weight_one(sent: Contribution, params: Params) -> Any:
 
 
 def _number(share: Scalar, size: int) -> Any:
-    """Returns k, the number of coordinates that is a given fraction of d."""
+    """Returns k, a given fraction of d, rounded to a whole number from 1 to d."""
     return jnp.clip(jnp.round(jnp.asarray(share, jnp.float32) * size).astype(jnp.int32), 1, size)
 
 

@@ -1,7 +1,8 @@
 """The engine of `simulate` and `sweep`, which computes the rounds or the arrivals of a run.
 
-A round is look -> assign -> train -> aggregate -> observe -> count, with steps in `rounds.py`.
-In an asynchronous run, a round is `arrivals_per_round` arrivals, computed by `asynchrony/`.
+A round consists of the steps look -> assign -> train -> aggregate -> observe -> count, most of
+which are in `rounds.py`. In an asynchronous run, a round consists of `arrivals_per_round` arrivals,
+which `asynchrony/` computes.
 
 Models of equal structure form a *stack* and are computed together. The clients that train in a
 round form a *cohort*. A *chunk* is the part of a cohort that is computed at once.
@@ -81,7 +82,10 @@ def engine_of(
     client_map: ClientMap = "auto",
     client_axis: str | None = None,
 ) -> Engine:
-    """Returns the engine of a run, given the arguments of `simulate`, and raises its errors."""
+    """Returns the engine of a run, given the arguments of `simulate`.
+
+    Invalid arguments raise the same errors as in `simulate`.
+    """
     options = Options(checks.check_client_map(client_map), checks.check_client_axis(client_axis))
     if isinstance(assignment, Dispatch):
         stacks = stacks_of(tasks, algorithm, assignment, by="dispatch")

@@ -15,7 +15,7 @@ def prepare_directory(path: Path) -> None:
     """Creates a directory and checks that it is writable, before any work is done.
 
     Raises:
-      ValueError: if it is not, naming the directory and the reason.
+      ValueError: if the directory is not writable, with its name and the reason.
     """
     probe = path / f".probe.{os.getpid()}"
     with wanted_for_results(path):
@@ -36,7 +36,7 @@ def wanted_for_results(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises `ValueError` for special files, such as named pipes, whose reading may never end."""
+    """Raises `ValueError` for special files, such as named pipes, because reading may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path}: not a regular file")
 
@@ -47,9 +47,8 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
     Raises:
       OSError: if the file cannot be written; the error names it.
     """
-    aside = path.with_name(
-        f".{path.name}.part"
-    )  # the name is fixed, to replace the file of a killed write
+    # Use a fixed name, so that a later write replaces the leftover of a killed one.
+    aside = path.with_name(f".{path.name}.part")
     try:
         # Remove the file first, because it may be a link whose target would be overwritten.
         aside.unlink(missing_ok=True)
@@ -67,12 +66,12 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
         named.errno = error.errno
         raise named from error
     finally:
-        with suppress(OSError):  # an error here would hide the reason
+        with suppress(OSError):  # an error in cleanup would hide the reason
             aside.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:
-    # Sync the directory too, because it holds the rename. Skip this on Windows, which has no
+    # Sync the directory too, because it stores the rename. Skip this on Windows, which has no
     # directory descriptors and writes entries in order.
     if os.name != "nt":
         descriptor = os.open(path, os.O_RDONLY)
@@ -89,7 +88,7 @@ def save_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds a digest to the content, with which `is_sealed` detects later edits."""
+    """Adds a digest to the content, so that `is_sealed` can detect later edits."""
     own = {key: value for key, value in content.items() if key != "digest"}
     return {**own, "digest": hashlib.sha256(json.dumps(plain(own)).encode()).hexdigest()}
 

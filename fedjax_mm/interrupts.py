@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_TOGETHER = 0.1  # seconds in which signals count as one
+_TOGETHER = 0.1  # signals within this many seconds count as one
 
 
 def die_of_interrupts() -> None:
@@ -31,10 +31,9 @@ def tidy_interrupts() -> Iterator[None]:
     """
     came = list[int]()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ends = (
-        signal.SIG_DFL,
-        signal.default_int_handler,
-    )  # otherwise the signal is ignored, or handled by the program
+    # Replace only these handlers, because any other one means that the signal is ignored, or that
+    # the program handles it.
+    ends = (signal.SIG_DFL, signal.default_int_handler)
     mine = [number for number, handler in before.items() if handler in ends]
     if threading.current_thread() is not threading.main_thread() or not mine:
         yield
@@ -69,7 +68,7 @@ def tidy_interrupts() -> Iterator[None]:
 def _ignore_copies(numbers: Iterable[int]) -> None:
     """Ignores signals for a moment, because `timeout` signals a process and then its group."""
     for number in numbers:
-        # Handle signals rather than ignoring them, because children would ignore them for life.
+        # Install an empty handler rather than SIG_IGN, because child processes inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     time.sleep(_TOGETHER)
 

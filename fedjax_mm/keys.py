@@ -22,7 +22,7 @@ ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
 _METRICS = 2**31 - 1  # far from model indices, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from round numbers
-_DELAYS = 2**31 - 2  # far from values that an assignment folds into its own key, like the next ones
+_DELAYS = 2**31 - 2  # this and the next three are far from values that assignments fold in
 _PRESENCE = 2**31 - 3
 _LOSSES = 2**31 - 4
 _PROCESSORS = 2**31 - 5
@@ -47,7 +47,7 @@ def assignment_key(round_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of delays in a round, to be used as a round's key in `model_keys`."""
+    """Returns the key for delays in a round, which replaces the round's key in `model_keys`."""
     return jax.random.fold_in(assignment_key, _DELAYS)
 
 
@@ -59,7 +59,7 @@ def presence_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArra
 def losses_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
     """Returns the key for lost messages in a round, for a wrapper at a given nesting depth.
 
-    It is used as a round's key in `model_keys`.
+    It replaces the round's key in `model_keys`.
     """
     return jax.random.fold_in(jax.random.fold_in(assignment_key, _LOSSES), num_wrappers)
 
@@ -114,7 +114,7 @@ def slot_keys(
     models: Int[Array, " slots"],
     num_models: int,
 ) -> PRNGKeyArray:
-    """Returns one key per slot of a cohort, which depends only on the slot's client and model."""
+    """Returns one key per slot of a cohort, depending only on the slot's client and model."""
     each = model_keys(round_key, jnp.arange(num_models, dtype=jnp.int32))
     return jax.vmap(client_key)(each[models], jnp.maximum(clients, 0))
 

@@ -144,7 +144,8 @@ class LocalSGD(NamedTuple):
         """Returns E, or the number of steps of the epochs.
 
         Raises:
-          ValueError: if neither is given, the task has no epochs, or their steps do not fit int32.
+          ValueError: if neither steps nor epochs are given, the task does not define epochs, or
+            the epochs' steps do not fit in int32.
         """
         if self.steps is None:
             raise ValueError("neither local steps nor epochs are given; give one of the two")
@@ -156,7 +157,7 @@ class LocalSGD(NamedTuple):
         return epochs * batches
 
     def equal_steps(self, task: Task) -> bool:
-        """Returns whether all clients take the same number of steps, even if it is traced."""
+        """Returns whether all clients take the same number of steps, which may be traced."""
         is_given = not isinstance(self.steps, Epochs)
         return is_given or isinstance(self.num_steps(task, jnp.int32(0)), int)
 
@@ -210,7 +211,8 @@ class LocalSGD(NamedTuple):
 
 def _most_batches(task: Task, size: int | None) -> int:
     """Returns the number of batches per epoch of the largest client, or 1 if unknown."""
-    # Read the static bound of the first store, the training data, because counts may be traced.
+    # Read the static bound of the first data store, which holds the training data, because counts
+    # may be traced.
     parts = jax.tree.leaves(task, is_leaf=lambda x: hasattr(x, "max_count"))
     counts = [part.max_count for part in parts if hasattr(part, "max_count")]
     return -(-counts[0] // (size or counts[0])) if counts else 1
@@ -229,7 +231,7 @@ def local_sgd(
 
     Args:
       learning_rate: eta, a number (which may be traced) or a schedule over rounds t = 1, 2, ...
-      steps: E local steps per client; exclusive with `epochs`. Only `afl` needs neither.
+      steps: E local steps per client; cannot be combined with `epochs`. Only `afl` needs neither.
       epochs: passes over the client's examples, each of ``ceil(n_k / B)`` local steps.
       batch_size: B examples per local step; None uses the full gradient. With a schedule N_s(t),
         each step of round t draws N_s(t) of the client's examples without replacement, at most all.
@@ -363,7 +365,8 @@ def averaging(
       train: trains a client, as `LocalSGD.train` does.
       weight: returns a client's weight; defaults to n_k.
       num_gradients: the number of gradients that a client computes per round.
-      server: returns the new w from w and the sums; defaults to adding the weighted mean update.
+      server: returns the new w from w and the sum of the contributions; defaults to adding the
+        weighted mean update.
 
     Example: the simplest method, with one gradient step at a rate of 0.1.
       >>> import jax
@@ -409,7 +412,7 @@ def stateless(
 
 
 def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
-    """Returns a stateless server function, given a step from w and the sums."""
+    """Returns a stateless server function, given a function of w and the sum of contributions."""
 
     def server(context: base.ServerContext) -> tuple[Params, base.ServerState]:
         return step(context.params, context.total), context.server_state

@@ -13,7 +13,7 @@ _UNROLLED = 8
 """The number of local steps per loop iteration on accelerators."""
 
 _AT_ONCE = 4
-"""The number of steps on accelerators before a loop may first end, and between later checks."""
+"""The number of steps that accelerators take before each check whether a loop is over."""
 
 
 def local_steps(
@@ -37,7 +37,7 @@ def loop_until(is_over: Callable[[T], Bool[Array, ""]], step: Callable[[T], T], 
     """Repeats a step at least once, until the carry is final.
 
     Args:
-      is_over: whether a carry is final.
+      is_over: returns whether a carry is final.
       step: maps a carry to the next one, and a final carry to itself.
       start: the initial carry, which is not final.
     """

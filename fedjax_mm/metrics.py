@@ -1,4 +1,4 @@
-"""Measures of recorded curves, in NumPy, whose last axis is over recorded rounds."""
+"""NumPy functions that evaluate recorded curves, with recorded rounds along the last axis."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def first_round_below(errors: Any, rounds: Any, threshold: Any) -> Float[np.ndar
 def gain(num_models: Any, rounds_single: Any, rounds_multi: Any) -> Float[np.ndarray, "*batch"]:
     """Returns the gain of multi-model training, ``g = M T_1 / T_M``, eq. (3) of Bhuyan et al.
 
-    It is NaN if a target was not reached, rather than clipped to the budget of rounds.
+    If a target was not reached, the gain is NaN, and rounds are not clipped to the budget.
 
     Example:
       >>> gain(9, 50, 117).round(3).item()

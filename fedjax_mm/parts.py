@@ -47,7 +47,7 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
 
 
 def _check_functions(what: str, part: Any, needed: Sequence[str], others: Sequence[str]) -> None:
-    """Raises `TypeError` if a field that must be a function is not one. Some may be None."""
+    """Raises `TypeError` if a field is not a function. Fields in `others` may also be None."""
     for field in (*needed, *others):
         given = getattr(part, field)
         if not callable(given) and (given is not None or field in needed):

@@ -39,13 +39,13 @@ _DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
 _DOT = (1.0, 1.2)
 _MOST_PANELS = 6
 _MOST_BARS = 12  # points with error bars; longer lines get an error band
-_SHIFT = 4.0  # points between error bars that would hide each other
-_MOST_INSIDE = 3  # most legend entries inside a panel
+_SHIFT = 4.0  # points between neighboring error bars, so that they do not hide each other
+_MOST_INSIDE = 3  # maximum number of legend entries inside a panel
 GRAY = "0.55"
-WIDTH = 7.5  # inches, so that text is legible where a column shows them as 600 pixels
+WIDTH = 7.5  # inches, so that text is legible in a figure that is shown 600 pixels wide
 
 Entries = Mapping[str, Any]
-"""Legend entries: what matplotlib drew, by label."""
+"""Legend entries, from labels to the objects that matplotlib drew."""
 
 
 class Line(NamedTuple):
@@ -59,7 +59,7 @@ class Line(NamedTuple):
       style: "bar", or a matplotlib style such as "--" or "o", in which "?" stands for the marker
         chosen by the line's position.
       color: a number or a matplotlib color; None uses the line's position in its panel. There are 8
-        colors; the next 8 numbers reuse them with a dot after each dash, and further ones with two.
+        colors; the next 8 numbers reuse them with a dot after each dash, and later ones with two.
     """
 
     label: str
@@ -78,7 +78,7 @@ class Panel(NamedTuple):
       xlabel: the label of the x-axis.
       ylabel: the label of the y-axis.
       lines: the curves, points and bars.
-      marks: vertical lines, by label.
+      marks: the positions of vertical lines, by label.
       limits: the limits of the y-axis.
       scale: the scale of the y-axis, "linear" or "log".
       xscale: the scale of the x-axis.
@@ -145,7 +145,7 @@ def panels(
 
     Args:
       values: values over ``(panel, series, x)``, with NaN for missing ones. All x become ticks if
-        they are words or a few integers.
+        they are words or a few numbers.
       errors: the standard errors, with the same dimensions.
       xlabel: the x-label of every panel.
       ylabel: the y-label of every panel.
@@ -313,7 +313,7 @@ def _ticks(x: np.ndarray) -> dict[str, float]:
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
-    """Draws a sweep's last values, with a numeric axis as x and another one as panels.
+    """Draws the final values of a sweep, with a numeric axis as x and another axis as panels.
 
     Args:
       dataset: the result of a sweep. Lines are the values of the axis ``algorithm`` or, without it,

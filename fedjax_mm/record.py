@@ -68,7 +68,7 @@ RESERVED = (
     *("seed", "round", "model", "client", "diverged", "ended"),
     *(*Counts._fields, "parameters_up", "parameters_down"),
 )
-"""Names used by every result, which metrics and axes must not have."""
+"""Names that occur in every result, so metrics and axes must not use them."""
 
 
 class Record(NamedTuple):
@@ -261,11 +261,11 @@ def measure(
 
 
 def check_metrics(what: str, found: Any) -> None:
-    """Raises an error if a function of metrics does not return a dict of real numbers or arrays.
+    """Raises an error if a metrics function does not return a dict of real numbers or arrays.
 
     Raises:
-      TypeError: if it returns something else.
-      ValueError: if a result could not have a metric with that name.
+      TypeError: if it returns anything else.
+      ValueError: if a metric's name is reserved or cannot be saved.
     """
     if not isinstance(found, dict):
         raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")

@@ -56,7 +56,7 @@ def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
             return stack
         if all(jax.tree.leaves(stack.shared)):
             return stack._replace(task=at(stack.task))
-        # Arrays shared by models have no models axis, neither before nor after.
+        # Arrays shared by models have no models axis, either before or after `at`.
         axes = jax.tree.map(lambda same: None if same else 0, stack.shared)
         return stack._replace(task=jax.vmap(at, (axes,), axes)(stack.task))
 
@@ -108,7 +108,7 @@ def look(
 
 
 def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, Any]:
-    """Reports the norm of the part of an update that scales with the assignment's factor."""
+    """Reports the norm of the part of an update that is proportional to the assignment's factor."""
     del scale
 
     # Evaluate the update at scales 0 and 1, because it is affine in the scale. Training does not

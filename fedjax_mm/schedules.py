@@ -1,6 +1,6 @@
 """The papers' learning rates and sample sizes, as schedules of the round t = 1, 2, ...
 
-Any optax schedule works too. It is evaluated once per round, and all local steps use that rate.
+Any optax schedule works too. It is evaluated once per round, and all local steps use that value.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,8 @@ def growing_sample_size(
 
     Args:
       learning_rate: eta_t.
-      num_examples: S for the largest client; smaller clients use all of their examples sooner.
+      num_examples: S, the number of examples of the largest client; smaller clients use all of
+        their examples sooner.
       local_steps: E.
       gradient_bound: G. This and the arguments below may be traced.
       noise: beta_1 and beta_2 of Assumption 4.
@@ -71,8 +72,7 @@ def growing_sample_size(
       [26, 98, 100]
 
     Reference: Bhuyan, Moharir, Joshi, Theorem 2 and eq. (31). `theory.mfa.least_sample_size`
-      computes
-    the same in double precision, at most one example smaller.
+    computes the same size in double precision, which is at most one example smaller.
     """
     beta_1, beta_2 = noise
 

@@ -13,7 +13,7 @@ from fedjax_mm.base import Padded
 from fedjax_mm.loops import loop_until
 
 RANK_LIMIT = 128
-"""The size up to which an order is drawn by ranking (n^2 comparisons), not a keyed bijection."""
+"""The size up to which orders are drawn by ranking (n^2 comparisons), not by keyed bijections."""
 
 _FEISTEL_ROUNDS = 16  # with 8, permutations of 5 to 7 items are measurably non-uniform
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, made odd, to spread counters apart
@@ -24,9 +24,10 @@ def permutation(
 ) -> Int[Array, " n"]:
     """Returns the first `length` entries of a random permutation of ``0, ..., size - 1``.
 
-    Up to `RANK_LIMIT` entries are ranks of independent 32-bit words, which are uniform except for
-    ties (probability below 2^-19). Beyond it, entry i is the image of i under a keyed bijection, at
-    a cost of O(length), so drawing a thousand out of a million clients does not touch the others.
+    For sizes up to `RANK_LIMIT`, entries are ranks of independent 32-bit words, which are uniform
+    except for ties (probability below 2^-19). For larger sizes entry i is the image of i under a
+    keyed bijection, at a cost of O(length), so drawing a thousand out of a million clients does not
+    touch the others.
 
     A padded size with a traced number n gives a permutation of ``0, ..., n - 1`` followed by the
     numbers from n on. It equals the permutation for the unpadded size n, unless `RANK_LIMIT` lies
@@ -71,7 +72,7 @@ def shuffled(
       size: the size of the order, from 1 to 2^31 - 1; it may be traced.
     """
     # Use a Feistel network over Z_a x Z_b with a b >= size, because it is a bijection, and encrypt
-    # images of `size` or more again until they are below (Black and Rogaway, "Ciphers with
+    # images of `size` or more again until they are below `size` (Black and Rogaway, "Ciphers with
     # arbitrary finite domains", 2002).
     size = jnp.asarray(size, jnp.uint32)
     a = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.uint32)
@@ -131,7 +132,7 @@ def hash_words(rng_key: PRNGKeyArray) -> UInt32[Array, " 2"]:
 
 
 def fold_words(words: UInt32[Array, " 2"], number: Int[Array, ""]) -> UInt32[Array, " 2"]:
-    """Derives a different key from every number."""
+    """Derives new words from a number, different for every number."""
     return _mix(words + jnp.asarray(number, jnp.uint32) * _GOLDEN)
 
 

@@ -43,7 +43,8 @@ def simulate(
         of a `vmap`.
       tasks: one task for all models, or one per model. Tasks with equal structure are stacked,
         except for arrays that they share; others are unrolled inside the compiled round.
-      algorithm: how clients train and the server aggregates; one for all models, or one per model.
+      algorithm: the method of client training and server aggregation; one for all models, or one
+        per model.
       assignment: chooses clients and models. A `Dispatch`, such as that of `asynchrony.fedast`,
         makes training asynchronous. A round is then `arrivals_per_round` arrivals, and reverse-mode
         differentiation is not supported.
@@ -128,7 +129,7 @@ def advance(
 
 
 def _check_began_with(engine: Engine, state: State) -> None:
-    """Raises `ValueError` if the engine's runs have states of another structure or shape."""
+    """Raises `ValueError` if a state differs in structure or shape from the engine's states."""
     if jnp.ndim(state.round):
         raise ValueError(
             f"state is of runs {list(jnp.shape(state.round))}; call advance inside jax.vmap, too"
@@ -168,13 +169,13 @@ def _run(
 
 
 def params_of(state: State, model: int | None = None) -> Params:
-    """Returns a model's parameters in a state, or a list of all models' in the order of the tasks.
+    """Returns one model's parameters in a state, or a list of the parameters of all models.
 
     Args:
       state: the state returned by `simulate` or `advance`. Parameters keep its leading axes from
         `jax.vmap`, such as seeds and points.
-      model: the index of the model in the order of the tasks. None returns the list, which
-        `simulate` accepts as `params`.
+      model: the index of the model in the order of the tasks. None returns a list in the same
+        order, which `simulate` accepts as `params`.
 
     Raises:
       ValueError: if no model has that index.

@@ -66,7 +66,7 @@ class Stack(NamedTuple):
       models: the indices of the models.
       task: the stacked tasks.
       shared: whether each leaf of the task is shared by all models and has no models axis.
-      algorithm: how the models' clients train and how the server aggregates.
+      algorithm: the models' method of client training and server aggregation.
     """
 
     models: tuple[int, ...]
@@ -89,9 +89,10 @@ class Stack(NamedTuple):
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
 
     def slots(self, cohort: Cohort) -> tuple[Cohort, Int[np.ndarray, " slots"]]:
-        """Returns the cohort of this stack's models, numbered by row, and its slots.
+        """Returns the part of a cohort that trains this stack's models, and its slots.
 
-        For traced models these are all slots, with clients of other stacks replaced by padding.
+        Models are numbered by row. If models are traced, all slots are kept, with clients of other
+        stacks replaced by padding.
         """
         models = cohort.models if cohort.is_known else jnp.asarray(cohort.models)
         is_mine = models[:, None] == np.array(self.models)
@@ -124,7 +125,7 @@ def stacks_of(
       tasks: one for all models, or one per model.
       algorithm: one for all models, or one per model.
       assignment: an `Assignment` or a `Dispatch`, with the numbers of clients and models.
-      by: the name of the assignment's kind, for error messages.
+      by: the kind of `assignment`, for error messages.
 
     Raises:
       TypeError: if a task or an algorithm has the wrong type.

@@ -39,7 +39,7 @@ class Jobs(NamedTuple):
       client: the index of the client that trains; -1 is padding.
       model: the row of the model in its stack. A NumPy array is static; None means that all jobs
         train the same model.
-      scale: factors of the clients' weights; None means 1.
+      scale: factors that multiply the clients' weights; None means 1.
       takes_part: whether clients participate; None means all do.
       segment: the index of the model's sum to add a contribution to; None if there is only one.
       origin: additional data of a job, for `StartFn`.
@@ -66,7 +66,7 @@ StartFn: TypeAlias = Callable[[Any, StackState, Jobs], Start]
 """Maps the data shared by a model's jobs, the model and a job to a client's inputs."""
 
 SendFn: TypeAlias = Callable[[Scalar], tuple[Contribution, ClientState]]
-"""Runs the client function with a factor of its weight."""
+"""Runs the client function, given the factor that multiplies the client's weight."""
 
 MessageFn: TypeAlias = Callable[[SendFn, Scalar, Params], tuple[Contribution, ClientState]]
 """Maps the client function's result to the client's message and new state."""
@@ -217,7 +217,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     for some in chunks.in_chunks(listed, order, how.chunk_size, axis):
         trained, _ = lax.scan(add_jobs, trained, some)
     total = trained.total
-    if how.num_segments is None:  # here, because XLA fuses it only without axes of length 1
+    if how.num_segments is None:  # finish here, because XLA fuses it only without axes of length 1
         total = each_model(sums.finish_sum)(total, models.state.params)
     return trained._replace(total=total if axis is None else lax.psum(total, axis))
 

@@ -36,7 +36,7 @@ class Workload(NamedTuple):
 
 
 class SweepWorkload(NamedTuple):
-    """A sweep on that quadratic over both algorithms, numbers of models and learning rates."""
+    """A sweep on the quadratic of `Workload` over algorithms, model counts and learning rates."""
 
     name: str
     num_clients: int
@@ -70,14 +70,14 @@ class SweepWorkload(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A classifier of convolutions, each with ReLU and 2 x 2 max pooling, and dense layers.
+    """A classifier with convolutions, each with ReLU and 2 x 2 max pooling, and dense layers.
 
     The convolutions are 5 x 5 and preserve the image size.
 
     Attributes:
       example_shape: `[features]`, or `[height, width, channels]` for convolutions.
       channels: the outputs of each convolution.
-      widths: the outputs of each dense layer, with ReLU in between; the last one gives the classes.
+      widths: the outputs of each dense layer, with ReLU in between; the last is the class count.
     """
 
     example_shape: tuple[int, ...]
@@ -96,7 +96,7 @@ class Model(NamedTuple):
         return shapes + [(i, o) for i, o in zip(inputs, self.widths, strict=False)]
 
     def flops(self) -> int:
-        """Floating-point operations of one example's gradient, counting only matrix products.
+        """Returns the FLOPs of one example's gradient, counting only matrix products.
 
         A layer is a product of `[m, k]` and `[k, n]`. A dense layer has m = 1, k = in, n = out; a
         convolution has m = height x width, k = 25 in, n = out. Each costs 2 m n k for the forward
@@ -184,14 +184,14 @@ class LearningWorkload(NamedTuple):
         return FederatedData("random", "synthetic", self.model.widths[-1], clients, clients)
 
     def algorithm(self) -> Algorithm:
-        """Federated averaging."""
+        """Returns federated averaging with the workload's settings."""
         size = None if self.batch_size == self.num_examples else self.batch_size
         epochs = 1 if self.num_steps is None else None
         how: Any = {"steps": self.num_steps, "epochs": epochs, "batch_size": size}
         return fedavg(local_sgd(self.learning_rate, **how))
 
     def assignment(self) -> Assignment:
-        """Uniform cohorts."""
+        """Returns an assignment that draws uniform cohorts."""
         return mfa_rand(self.num_clients, 1, cohort_size=self.cohort_size)
 
 
@@ -204,7 +204,7 @@ WORKLOADS: dict[str, AnyWorkload] = {
         Workload("W1b", 1000, 10, 200, 20),
         Workload("W1c", 1_000_000, 10, 20, 1),
         SweepWorkload("S1", 24, (2, 12), 16, 1000, 64, 10),
-        # Size the rounds so that a run takes about a second.
+        # Choose the number of rounds so that a run takes about a second.
         LearningWorkload("W2", LOGISTIC, 100, 200, 100, 5, 20, num_rounds=2000),
         LearningWorkload("W2b", LOGISTIC, 10_000, 40, 1000, 5, 20, num_rounds=200),
         LearningWorkload("W3", PERCEPTRON, 100, 300, 10, 30, 32, num_rounds=50),

@@ -34,9 +34,9 @@ class LastLoss(NamedTuple):
 def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
-    lambda lies in the simplex over all N clients and starts at 1/N. A participant's F_k is the loss
-    over all of its training examples at w, and an absent client's is 0. The recorded parameters are
-    the running average of w, and the server state holds w itself.
+    lambda lies in the simplex over all N clients and starts at 1/N. For a participant, F_k is the
+    loss over all of its training examples at w, and for an absent client, F_k is 0. The recorded
+    parameters are the running average of w, and the server state holds w itself.
 
     Args:
       local: eta_w, B and the other settings of `local_sgd`, except `epochs` and `optimizer`.

@@ -63,7 +63,7 @@ class Attacked(View):
 
     Attributes:
       attacks: ``bool[clients]``.
-      factors: ``float[clients]``, the factors of the clients' losses.
+      factors: ``float[clients]``, the factors that multiply the clients' losses.
       stays: whether attackers always participate.
     """
 

@@ -17,7 +17,8 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
 
     Personal models start from the global parameters. Whenever a client trains, its personal model
     takes the same number of steps on the same batches. Personal models are the clients' states,
-    ``state.models[0].clients`` of `simulate`. Metrics are computed for the global model.
+    ``state.models[0].clients`` in the result of `simulate`. Metrics are computed for the global
+    model.
 
     Args:
       local: eta, E and the other settings of `local_sgd` for both models, except `epochs`.

@@ -32,10 +32,10 @@ def fedavg(
     Args:
       local: eta, E and the other settings of `local_sgd`; or only eta, with `local_steps`.
       local_steps: E, if `local` is only eta.
-      server_optimizer: an optimizer that receives minus the mean update as its gradient; None takes
-        a step of size 1.
-      server_scale: "mean" divides by the participants' weights. "1/N" divides by the weights of all
-        clients, as eq. (19) and Theorem 2 do.
+      server_optimizer: an optimizer that receives the negative mean update as its gradient; None
+        takes a step of size 1.
+      server_scale: "mean" divides by the sum of the participants' weights. "1/N" divides by the sum
+        of all clients' weights, as eq. (19) and Theorem 2 do.
       weighted: whether client k has weight n_k, its number of examples, rather than 1.
 
     Raises:

@@ -72,8 +72,8 @@ def maxfl(
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
-    # Count only the longer of the two, because fine-tuning shares its steps and batches with the
-    # start of local training.
+    # Count only the longer of fine-tuning and local training, because both begin with the same
+    # steps and batches.
     if tuning_steps is not None:
         each = steps, tuning_steps
         # Compare Python numbers without jnp, because a grid checks its methods on import, and jnp

@@ -22,7 +22,7 @@ _LEAST_WEIGHT = 1e-30  # avoids division by 0 if all weights in a round underflo
 
 @checked
 def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorithm:
-    """MW-Fed: FedAvg whose weights v_k and local steps grow while ``F_k(w) >= rho_k``.
+    """MW-Fed: FedAvg with weights v_k and local steps that grow while ``F_k(w) >= rho_k``.
 
     Weights start at 1/N. Before round 1 and after each round with participants, the weights of
     clients whose (reported) loss is not below their threshold are multiplied by `growth`, and all
@@ -48,8 +48,8 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Blum et al., "One for One, or All for All" (2021), as used as a baseline by Cho et
-      al.
+    Reference: Blum et al., "One for One, or All for All" (2021), in the form that Cho et al. use as
+    a baseline.
     """
     tau = steps_of("mwfed", local)
 

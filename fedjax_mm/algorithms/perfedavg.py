@@ -22,7 +22,8 @@ def perfedavg(
 
     Each step draws batches D, D', D'' and sets ``u = w - alpha grad(w; D)``. It descends along
     ``g' = grad(u; D')`` (first order, "FO"), or along ``g' - alpha (grad(w + delta g'; D'') -
-    grad(w - delta g'; D'')) / (2 delta)``, with a Hessian-vector product by differences ("HF").
+    grad(w - delta g'; D'')) / (2 delta)``, which replaces a Hessian-vector product with finite
+    differences ("HF").
 
     Args:
       local: beta, E meta steps and the other settings of `local_sgd`, except `epochs`. Each batch

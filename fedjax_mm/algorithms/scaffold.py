@@ -73,8 +73,8 @@ def scaffold(
         else:
             length = K * local.rate(context.round)
             new = jax.tree.map(lambda d, x: d - (x / length).astype(d.dtype), drift, trained.update)
-        # If all factors are 0, the server does not step and keeps c. Keep the c_k of a client whose
-        # factor is 0, and do not scale its share of c, because c must remain the mean of all c_k.
+        # Keep the c_k of a client that does not participate, and do not scale any client's share of
+        # c, because c must remain the mean of all c_k. Without participants, the server keeps c.
         is_active = jnp.asarray(context.takes_part)
         new = jax.tree.map(partial(jnp.where, is_active), new, c_k)
         share = jax.tree.map(lambda new, old: (new - old) / task.num_clients, new, c_k)

@@ -21,7 +21,8 @@ class Past(NamedTuple):
     """Memory of one client and model or, on the server, of all clients for one model."""
 
     update: Params  # h, the last update sent
-    round: Int[Array, "*clients"]  # the round that sent h or, if beta is exact, trained; 0 if none
+    # The round in which h was sent or, if beta is exact, the last round of training; 0 if none.
+    round: Int[Array, "*clients"]
     decline: Float[Array, "*clients"]  # last measured decline of beta per round
     is_measured: Bool[Array, "*clients"]
 
@@ -43,11 +44,11 @@ def stalevr(
 
     ``d_k = n_k / sum n``, G_k is the client's update in this round, h_k is the last one it sent
     (initially 0), and s_k is the factor from the assignment (`Cohort.scale`), which is 1/p in
-    `variance_reduced` and in ``mfa_rand(..., unbiased=True)``. In expectation over their draws, the
-    step equals that of full participation. An assignment without factors raises an error, because
-    the step would be too small by a factor of p. The server also steps in rounds without
-    participants. The h_k are the clients' states, which take the memory of N M models per run for N
-    clients and M models. `noisy` does not change them.
+    `variance_reduced` and in ``mfa_rand(..., unbiased=True)``. In expectation over the draws of
+    these assignments, the step equals that of full participation. An assignment without factors
+    raises an error, because the step would be too small by a factor of p. The server also steps in
+    rounds without participants. The h_k are the clients' states, which take the memory of N M
+    models per run for N clients and M models. `noisy` does not change them.
 
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.

@@ -45,7 +45,7 @@ def bandit(
     discount: Annotated[Scalar, Interval(gt=0, le=1)] = 0.9,
     clock: Literal["round", "client"] = "round",
 ) -> Assignment:
-    """Multi-FedAvg with bandits: selects K clients per round by upper bounds on discounted losses.
+    """Multi-FedAvg with bandits: selects K clients per round using bounds on discounted losses.
 
     After every round ``L <- l + gamma L``, ``n <- 1[l > 0] + gamma n`` and ``T <- 1 + gamma T`` for
     each model and client, where l is the client's mean loss while training the model in this round,
@@ -148,7 +148,7 @@ def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_s
 def weighted_sum(
     bounds: Float[Array, "models clients"], shares: Float[Array, " models"], cohort_size: int
 ) -> Cohort:
-    """Selects the K clients with the largest ``sum_m p_m A_m``, each for its model of largest A."""
+    """Selects the K clients with largest ``sum_m p_m A_m``, each for its model with largest A."""
     _, clients = lax.top_k(shares @ bounds, cohort_size)
     models = jnp.argmax(bounds[:, clients], axis=0).astype(jnp.int32)
     return Cohort(clients.astype(jnp.int32), models)
@@ -177,7 +177,7 @@ def pareto(
 def rank_list(
     bounds: Float[Array, "models clients"], first: Int[Array, ""], cohort_size: int
 ) -> Cohort:
-    """Lets models take turns, starting from `first`, to pick the unassigned client of largest A."""
+    """Lets models take turns, from `first` on, to pick the unassigned client with the largest A."""
 
     def take(is_taken: Array, turn: Array) -> tuple[Array, tuple[Array, Array]]:
         model = (first + turn) % len(bounds)

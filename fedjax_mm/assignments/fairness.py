@@ -35,8 +35,8 @@ def fedfair(
       num_models: M.
       cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
       alpha: 1 draws models uniformly; larger values give more clients to the worst model.
-      by: the metric behind f_m, which all tasks must have. "loss" uses the mean training loss, and
-        "accuracy" 100 (1 - test accuracy). Either costs one pass over the data.
+      by: the metric that determines f_m and that all tasks must have. "loss" uses the mean training
+        loss, and "accuracy" uses 100 (1 - test accuracy). Either costs one pass over the data.
 
     Raises:
       ValueError: if sizes do not fit, `alpha` is below 1 or `by` is unknown.

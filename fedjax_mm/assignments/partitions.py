@@ -21,7 +21,7 @@ from fedjax_mm.checked import Count, check_argument, checked
 from fedjax_mm.shuffles import permutation
 
 Processors: TypeAlias = int | Sequence[int] | np.ndarray
-"""B_k, the most models that a client trains per round; one number, or one per client."""
+"""B_k, the maximum number of models a client trains per round; one number, or one per client."""
 
 
 @checked
@@ -321,9 +321,9 @@ def _add_models(
 def _parts(
     places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
 ) -> Int[Array, " places"]:
-    """Returns the index of each of `size` places' part, in a split into near-equal parts.
+    """Returns, for each place, the index of its part in a split of `size` places.
 
-    Larger parts come first, as in `numpy.array_split`.
+    The parts are near-equal, and larger ones come first, as in `numpy.array_split`.
     """
     least, num_larger = size // number, size % number
     up_to = num_larger * (least + 1)

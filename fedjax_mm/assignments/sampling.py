@@ -23,7 +23,7 @@ def variance_reduced(
     processors: Processors = 1,
     inactive: Literal["rest", "train"] = "rest",
 ) -> Assignment:
-    """LVR and GVR: samples clients with large losses or updates more often, at lower weight.
+    """LVR and GVR: samples clients with large losses or updates more often, but at lower weights.
 
     Each of a client's B_k processors draws one of the M models, or none, with probabilities p from
     ``optimal_probabilities`` for ``U = d_k g / B_k``, where ``d_k = n_k / sum n`` and g is F_k(w)
@@ -48,7 +48,8 @@ def variance_reduced(
         participating, as `stalevr` with exact beta requires.
 
     Raises:
-      ValueError: if a number is not positive, or there are fewer processors than trainings.
+      ValueError: if a number is not positive, or `expected_trainings` exceeds the number of
+        processors.
 
     Example:
       >>> import jax

@@ -1,6 +1,6 @@
 """Finds the next arrivals that can be trained together, and the server steps they trigger.
 
-Everything here is computed from job times and counts, and does not depend on training results.
+Everything in this module is computed from job times and counts, not from training results.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ class Arrivals(NamedTuple):
       client: see `Jobs`.
       version: see `Jobs`.
       place: see `Jobs`.
-      rank: the number of earlier arrivals of its model in the batch.
-      step: the step of the batch that it contributes to, counted from 0.
-      slot: the slot of its update among the model's recent updates; `WINDOW` if it is not kept.
+      rank: the number of earlier arrivals of the same model in the batch.
+      step: the model's server step in the batch that the job contributes to, counted from 0.
+      slot: the slot of the job's update among the model's recent updates; `WINDOW` if not kept.
       staleness: the number of steps that the model made during the job.
     """
 
@@ -90,7 +90,7 @@ def next_batch(
     Args:
       dispatch: the dispatch rule.
       clock: the clock before the batch.
-      draws: the draws for the replacements, the jobs that begin when others arrive.
+      draws: the random draws for the replacements, which are jobs that begin when others arrive.
       bounds: the bounds of a batch.
       first: the index in `draws` of the first arrival's replacement.
       limit: upper bound on the arrivals; 0 gives an empty batch.
@@ -101,7 +101,7 @@ def next_batch(
     missing = jnp.maximum(buffer_size - clock.filled, 1)
 
     def new_steps_after(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
-        """Returns a model's steps after `arrivals`: one per full buffer of b_m updates."""
+        """Returns each model's steps after `arrivals`, one per full buffer of b_m updates."""
         later = (arrivals - missing) // buffer_size + 1
         return jnp.where(arrivals < missing, 0, later)
 

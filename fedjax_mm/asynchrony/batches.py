@@ -8,7 +8,7 @@ A job is trained when it arrives rather than when it begins, and the version it 
 until then. Every job may have begun from a different version, and every model has a current
 version, so R + M versions are stored per model structure. Training jobs when they begin and storing
 their updates would take the same memory, but only jobs that began since the last step could be
-trained together, and R jobs that never arrive would be trained in vain.
+trained together, and the R jobs that are still in progress at the end would be trained in vain.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class Store(NamedTuple):
     """Versions, buffers and recent updates of the models of one stack.
 
     Attributes:
-      versions: `Version`, ``[places, ...]``, the current ones and those in use by jobs.
+      versions: `Version`, ``[places, ...]``, the models' current versions and the jobs' versions.
       buffer: the sum of the contributions since each model's last step, ``[models, ...]``.
       recent: each model's last updates, ``[models, 8, ...]``; ``()`` without reallocation.
     """
@@ -190,7 +190,7 @@ def _of_stack(stack: Stack, arrivals: Arrivals) -> Cohort:
 
 
 def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, base.ClientState]:
-    """Sends a dense update, because versions differ, and reports it divided by its weight."""
+    """Sends a dense update, because jobs' versions differ, and reports it divided by its weight."""
     sent, state = send(scale)
     sent = sums.dense_update(sent._replace(report=()), params)
     return sent._replace(report=jax.tree.map(lambda x: x / sent.weight, sent.update)), state

@@ -42,7 +42,7 @@ def shifted_exponential(
     slow_factor: Scalar = 1.3,
     fast_factor: Scalar = 0.7,
 ) -> Delay:
-    """Shifted exponential delays ``factor_k (shift_m + mean_m Exp(1))``, longer at slow clients.
+    """Shifted exponential delays ``factor_k (shift_m + mean_m Exp(1))``, longer for slow clients.
 
     Args:
       num_clients: N.
@@ -187,14 +187,15 @@ def on_clock(
     first: Count | None = None,
     deadline: Positive | None = None,
 ) -> Assignment:
-    """Adds a metric `time` to an assignment, simulated as in asynchronous runs.
+    """Adds the metric `time`, the simulated time, to an assignment.
 
     A round lasts as long as the longest delay of its local trainings. A client that trains several
-    models trains them in parallel, as in asynchronous runs. A round without participants takes no
-    time.
+    models trains them in parallel. Time is simulated as in asynchronous runs. A round in which no
+    client trains takes no time.
 
-    With `first` or `deadline`, clients can be too late. Their gradients count, because they have
-    trained, but they do not participate, like clients whose messages `availability.dropping` loses.
+    With `first` or `deadline`, clients can be too late. Late clients do not participate, but their
+    gradients count, because they have trained. `availability.dropping` treats clients with lost
+    messages in the same way.
 
     Args:
       assignment: chooses clients and models.
@@ -260,7 +261,7 @@ def on_clock(
 
 
 def _taking_part(cohort: Cohort, does: Bool[Array, " slots"]) -> Cohort:
-    """Returns the cohort with a subset of its participants."""
+    """Returns the cohort in which only a subset of the participants still participates."""
     return dataclasses.replace(cohort, takes_part=cohort.participates() & does)
 
 

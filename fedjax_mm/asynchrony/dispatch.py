@@ -57,7 +57,7 @@ class Dispatch(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """The number of stored versions: at most one for each job, and each model's current one."""
+        """The maximum number of stored versions, one for each job and one for each model."""
         return self.num_jobs + self.num_models
 
 
@@ -71,14 +71,14 @@ def fedast(
     reallocate: bool = True,
     arrivals_per_round: int | None = None,
 ) -> Dispatch:
-    """FedAST: R_m jobs of each model in progress, and one server step per b_m of their updates.
+    """FedAST: R_m jobs of each model are in progress, and every b_m updates trigger a server step.
 
     When a job ends, a new one begins on a client drawn uniformly, from the current version of its
     model. The server takes one step per b_m = ceil(R_m / ratio) updates that have arrived. The new
     job trains the same model, unless R_m other jobs already do, in which case it trains the first
     model with fewer than its R_m. Every 0.75 R M arrivals (R jobs in total), R_m is set in
     proportion to the relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the
-    model's last 8 updates, once all models have had 8. It is at least `ratio`, and a multiple of
+    model's last 8 updates, once all models have had 8. R_m is at least `ratio`, and a multiple of
     `ratio` except for the remainder of R.
 
     Args:

@@ -174,7 +174,7 @@ def variances(
     number: Int[Array, ""],
     plans: Int[Array, "candidates models cohort"],
 ) -> Float[Array, " candidates"]:
-    """Returns F of each plan, ``sum_m mean_k (s_mk - mean)^2`` with this round's counts."""
+    """Returns F of each plan, ``sum_m mean_k (s_mk - mean)^2``, where s includes this round."""
     num_clients, share = counts.shape[1], plans.shape[2] / counts.shape[1]
     # Subtract the mean first, because squares of large counts lose precision in float32.
     excess = counts - number * share

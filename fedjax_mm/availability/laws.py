@@ -221,7 +221,7 @@ def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " cli
 
 
 def check_probability(name: str, value: Any) -> tuple[Any, int | None]:
-    """Returns a checked probability, and its number of clients if it is an array."""
+    """Returns a checked probability, and the number of clients if it is an array."""
     if not isinstance(value, jax.Array) and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; give a number, or one for each client")
     ndim = min(np.ndim(value), 1)
@@ -236,7 +236,7 @@ def _no_state(rng_key: PRNGKeyArray, num_clients: int) -> tuple[()]:
 
 
 def _draw(rng_key: PRNGKeyArray, p: Any, num_clients: int) -> Bool[Array, " clients"]:
-    # Draw in float32, so that a seed means the same with and without x64.
+    # Draw in float32, so that a seed gives the same draws with and without x64.
     return jax.random.uniform(rng_key, (num_clients,), jnp.float32) < p
 
 

@@ -45,13 +45,14 @@ def available(
     ``present`` is the number of clients present in the last round.
 
     Args:
-      assignment: chooses clients and models without knowing which clients are present.
+      assignment: chooses clients and models, regardless of which clients are present.
       law: the availability law, such as ``bernoulli(0.8)``.
       when_absent: "skip" leaves the slots of absent clients empty. "replace" fills each slot with a
         present client that was not chosen, drawn uniformly, or leaves it empty if there is none. A
         uniform cohort of K clients then becomes a uniform cohort of K present clients.
-      unbiased: whether each client's weight is divided by its fraction of rounds present. With
-        ``fedavg(server_scale="1/N")`` the expected step then equals the step without absence.
+      unbiased: whether each client's weight is divided by the fraction of rounds in which the
+        client is present. With ``fedavg(server_scale="1/N")`` the expected step then equals the
+        step without absence.
 
     Raises:
       TypeError: if an argument has another type.
@@ -108,7 +109,7 @@ def available(
 
 
 def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> None:
-    """Raises `ValueError` if a law is for another number of clients or lacks shares it needs."""
+    """Raises `ValueError` if a law is for another number of clients or does not fit the options."""
     if law.num_clients not in (None, num_clients):
         raise ValueError(
             f"law is for {law.num_clients} clients, and there are {num_clients}; give it one "

@@ -16,7 +16,7 @@ _LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # epsilon is meaningless below the least n
 
 
 class UncoveredError(ValueError):
-    """Raised for assignments whose privacy is not covered by any theorem used here."""
+    """Raised for an assignment to which none of the privacy theorems in this module applies."""
 
 
 @checked
@@ -81,7 +81,7 @@ def noise_for(
     those of `epsilon`.
 
     Raises:
-      UncoveredError, ValueError, ImportError: as for `epsilon`, and if no noise reaches it.
+      UncoveredError, ValueError, ImportError: as for `epsilon`, or if no noise multiplier suffices.
 
     Example:
       >>> from fedjax_mm import mfa_rand
@@ -124,9 +124,9 @@ def _spent(
         found = of_rounds(_distributions(replaces), one)
         if not replaces or sampling.cohort_size is None:
             return found
-        # The Renyi accountant takes the ratio of noise to sensitivity, and a replacement moves a
-        # sum by 2 C. Take the minimum, because with little noise its bound is looser than the one
-        # without sampling.
+        # Halve z, because the Renyi accountant takes the ratio of noise to sensitivity, and a
+        # replacement moves a sum by up to 2 C. Take the minimum, because with little noise the
+        # bound with sampling is looser than the one without.
         sizes = assignment.num_clients, sampling.cohort_size
         sampled = dp.SampledWithoutReplacementDpEvent(*sizes, dp.GaussianDpEvent(z / 2))
         return min(found, of_rounds(_renyi(), sampled))

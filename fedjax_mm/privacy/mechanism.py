@@ -26,7 +26,7 @@ from fedjax_mm.parts import check_algorithm
 
 
 class AdaptiveClip(NamedTuple):
-    """Adaptive clipping, where the clipping norm tracks a quantile of the update norms.
+    """Adaptive clipping, in which the clipping norm tracks a quantile of the update norms.
 
     ``C <- C exp(-eta (b - gamma))``, where b is the noisy fraction of clients whose norm is at most
     C.
@@ -36,7 +36,7 @@ class AdaptiveClip(NamedTuple):
       rate: eta, the learning rate of log C.
       count_noise: s_b, the standard deviation of the noise on the number of unclipped clients minus
         half the participants; a twentieth of the clients per round is usual. It must exceed half
-        the noise multiplier of `private`, which covers both releases together.
+        the noise multiplier of `private`, which covers the updates and the number together.
     """
 
     quantile: Fraction = 0.5
@@ -182,7 +182,7 @@ def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]
 
 
 def _noise_of_updates(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
-    """Returns the noise multiplier of the updates such that updates and count together have z.
+    """Returns the noise multiplier of the updates for which updates and count together have z.
 
     ``z_D = (z^-2 - (2 s_b)^-2)^-1/2``, because a client changes the centered count by 1/2.
     """

@@ -64,7 +64,7 @@ def corollary_part_1(T: ArrayLike, problem: Problem) -> FloatArray:
 def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
     """Returns the bound of part 1 for ``E <= T^(1/4) / N^(3/4)``, which is O(1 / sqrt(N T)).
 
-    ``(2 L gap + 4 G^2 + sigma^2) / sqrt(N T)``, in the common shape with E.
+    ``(2 L gap + 4 G^2 + sigma^2) / sqrt(N T)``, broadcast to a common shape with E.
 
     Raises:
       ValueError: unless T >= N and E <= T^(1/4) / N^(3/4).
@@ -201,8 +201,8 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     the global model before each round, for clients that take E full gradients each.
 
     It completes the proof that section 5 of the paper leaves open, using the descent lemma for a
-    round's step, the distance of at most ``gamma t G`` of a local model after t steps, and eq. (27)
-    with ``sum_i |G_i|^2 - N |G_bar|^2 <= N E^2 Z^2``.
+    round's step, the bound ``gamma t G`` on how far t local steps move a model, and eq. (27) with
+    ``sum_i |G_i|^2 - N |G_bar|^2 <= N E^2 Z^2``.
 
     Raises:
       ValueError: unless C <= N and gamma <= 1/(L E).
@@ -230,8 +230,8 @@ def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> 
 
     This result is not in the paper. With ``a = 2 gap / (gamma E cost)`` and ``b = gamma L E Z^2``
     the bound is ``a C + b N/(N-1) (1/C - 1/N)`` plus terms that do not depend on C. Its minimizer
-    is ``C* = sqrt(b N / (a (N-1)))``: larger cohorts leave fewer rounds, and smaller ones are
-    noisier.
+    is ``C* = sqrt(b N / (a (N-1)))``, because larger cohorts leave fewer rounds, and smaller ones
+    are noisier.
 
     Args:
       cost: the total number of local trainings, R C.

@@ -56,11 +56,11 @@ class SolvedTask(Task, Protocol):
 
     @property
     def strong_convexity(self) -> Float[Array, ""]:
-        """The clients' smallest Hessian eigenvalue."""
+        """The smallest Hessian eigenvalue over all clients."""
 
     @property
     def smoothness(self) -> Float[Array, ""]:
-        """The clients' largest Hessian eigenvalue."""
+        """The largest Hessian eigenvalue over all clients."""
 
     @property
     def heterogeneity(self) -> Float[Array, ""]:
@@ -219,8 +219,8 @@ def extreme_eigenvalues(
 def gradient_bound(task: Task, points: Params) -> Constant:
     """Returns G for full gradients, the largest ``|grad F_k|`` over all clients and points.
 
-    On convex losses with rates up to 2/L, gradients shrink along local steps, so it is enough to
-    check the points where rounds begin.
+    For convex losses and learning rates up to 2/L, gradients shrink along local steps, so it is
+    enough to check the points where rounds begin.
 
     Args:
       task: a task whose loss over all of a client's examples is F_k.
@@ -284,8 +284,9 @@ def example_gradients(
 def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]:
     """Returns estimates of beta_1 and beta_2 in ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
 
-    They are the least-squares line through the largest example gradient of each client and point,
-    with a slope of at least 1 as in the assumption, raised until no point lies above it.
+    They are the intercept and the slope of the least-squares line through the largest squared
+    example gradient of each client and point. The slope is at least 1, as in the assumption, and
+    the line is raised until no squared gradient lies above it.
 
     Args:
       task: a task whose clients have examples.

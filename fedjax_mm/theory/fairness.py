@@ -1,4 +1,4 @@
-"""Costs of a trial with cohorts, by Pawlik's fairness measures, section 2.3, eqs. (1) to (8)."""
+"""Costs of a trial with cohorts: Pawlik's fairness measures, section 2.3, eqs. (1) to (8)."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ class Costs(NamedTuple):
 
     Attributes:
       g: example gradients per round, eq. (1).
-      g_total: example gradients in all rounds, eq. (2), which prints R u where R g is meant.
+      g_total: example gradients in all rounds, eq. (2), which misprints R g as R u.
       g_client: example gradients per round and cohort client (g'), eq. (3).
       g_client_total: expected example gradients per client in all rounds (g'_R), eq. (4).
       u: local updates per round and cohort client, eq. (5).

@@ -1,7 +1,7 @@
 """Convergence of MaxFL: Theorem 3.1 of Cho et al., "Maximizing Global Model Appeal", appendix B.
 
-Symbols are explained in `fedjax_mm.theory.problem`. The paper's M, m, tau, L_s and sigma_g are N,
-C, E, L and sigma here. All arguments broadcast.
+Symbols are explained in `fedjax_mm.theory.problem`. The paper's M, m, tau, L_s and sigma_g are
+called N, C, E, L and sigma. All arguments broadcast.
 
 Lemma B.2 proves the smoothness ``L_c^2/4 + q L``. Section 3, (101), (110), nu and epsilon print
 ``L_c/4`` instead, which is too small for L_c > 1. This module uses ``L_c^2/4`` throughout, unless
@@ -62,7 +62,7 @@ def optimal_epsilon(problem: Problem, *, as_printed: bool = False) -> FloatArray
 
     Args:
       problem: uses N, L_c and L.
-      as_printed: use ``N L_c / (4 L)``, which does not follow from Lemma B.2.
+      as_printed: whether to use ``N L_c / (4 L)``, which does not follow from Lemma B.2.
 
     Example:
       >>> optimal_epsilon(Problem(N=[10, 20], L_c=4.0, L=2.0)).tolist()
@@ -82,13 +82,13 @@ def adaptive_learning_rate(
     """Returns the optimal learning rate on the MaxFL objective.
 
     ``1 / L~ = N eta / (sum_k q_k + eps)`` with ``eta = 1 / L`` and ``eps = N L_c^2 / (4 L)``, where
-    ``L~`` is the mean of Lemma B.2 over clients. The rate is large if the weights, and hence the
-    gradients, are small.
+    ``L~`` is the mean over clients of the smoothness in Lemma B.2. The rate is large if the
+    weights, and hence the gradients, are small.
 
     Args:
       q: ``[..., clients]``, the weights ``sigma (1 - sigma)`` at w.
       problem: uses L_c and L, which broadcast against the leading axes of q.
-      as_printed: use ``eps = N L_c / (4 L)``, which does not follow from Lemma B.2.
+      as_printed: whether to use ``eps = N L_c / (4 L)``, which does not follow from Lemma B.2.
 
     Raises:
       ValueError: unless 0 <= q <= 1.
@@ -135,7 +135,7 @@ def theorem_3_1_full(
     ``4 (N+eps) gap / (N E eta_l eta_g T) + 16 eta_l^2 E^2 L^2 kappa'^2 (N+eps) / eps
     + 4 L^2 eta_l^2 E sigma^2 (N+eps) / eps + 4 eta_g eta_l L~ sigma^2 (N+eps) / eps^2``
 
-    with eps from `optimal_epsilon`, which the step sizes below assume, beta' and kappa' from
+    with eps from `optimal_epsilon`, which the conditions below assume, beta' and kappa' from
     `lemma_b_1`, and ``L~ = L + L_c^2/4`` from Lemma B.2 for weights of at most 1, as in (101). In
     (102) the ``L_c^2`` is missing.
 
@@ -143,10 +143,10 @@ def theorem_3_1_full(
       T: the number of rounds.
       problem: uses N, E, L, L_c, beta, kappa, sigma and gap, the gap of the MaxFL objective.
       rates: eta_l and eta_g; the server's rate is ``eta_g / (sum q + eps)``.
-      as_printed: use ``L_c/4`` for ``L_c^2/4`` in eps and ``L~``.
+      as_printed: whether to use ``L_c/4`` for ``L_c^2/4`` in eps and ``L~``.
 
     Returns:
-      A bound on the mean, and so on the minimum, of ``E|grad F~(w_t)|^2`` over rounds.
+      A bound on the mean, and hence on the minimum, of ``E|grad F~(w_t)|^2`` over rounds.
 
     Raises:
       ValueError: unless eta_l eta_g <= 1/(4 E L) and eta_l <= min{1, 1/beta'}/(4 E L).
@@ -191,20 +191,20 @@ def theorem_3_1_partial(
 
     with ``nu = L + L_c^2/4`` and beta' and kappa' from `lemma_b_1`, for clients drawn uniformly
     without replacement. The last term with sigma is printed without its second eta_l, which is lost
-    between (98) and (105). (126) does not follow from (125): it has 80 for 80/3, sqrt(E), and no
-    N-1.
+    between (98) and (105). (126) does not follow from (125), because it has 80 instead of 80/3,
+    contains sqrt(E), and lacks N-1.
 
-    Two constants are not proven and kept here as printed. (112) subtracts ``grad F~_k`` from a sum
-    of E gradients where (113) subtracts ``E grad F~_k``: without that ``1/E^2`` the last term is
-    ``E^2`` times as large, and only then does it give the sqrt(E) of (126). And with eps = C the
-    factor of ``|grad F~|^2`` in (123) is not below the ``-1/4`` of (124): at the largest step sizes
-    it is ``-1/2 + 1/4 + 1/2``.
+    Two constants are unproven, but kept as printed. First, (112) subtracts ``grad F~_k`` from a sum
+    of E gradients, whereas (113) subtracts ``E grad F~_k``. Without the resulting ``1/E^2``, the
+    last term would be ``E^2`` times as large, and only then would it give the sqrt(E) of (126).
+    Second, with eps = C the factor of ``|grad F~|^2`` in (123) is not below the ``-1/4`` of (124),
+    because at the largest step sizes it is ``-1/2 + 1/4 + 1/2``.
 
     Args:
       T: the number of rounds.
       problem: uses N, C, E, L, L_c, beta, kappa, sigma and gap, the gap of the MaxFL objective.
       rates: eta_l and eta_g; the server's rate is ``C eta_g / (sum q + C)``.
-      as_printed: use ``L_c/4`` for ``L_c^2/4`` in nu, and omit the lost eta_l.
+      as_printed: whether to use ``L_c/4`` for ``L_c^2/4`` in nu, and to omit the lost eta_l.
 
     Returns:
       The bound on the mean of ``E|grad F~(w_t)|^2`` over rounds.
@@ -233,7 +233,7 @@ def theorem_3_1_partial(
     }
     given = {"eta_l": eta_l, "eta_g": eta_g, "beta": beta, "nu": nu}
     require(name, hypotheses, N=N, C=C, E=E, L=L, **given)
-    # Restore this eta_l, which (105) loses although (98), from which it follows, has it.
+    # Restore this eta_l, because (98) contains it, but (105), which follows from (98), loses it.
     second_eta_l = 1 if as_printed else eta_l
     noise = eta_g * nu / C + 2 * L**2 * eta_l * E / 3 + L**2 * second_eta_l * E
     return (
@@ -245,7 +245,7 @@ def theorem_3_1_partial(
 
 
 def _quarter(L_c: FloatArray, as_printed: bool) -> FloatArray:
-    """Returns the sigmoid's contribution to the smoothness, ``L_c^2/4`` by Lemma B.2."""
+    """Returns the sigmoid's contribution to the smoothness, ``L_c^2/4`` in Lemma B.2."""
     return L_c / 4 if as_printed else L_c**2 / 4
 
 

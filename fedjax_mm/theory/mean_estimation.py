@@ -47,8 +47,9 @@ def midpoint_curvature(gamma_hat_G: ArrayLike) -> FloatArray:
     """Returns the sigmoid objective's second derivative midway between the empirical means.
 
     ``2 q(x) (2 (1 - 2 sigma(x)) x + 1)`` with ``x = gamma_hat_G^2``, ``q = sigma (1 - sigma)``, and
-    a factor 2 for the two clients of (32). The midpoint is a minimum if it is positive and a
-    maximum if it is negative. The sign changes at gamma_hat_G = 1.0216, which (35) rounds to 1.022.
+    a factor 2 for the two clients of (32). The midpoint is a minimum if the result is
+    positive, and a maximum if it is negative. The sign changes at gamma_hat_G = 1.0216, which (35)
+    rounds to 1.022.
 
     Example:
       >>> midpoint_curvature([1.0, 1.02, 1.0217, 2.0]).round(5).tolist()
@@ -85,9 +86,10 @@ def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
 def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
     """Returns intervals that contain the local minima of the sigmoid objective.
 
-    ``(low, low + 2]`` or ``[high - 2, high)``, from the lower to the higher empirical mean. If the
-    means are far apart, a minimum may be closer to one of them than double precision resolves, but
-    its side decides whether that client is satisfied. Solve for the distance instead.
+    They are ``(low, low + 2]`` and ``[high - 2, high)``, where low and high are the lower and the
+    higher empirical mean. If the means are far apart, a minimum may be closer to one of them than
+    double precision resolves, but the side on which it lies decides whether that client is
+    satisfied. Solve for the distance from the mean instead.
 
     Returns:
       ``[..., 2, 2]``: the two intervals, and the ends of each. The ends at the empirical means are
@@ -113,7 +115,7 @@ def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
 def theorem_a_1(gamma: ArrayLike) -> FloatArray:
     """Returns a lower bound on the expected GM-Appeal of a local minimum of MaxFL.
 
-    ``exp(-1 / gamma^2) / 16``, however far apart the true means are.
+    ``exp(-1 / gamma^2) / 16``, regardless of how far apart the true means are.
 
     Example:
       >>> theorem_a_1([0.5, 1.0]).round(5).tolist()

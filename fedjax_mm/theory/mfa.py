@@ -1,7 +1,7 @@
 """Theorems 1 to 3, Corollary 1 and Remarks 1 and 2 of Bhuyan, Moharir and Joshi.
 
-"Multi-Model Federated Learning with Provable Guarantees". Delta(t) = E|w_t - w*| for one of the
-models. Symbols are explained in `fedjax_mm.theory.problem`. All arguments broadcast.
+The paper is "Multi-Model Federated Learning with Provable Guarantees". Delta(t) is E|w_t - w*| for
+any one of the models. Symbols are explained in `fedjax_mm.theory.problem`. All arguments broadcast.
 """
 
 import dataclasses
@@ -122,8 +122,9 @@ def theorem_2(
 
     ``Delta(t) <= phi / (t / M + gamma)`` with
     ``phi = beta E G (M - 1) / M + max{beta^2 (Y + Z + V) / (beta mu - 1), (1 + gamma) Delta(1)}``,
-    ``Y = L G E^2 (M - 1) / (2 M)``, ``Z = L G E (E - 1)``. It is proven for the server scale 1/N of
-    eq. (19), with `theorem_2_rate`. One version of the paper misprints "MFA-Rand" in it.
+    ``Y = L G E^2 (M - 1) / (2 M)``, ``Z = L G E (E - 1)``. The bound is proven for the server
+    scale 1/N of eq. (19), with `theorem_2_rate`. In one version of the paper the theorem misprints
+    "MFA-Rand".
 
     The sample-size condition is a hypothesis on V, which is 0 for full gradients.
     `least_sample_size` gives N_s(t) for a given V, and the maximum of ``lemma_4(...) / eta_t`` the
@@ -190,7 +191,7 @@ def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray
     ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and at least one example.
 
     Args:
-      eta: the rate of the round, such as `theorem_2_rate`.
+      eta: the learning rate of the round, such as `theorem_2_rate`.
       problem: S is the largest client's number of examples, to cover all clients.
       V: the constant of the condition; 0 requires all examples.
 
@@ -241,7 +242,7 @@ def rounds_to_accuracy(
         ``T_M = (nu - epsilon^2 gamma) / epsilon^2``.
 
     Raises:
-      ValueError: as `theorem_1`, unless epsilon^2 < D, or if `reading` is unknown.
+      ValueError: as in `theorem_1`, unless epsilon^2 < D, or if `reading` is unknown.
 
     Example:
       >>> constants = {"N": 4, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0, "sigma": 0.0}
@@ -291,7 +292,8 @@ def theorem_3(
 ) -> FloatArray:
     """Returns the gain of MFA-Rand with M models over M runs of FedAvg, > 1 and increasing in M.
 
-    ``g = M T_1 / T_M`` with T_M of `rounds_to_accuracy`, for real M as in the proof's derivative.
+    ``g = M T_1 / T_M`` with T_M of `rounds_to_accuracy`. M need not be whole, because the proof
+    differentiates with respect to M.
     The proof replaces Theorem 1's maximum with a sum. With the maximum the gain can be below 1, and
     the theorem's claim is false, as in the example.
 
@@ -303,7 +305,7 @@ def theorem_3(
       reading: "sum" or "max", see `rounds_to_accuracy`.
 
     Raises:
-      ValueError: unless M <= N/2 and `theorem_3_condition` holds, or as `rounds_to_accuracy`.
+      ValueError: unless M <= N/2 and `theorem_3_condition` holds, or as in `rounds_to_accuracy`.
 
     Example:
       >>> constants = {"N": 4, "E": 2, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0, "sigma": 0.0}
@@ -350,13 +352,13 @@ def remark_1(M: ArrayLike) -> FloatArray:
 def remark_2(T: ArrayLike, mu: ArrayLike, constant: ArrayLike) -> FloatArray:
     """Returns the bound on FedCluster's mean error, which is O(T^(-1/4)).
 
-    From ``(1/T) sum_j E|grad F(w_{jM})|^2 <= c / sqrt(T)`` follows
+    The hypothesis ``(1/T) sum_j E|grad F(w_{jM})|^2 <= c / sqrt(T)`` implies
     ``(1/T) sum_j E|w_{jM} - w*| <= sqrt(c) / (mu T^(1/4))``, by ``mu |w - w*| <= |grad F(w)|`` and
     Cauchy-Schwarz. The paper leaves c in the O-notation.
 
     Args:
       T: the number of learning rounds.
-      mu: the strong convexity.
+      mu: the strong convexity constant.
       constant: c of FedCluster's bound on gradients.
 
     Example:

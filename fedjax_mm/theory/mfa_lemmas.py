@@ -1,6 +1,7 @@
 """Lemmas 1 to 4 of Bhuyan, Moharir and Joshi, and the recursion (32) that combines them.
 
-They bound MFA-RR over frame l with the rate eta = alpha_l, for the server scale 1/N of eq. (19).
+They bound MFA-RR over frame l with the learning rate eta = alpha_l, for the server scale 1/N of
+eq. (19).
 Symbols are explained in `fedjax_mm.theory.problem`. All arguments broadcast.
 """
 
@@ -95,8 +96,8 @@ def drift(problem: Problem) -> FloatArray:
     Reference: Bhuyan et al., Theorem 2, below eq. (32).
     """
     M, E, L, G = problem.symbols("Lemma 3", "M E L G")
-    # Y: the groups of a frame train sequentially, on models changed by the others. Z: local steps
-    # deviate from the centralized path.
+    # Y arises because the groups of a frame train sequentially, on models that other groups have
+    # changed, and Z because local steps deviate from the centralized path.
     Y = L * G * E**2 * (M - 1) / (2 * M)
     Z = L * G * E * (E - 1)
     return Y + Z
@@ -129,7 +130,7 @@ def iterated_recursion(
 ) -> FloatArray:
     """Returns bounds on the error at the start of every frame, tighter than those of Theorem 2.
 
-    They are the recursion (32) with alpha_l = beta / (l + gamma), iterated from Delta_1.
+    They are iterates of the recursion (32) with alpha_l = beta / (l + gamma), from Delta_1 on.
 
     Returns:
       ``[..., num_frames]``: bounds on E|w_1^l - w*|, the first of which is Delta_1.

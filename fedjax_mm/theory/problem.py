@@ -1,13 +1,14 @@
 """Problem and Rate: the symbols of all theorems, and checks of ranges and hypotheses.
 
-Papers use different names for the same quantity, which has a single symbol here. A statement uses
-the problem's symbols in its formula, and ignores the others except for their shapes. If a
-hypothesis does not hold or a symbol is missing, it raises a `ValueError` that names it.
+The papers use different symbols for the same quantity, but this package uses only one. A statement
+uses the problem's symbols that occur in its formula, and ignores the others except for their
+shapes. If a hypothesis does not hold or a symbol is missing, the statement raises a `ValueError`
+that names it.
 
 Symbols that are separate arguments:
 
     t  round, from 1; w_1 is the start, so that w_{t+1} is the model after round t
-    T  iterations or rounds in all          l  frame of M rounds, l = 1 + floor((t - 1) / M)
+    T  iterations or rounds in total        l  frame of M rounds, l = 1 + floor((t - 1) / M)
     D  E|w_1 - w*|^2                        Delta, Delta_1  E|w - w*| in a round, at the start
     V  of the sample-size condition (31)    N_s  examples of a client used in a round
     R  rounds (Pawlik has S)                epsilon  error to reach
