@@ -1,8 +1,8 @@
 """The command line: list, reproduce, bounds, report, init, run, sweep, show, export, bench.
 
-This module defines options, help texts and exit codes; other modules do the work. They are imported
-inside the commands that need them, because importing JAX takes seconds, which listing items or a
-mistyped command should not cost.
+This module defines options, help texts and exit codes. The modules that do the work are imported
+inside the commands that need them, because importing JAX takes seconds and would delay the list of
+items and the message for a mistyped command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Collects reportable results below a directory: summaries, figures and manifests.
 
-Nothing here needs JAX, so that results can be shown on a different machine.
+This module does not need JAX, so that results can be shown on a different machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Content = TypeVar("Content", bound=BaseModel)
 
 _LEADS = ("shows", "text")
 _ROWS = 30  # table rows on the page; longer tables stay in the summary
-_SIGNS = {"unfinished", "result.nc", "figure.png"}  # of a result, possibly incomplete
+_SIGNS = {"unfinished", "result.nc", "figure.png"}  # files of a result that may be incomplete
 
 
 class Device(BaseModel):
@@ -120,7 +120,7 @@ class Summary(BaseModel):
 
 
 class Item(NamedTuple):
-    """A reproduced item: its path, titles, summary and, possibly empty, figure."""
+    """A reproduced item with its path, titles, summary, and figure, which may be empty."""
 
     place: str
     anchor: str
@@ -148,9 +148,9 @@ class Collected(NamedTuple):
 
     @property
     def sentences(self) -> list[Sentence]:
-        """Returns each statement of the papers that have items here, without duplicates.
+        """Returns each statement of the papers with items in the directory, without duplicates.
 
-        If an item has several results, the first one counts. Statements whose item was not made
+        If an item has several results, the first one counts. Statements of items that were not made
         count as not tested.
         """
         found = []

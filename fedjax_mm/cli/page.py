@@ -24,7 +24,7 @@ from fedjax_mm.papers.schema import OUTCOMES, VERDICTS
 Kind = Literal["html", "md"]
 
 LIMIT = 5 * 2**20
-"""The size in bytes of a page that opens quickly and can be sent by email."""
+"""The size limit in bytes of a page, which should open quickly and be small enough for email."""
 
 _SIGNS = {
     "verdicts": VERDICTS,
@@ -109,7 +109,7 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
 
 
 def _statements(found: Collected) -> dict[str, Any]:
-    """Returns the papers' statements: counts, statements by verdict, untested ones by reason."""
+    """Returns the papers' statements, also by verdict, with counts, and untested ones by reason."""
     sentences = found.sentences
     chosen = {
         verdict: [each for each in sentences if each.statement.verdict == verdict]

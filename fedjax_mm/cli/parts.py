@@ -40,7 +40,7 @@ def compute_part(
     """Computes a part of an experiment's runs and saves it for `merge`, unless it exists.
 
     Raises:
-      RefusedError: if its file is a part of another run, or other parts have a different N.
+      RefusedError: if the part's file is from another run, or other parts have a different N.
     """
     place = _folder(directory, experiment.first_seed) / f"{part.number}-of-{part.of}"
     path = place.with_suffix(".npz")
@@ -50,7 +50,7 @@ def compute_part(
             f"{place.parent} has parts of {listed(sorted(others))}; give --part K/N with that N, "
             "or delete them"
         )
-    # Unfinished work over an existing part implies that it was started with `--overwrite`.
+    # Unfinished work next to an existing part must have been started with `--overwrite`.
     is_begun = Checkpoints(place).has_work
     if not is_begun and before != "overwrite" and _has(path, experiment, with_params):
         leave_alone(path)
@@ -114,7 +114,7 @@ def parts_in(directory: Path, first_seed: int) -> list[Path]:
     """Returns the files of all parts of a run, in order.
 
     Raises:
-      ValueError: if parts are missing, or belong to different numbers of parts.
+      ValueError: if parts are missing, or are from runs with different numbers of parts.
     """
     folder = _folder(directory, first_seed)
     found = _found(folder)

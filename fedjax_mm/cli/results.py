@@ -84,8 +84,9 @@ def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) 
 def show_last(dataset: xr.Dataset) -> None:
     """Prints a result's last values, averaged over models and seeds, with standard errors.
 
-    Each point is a row, or evenly spaced points if there are too many. Metrics that do not fit the
-    width are named below the table. If algorithms are the only axis, metrics are rows instead.
+    Each row is a point. If there are too many points, evenly spaced ones are shown. Metrics that do
+    not fit the width are named below the table. If algorithms are the only axis, each row is a
+    metric instead.
     """
     metrics = [
         str(name)
@@ -129,14 +130,14 @@ def show_last(dataset: xr.Dataset) -> None:
 
 
 def _stopped(ended: np.ndarray) -> str:
-    """Returns how many runs reached their target, and when."""
+    """Describes the number of runs that reached their target, and their mean round."""
     rounds = ended[ended >= 0]
     when = f", in round {rounds.mean():.1f} on average" if rounds.size else ""
     return f"stopped at the target: {rounds.size:,} of {ended.size:,} runs{when}"
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
-    """Prints how long a result took, and the names of its files."""
+    """Prints the compile and run times of a result, and the names of its files."""
     about = dataset.attrs["manifest"]
     wall, parts = about["wall_seconds"], about.get("parts")
     times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"

@@ -43,7 +43,7 @@ class Which(NamedTuple):
 
     Attributes:
       part: the part of all runs to compute.
-      first_seed: the number of the first seed. A finished result has the seeds before it.
+      first_seed: the number of the first seed. A finished result must contain all seeds before it.
       executor: the name of the executor that computes parts of the runs.
     """
 
@@ -62,7 +62,7 @@ def run(
     *,
     with_params: bool = False,
 ) -> None:
-    """Runs all or some runs of an experiment file without axes."""
+    """Computes all or some runs of an experiment file without axes."""
     experiment, workers = _read(path, overrides, which, is_sweep=False)
     directory = out / path.stem
     _compute(experiment, directory, before, how, which.part, workers, with_params=with_params)
@@ -76,7 +76,7 @@ def sweep(
     before: Existing,
     how: Execution,
 ) -> None:
-    """Runs all or some runs of an experiment file with axes."""
+    """Computes all or some runs of an experiment file with axes."""
     experiment, workers = _read(path, overrides, which, is_sweep=True)
     _compute(experiment, out / path.stem, before, how, which.part, workers)
 
@@ -145,7 +145,7 @@ def _is_there(
 
 
 def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) -> bool:
-    """Returns whether a result already has these seeds, after completing its files."""
+    """Returns whether a result already contains these seeds, and completes its files if so."""
     if not (directory / RESULT).exists():
         return False
     dataset = open_result(directory)
@@ -192,7 +192,7 @@ def outline(
     *,
     is_sweep: bool = False,
 ) -> None:
-    """Prints what is known about an experiment before it is compiled."""
+    """Prints the plan of an experiment before it is compiled."""
     experiment, workers = _read(path, overrides, which, is_sweep=is_sweep)
     with refusing(), shown_progress():
         show_plan(experiments.outline(experiment, how, which.part))
@@ -241,7 +241,7 @@ def _read(
 def _run_and_save(
     experiment: Experiment, directory: Path, how: Execution, with_params: bool = False
 ) -> xr.Dataset:
-    """Runs an experiment and saves its result, which is partial if a run diverges and stops it.
+    """Runs an experiment and saves its result, which is partial if divergence ends the run.
 
     Raises:
       DivergenceError: if a model diverged and divergence ends the run.

@@ -34,7 +34,7 @@ def existing(resume: bool, overwrite: bool) -> Existing:
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
-    """Returns how to execute a run, from the options, with memory in GiB."""
+    """Returns the execution of a run given by the options, with memory in GiB."""
     with refusing():
         if memory is not None and not memory > 0:
             raise ValueError(f"--memory is {memory:g}; it must be positive")
@@ -67,8 +67,8 @@ def finished(
       seeds_too: whether a result with a different number of seeds counts as another result.
       files: the files that the result must have in addition to its Dataset.
     """
-    # Unfinished work over a finished result implies that it was started with `--overwrite`, or is
-    # adding seeds to it.
+    # Unfinished work next to a finished result was either started with `--overwrite` or adds
+    # seeds to the result.
     with refusing(), wanted_for_results(path.parent):  # the name may be too long
         if before == "overwrite" or Checkpoints(path.parent).has_work:
             return None
@@ -91,7 +91,7 @@ def leave_alone(directory: Path) -> None:
 
 @contextmanager
 def made(directories: Sequence[Path]) -> Iterator[None]:
-    """Creates writable directories, and removes those still empty on exit."""
+    """Creates writable directories, and removes new ones that are still empty on exit."""
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     with refusing(), wanted_for_results(directories[0]):
         new = sorted((path for path in parents if not path.exists()), reverse=True)

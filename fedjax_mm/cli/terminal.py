@@ -92,7 +92,7 @@ def shown_progress() -> Iterator[_Report]:
 
 
 def log_lines() -> _Report:
-    """Prints progress at most twice a minute."""
+    """Returns a function that prints progress at most twice a minute."""
     left, last = time_left(), time.monotonic()
 
     def report(label: str, done: int, total: int) -> None:

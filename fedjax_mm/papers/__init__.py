@@ -76,10 +76,10 @@ _ALL = _places()
 _BOUNDS = "bounds-"
 
 ALL = _Items(_ALL)
-"""All items of both kinds, by full id."""
+"""All items, including those of `fedjax-mm bounds`, by full id."""
 
 ITEMS = _Items({key: place for key, place in _ALL.items() if not key.startswith(_BOUNDS)})
-"""All items by id."""
+"""All items except those of `fedjax-mm bounds`, by id."""
 
 BOUNDS = _Items({key: place for key, place in _ALL.items() if key.startswith(_BOUNDS)}, _BOUNDS)
 """The items shown by `fedjax-mm bounds`, by paper."""

@@ -26,7 +26,7 @@ from fedjax_mm.tasks.networks import LogisticRegression
 PLAIN, TOP, TOP_ALONE = "all numbers", "top-k", "top-k without feedback"
 RANDOM, ROUNDED, SIGNS = "random-k, unbiased", "QSGD, unbiased", "signs"
 LABELS = (PLAIN, TOP, TOP_ALONE, RANDOM, ROUNDED, SIGNS)
-"""How clients send their updates."""
+"""The ways in which clients send their updates."""
 
 
 class CompressionCurve(Seeded):
@@ -67,7 +67,7 @@ class CompressionCurve(Seeded):
 
 
 def run(config: CompressionCurve, execution: Execution | None = None) -> xr.Dataset:
-    """Runs every way to send updates."""
+    """Trains with every way of sending updates."""
     spread, size = config.alpha, config.num_clients
     data = synthetic(size, alpha=spread, beta=spread, seed=config.seed, test_fraction=0.2)
     grid = Grid(
@@ -105,7 +105,7 @@ def judge(measured: xr.Dataset, config: CompressionCurve) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: CompressionCurve) -> Sequence[Table]:
-    """Returns one row per way to send updates."""
+    """Returns one row per way of sending updates."""
     last = measured.isel(round=-1)
     contents = {
         "accuracy": cells(last["mean"], last["standard error"], form=".1f"),
@@ -115,7 +115,7 @@ def table(measured: xr.Dataset, config: CompressionCurve) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: CompressionCurve) -> Figure:
-    """Draws the accuracy against the bits sent so far, with one line per way to send updates."""
+    """Draws the accuracy against the bits sent so far, with one line per way of sending them."""
     after = measured.isel(round=slice(1, None))  # zero bits cannot be shown on a log axis
     drawn = [
         plots.Line(
@@ -140,4 +140,4 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CompressionCurve) -
 _page = CompressionCurve(), run, measure, judge, table, figure
 
 ITEMS = (Item("compression-curve", "Accuracy against the bits that clients send", *_page),)
-"""What compression saves."""
+"""The savings due to compression."""

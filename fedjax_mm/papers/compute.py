@@ -25,8 +25,8 @@ def compute(
       program: maps the arguments to arrays by name.
       arguments: arrays, or pytrees of arrays.
       coords: the coordinates of the dimensions.
-      over: the dimensions of the arrays, separated by spaces.
-      dims: the dimensions of arrays with other dimensions, by name.
+      over: the default dimensions of an array, separated by spaces.
+      dims: the dimensions of arrays that differ from the default, by name.
       seed: the seed of all draws, recorded in the manifest.
     """
     with jax.enable_x64(True):

@@ -37,7 +37,7 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
 
 
 def _shifts(number: int) -> np.ndarray:
-    """Returns shifts from a place, so small that it is clear which points belong together."""
+    """Returns offsets that are small enough to show which points belong together."""
     most = min(0.24, 0.08 * (number - 1))
     return np.linspace(-most, most, number)
 
@@ -101,7 +101,7 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
             inset.plot(rounds[last], runs.T[last], color=color, lw=0.5, alpha=0.7)
         inset.tick_params("x", labelsize=8)
         inset.locator_params("y", nbins=3)  # few and large, so that exponents are legible
-        for axes in (left, inset):  # also the right panel, which shares the left one's axis
+        for axes in (left, inset):  # also applies to the right panel, which shares the left axis
             axes.yaxis.set_major_formatter(lambda y, _: f"$10^{{{y:g}}}$")
         left.yaxis.set_major_locator(MultipleLocator(1))
         inset.set_xlim(rounds[last][0], rounds[-1])
@@ -125,7 +125,7 @@ def heat_map(
     title: str,
     caption: str,
 ) -> Figure:
-    """Draws colours over two positive coordinates, on logarithmic scales, with lines on top.
+    """Draws a color map over two positive coordinates on logarithmic axes, with lines on top.
 
     Args:
       values: positive values over ``(y, x)``, shown on a logarithmic color scale.

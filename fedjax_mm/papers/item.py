@@ -21,7 +21,7 @@ from fedjax_mm.papers.schema import (
 from fedjax_mm.sweeps.execution import Execution
 
 _LARGEST = 4096
-"""An array's values in `summary.json`."""
+"""The size of the largest arrays that are stored in `summary.json`."""
 
 
 class Findings(NamedTuple):

@@ -1,9 +1,9 @@
 """Binary attributes of real images with one network per attribute, not part of any paper.
 
 Table 4 of Bhuyan et al. trains nine CNNs together, one per facial attribute of CelebA, whose
-images must not be redistributed. Here, attributes are sets of classes of MNIST and Fashion-MNIST.
-FedAvg trains every network alone with all clients for T_1 rounds, and MFA-Rand and MFA-RR train
-the first M networks at once until each matches the accuracies of FedAvg.
+images must not be redistributed. In this experiment, attributes are sets of classes of MNIST and
+Fashion-MNIST. FedAvg trains every network alone with all clients for T_1 rounds, and MFA-Rand and
+MFA-RR train the first M networks at once until each matches the accuracies of FedAvg.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +117,7 @@ class ImagesLearner(Config):
 
 
 class MultiAttributes(Together):
-    """Settings: data sets with their attributes, clients, and run lengths."""
+    """The data sets with their attributes, the clients, and the run lengths."""
 
     learners: Annotated[tuple[ImagesLearner, ...], Field(min_length=1)] = tuple(
         ImagesLearner(name=name, attributes=tuple(each)) for name, each in ATTRIBUTES.items()

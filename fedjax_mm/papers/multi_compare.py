@@ -1,9 +1,9 @@
 """All multi-model methods on the same problems, a comparison that is not part of any paper.
 
-Methods are compared at equal numbers of local trainings, the smallest number that any run of any
-method reached on a problem. All methods train K clients per round, exactly or on average, except
-the bandit with Pareto sets, which trains fewer and runs four times as many rounds. In GVR and
-StaleVR all clients train all models before the draw, but only the drawn clients count.
+On each problem, methods are compared at the same number of local trainings, which is the smallest
+number that any run of any method reached. All methods train K clients per round, exactly or on
+average, except the bandit with Pareto sets, which trains fewer and runs four times as many rounds.
+In GVR and StaleVR all clients train all models before the draw, but only the drawn clients count.
 
 Each method has its own learning rate on each problem, and FedAST has its own server rate as well.
 Rates are chosen from a grid on separate *selection seeds*, because the best of several rates looks
@@ -14,7 +14,7 @@ lasts until its slowest client has finished. In GVR the training of all clients 
 takes no time. A client with two processors trains two models at the same time, and half as many
 clients train. FedAST has no rounds. It keeps K jobs in progress, and K arrivals are recorded as a
 round. As published it does not weight clients, so it minimizes a different mean than the other
-methods. Here it weights clients like the other methods.
+methods. In this comparison, it weights clients like the other methods.
 """
 
 import functools
@@ -44,7 +44,7 @@ from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep
 
 _MARGIN = 1.0  # the smallest difference of interest, in percentage points
-_LAST = np.linspace(0.8, 1, 5)  # accuracies are averaged at these shares of trainings
+_LAST = np.linspace(0.8, 1, 5)  # shares of the trainings at which accuracies are averaged
 _FAST = ("FedAST", "BODS")  # methods designed to be fast in simulated time
 _BASE = "MFA-Rand"
 _RATES = ("learning_rate", "server_rate")
@@ -55,12 +55,12 @@ Rates = Annotated[tuple[Positive, ...], Distinct, Field(min_length=1)]
 
 
 class MultiCompare(Seeded):
-    """Settings: problems, methods, candidate rates, and run lengths."""
+    """The problems, methods, candidate learning rates, and run lengths of the comparison."""
 
     problems: Annotated[tuple[ProblemName, ...], Distinct, Field(min_length=1)] = (
         *("synthetic", "digits", "images"),
     )
-    """The problems. Those on images are skipped if no directory is given."""
+    """The problems. The problem "images" is skipped if no directory is given."""
     methods: Annotated[tuple[str, ...], Distinct, Field(min_length=1)] = tuple(METHODS)
     synthetic: Synthetic = Synthetic()
     digits: Digits = Digits()
@@ -281,7 +281,7 @@ def _budget(trainings: xr.DataArray) -> xr.DataArray:
 
 
 def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
-    """Returns the accuracies of the mean and the worst model, in percent.
+    """Returns the mean and the smallest accuracy over the models, in percent.
 
     Problems with fewer models than others are padded with NaN, which is ignored.
     """
@@ -437,7 +437,7 @@ def _problems(measured: xr.Dataset, config: MultiCompare) -> Table:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Figure:
-    """Draws one panel per problem with the methods from best to worst, two dots each."""
+    """Draws one panel per problem with two dots per method, ordered from best to worst."""
     mean = measured["accuracy"]
     order = np.argsort(-mean.sel(score="mean").mean("problem").values, kind="stable")
     here = measured.isel(algorithm=order).assign_coords(score=["mean of the models", "worst model"])

@@ -53,7 +53,7 @@ class Requirement(Config):
 
 
 class MultiAppeal(Seeded):
-    """Settings: three questions about the digits, where some clients have flipped labels."""
+    """Settings of three questions about the digits, with flipped labels for some clients."""
 
     num_clients: Count = 20
     num_unseen: Count = 10

@@ -36,7 +36,7 @@ class Way(NamedTuple):
     Attributes:
       assign: returns the assignment on the shared clock, given the sizes.
       algorithm: a factory that takes the local training settings.
-      rounds: rounds per round of MFA-Rand, for equal numbers of local trainings.
+      rounds: the number of rounds with as many local trainings as one round of MFA-Rand.
       has_server_rate: whether the factory also takes `server_rate`, which is then tuned as well.
     """
 
@@ -86,7 +86,7 @@ def _with_two_processors(sizes: Sizes) -> Assignment:
 
 
 def _planned(sizes: Sizes) -> Assignment:
-    """Returns BODS, whose plans give each model a part of K."""
+    """Returns BODS, which plans cohorts of an equal part of K for each model."""
     each = max(1, sizes.cohort_size // sizes.num_models)
     return bods(sizes.num_clients, sizes.num_models, cohort_size=each, delay=_delay(sizes))
 
@@ -94,7 +94,7 @@ def _planned(sizes: Sizes) -> Assignment:
 def _at_once(sizes: Sizes) -> Dispatch:
     """Returns FedAST with K jobs in progress and buffers of half of each model's jobs, rounded up.
 
-    Every model has at least one job. If a model has only one, every update steps its model.
+    Every model has at least one job. If any model has only one, each update triggers a server step.
     """
     N, M, K, _ = sizes
     each = [max(1, len(part)) for part in np.array_split(np.arange(K), M)]

@@ -1,4 +1,4 @@
-"""Problems with several models for comparing methods: clients, data and tasks."""
+"""Multi-model problems for comparing methods, with their clients, data and tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ class Synthetic(Problem):
         return ("Synthetic A", "Synthetic B")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns a stack of data draws per store, with one draw per seed."""
+        """Returns one stack of data draws per data set, with one draw per seed."""
         del folder
         shapes: list[dict[str, Any]] = [
             {"dim": 60, "num_classes": 5},
@@ -75,7 +75,7 @@ class Digits(Problem):
         return QUESTIONS
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns a stack of data draws per store, with one draw per seed."""
+        """Returns one stack of data draws per data set, with one draw per seed."""
         del folder
         both = digits()
         x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
@@ -104,7 +104,7 @@ class Images(Problem):
         return ("MNIST", "Fashion-MNIST")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns a stack of data draws per store, with one draw per seed."""
+        """Returns one stack of data draws per data set, with one draw per seed."""
         if folder is None:
             raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         stacks = []

@@ -1,7 +1,7 @@
 """Accuracy against epsilon: the cost of client-level privacy with one and with several models.
 
 Clients clip their updates, and the server adds noise to each model's sum. A client trains one model
-per round, so all models together spend the epsilon of one, but each has fewer clients.
+per round, so all models together spend the epsilon of one, but each model has fewer clients.
 """
 
 import math
@@ -100,7 +100,7 @@ def measure(result: xr.Dataset, config: PrivateCurve) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
-    """Checks that noise costs accuracy, and more with many models, which alone cost nothing."""
+    """Checks that the largest noise costs accuracy, and that it costs more with more models."""
     percent = measured["percent"]
     fall = percent.isel(noise_multiplier=0) - percent.isel(noise_multiplier=-1)
     yield check(

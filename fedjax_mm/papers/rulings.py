@@ -140,7 +140,7 @@ def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evid
 
 
 def no_less(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
-    """Tests whether the mean is at least -margin. Samples that all equal it support this."""
+    """Tests whether the mean is at least -margin. Samples that all equal -margin support this."""
     return [_mean_test(*row, margin, form, tie=True) for row in _rows(samples)]
 
 
@@ -186,7 +186,7 @@ def fact(holds: Any, evidence: str, name: str = "") -> list[Evidence]:
     """Wraps a deterministic fact as a test.
 
     Args:
-      holds: whether it holds, or None or NaN if unknown. An array gives one part per element.
+      holds: whether the fact holds, or None or NaN if unknown. An array gives one part per element.
       evidence: the numbers, as text.
       name: the name of the part.
     """
@@ -231,7 +231,7 @@ def _rows(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
 
 
 def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie: bool) -> Evidence:
-    """Tests whether the mean plus a margin is positive, answering `tie` if it is always 0."""
+    """Tests whether the mean plus a margin is positive, with the answer `tie` if all sums are 0."""
     from scipy.special import stdtr
 
     size = len(samples)
@@ -268,7 +268,7 @@ def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str)
     median = f"{middle:{form}}" if np.isfinite(middle) else "not reached"
     text = f"median {median}, {high} of {size} seeds above {by:g}"
     text += f", {int(missing.sum())} did not reach the target" if missing.any() else ""
-    # Use P(X >= k) for X ~ Binomial(size, 1/2). Ties and unknown samples help neither side.
+    # Use P(X >= k) for X ~ Binomial(size, 1/2). Ties and unknown samples count for neither side.
     supports, contradicts = (float(bdtrc(k - 1, size, 0.5)) if k else 1.0 for k in (high, low))
     if high == low == unknown == 0:  # all samples equal the margin, so none is above it
         supports, contradicts = 1.0, 0.0

@@ -47,10 +47,10 @@ class Published(_Schema):
       key: identifies the statement within its item.
       quote: the sentence, verbatim.
       where: the section, caption or appendix.
-      rule: how the sentence is interpreted, including the quantity, its direction and its margin.
-      data: the dataset of the sentence, which is not tested on any other.
+      rule: the interpretation of the sentence, including the quantity, direction and margin.
+      data: the only dataset on which the sentence is tested, if any.
       takes: the requirements of a test.
-      untested: why no run can judge the statement, or empty if the item's code judges it.
+      untested: the reason that no run can judge the statement, or empty if the code judges it.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Statement(Published):
 
     @property
     def remains(self) -> str:
-        """Returns what settling or testing the statement requires, or "" if it is settled."""
+        """Returns the requirements for settling or testing a statement, or "" if it is settled."""
         if self.verdict == "not tested":
             return self.takes
         number = f"about {self.needed:,}" if self.needed else "more than 10,000"
@@ -97,7 +97,7 @@ class Statement(Published):
 
 
 class Check(_Schema):
-    """A question of our own, such as a bound at every round, an oracle or a sanity check."""
+    """One of our own checks, such as a bound at every round, an oracle or a sanity check."""
 
     text: str
     outcome: Outcome

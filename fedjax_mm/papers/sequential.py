@@ -33,8 +33,8 @@ class Budget(NamedTuple):
 
     Attributes:
       max_seeds: the total number of seeds, by default 8 times the initial number.
-      max_minutes: the time to compile and run. A batch of seeds does not start if its estimated
-        time, in proportion to all earlier batches, would exceed the limit.
+      max_minutes: the time to compile and run. A batch of seeds does not start if the total time,
+        estimated in proportion to the earlier batches, would exceed the limit.
     """
 
     max_seeds: int | None = None
@@ -44,7 +44,7 @@ class Budget(NamedTuple):
         """Returns the largest number of seeds.
 
         Raises:
-          ValueError: if the item starts with more.
+          ValueError: if the item starts with more seeds.
         """
         most = self.max_seeds or _TIMES * config.num_seeds
         if most < config.num_seeds:
@@ -74,8 +74,8 @@ def decide(
 ) -> tuple[Seeded, xr.Dataset]:
     """Adds seeds until all statements are settled or the budget is spent.
 
-    Each batch doubles the number of seeds and equals the same seeds of a single run. It is a stage
-    of the checkpoints, which keeps its result.
+    Each batch doubles the number of seeds, and its result equals that of the same seeds in a single
+    run. A stage of the checkpoints keeps this result.
 
     Args:
       item: the item to reproduce.

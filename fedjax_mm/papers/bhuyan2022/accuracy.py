@@ -16,7 +16,7 @@ from fedjax_mm.papers.schema import Check
 
 PARTS = ("train", "test")
 TARGETS = ("g", "g'", "window")
-"""The gains over FedAvg, named by the rounds that they compare; see `rounds_to_all`."""
+"""The names of the gains over FedAvg, which differ in the rounds compared by `rounds_to_all`."""
 _ABOVE = 8  # points by which FedAvg should exceed the most frequent class
 
 
@@ -29,9 +29,9 @@ class Trainings(Seeded):
     record_every: Count = 1
     """Rounds between records, reduced to the greatest common divisor with T_1."""
     window: Count = 10
-    """The window, in rounds up to T_1, whose mean accuracy is a target.
+    """The number of rounds up to T_1 over which accuracies are averaged to give a target.
 
-    It is at most T_1 and a multiple of the recording interval."""
+    It is limited to T_1 and rounded up to a multiple of the recording interval."""
     stop: Flag = True
     """Whether a run stops once it reaches FedAvg's accuracies, instead of using all rounds.
 
@@ -56,7 +56,7 @@ class Trainings(Seeded):
         return math.ceil(min(self.window, self.num_rounds) / self.resolution)
 
     def about_gains(self, targets: Sequence[str]) -> str:
-        """Returns a caption's clause that defines the gains for some targets."""
+        """Returns a clause for captions that defines the gains for the given targets."""
         length = self.records_in_window * self.resolution
         window = f", and a window's is of means over {length} rounds"
         return (
@@ -90,7 +90,7 @@ def largest_shares(stack: FederatedData, num_seeds: int) -> list[float]:
 
 
 def accuracies_of(result: xr.Dataset, stacks: Sequence[FederatedData]) -> xr.Dataset:
-    """Returns a sweep's accuracies and divergences, adding the data's names to the manifest."""
+    """Returns a sweep's accuracies and divergences, with dataset names added to the manifest."""
     names = list(dict.fromkeys(stack.name for stack in stacks))
     about = result.attrs["manifest"] | {"datasets": names}
     kept = [*(f"{part}_accuracy" for part in PARTS), "diverged"]

@@ -43,7 +43,7 @@ from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.problem import Problem, Rate
 from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT, fit_rate
 
-ROUND_OFF = 1e-6  # of float32 distances, relative to the bound
+ROUND_OFF = 1e-6  # rounding error of float32 distances, relative to the bound
 FROZEN = 200_000  # a frozen model must violate a bound within this many rounds
 
 
@@ -102,7 +102,7 @@ class Bounds(Config):
     rate: Positive = 1.0
     """The initial rate as a fraction of the largest one that the theorem allows."""
     contraction: Positive = 2.0
-    """beta mu, greater than 1."""
+    """The product beta mu, greater than 1."""
     num_rounds: Count = 2000
     num_seeds: Annotated[Count, Field(ge=2)] = 200
     seed: Seed = 0
@@ -116,7 +116,7 @@ class Bounds(Config):
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
         for num_models in self.num_models:
-            mfa_rand(self.num_clients, num_models)  # refuses more models than clients
+            mfa_rand(self.num_clients, num_models)  # raises if there are more models than clients
         for method, mu in ((method, mu) for method in self.algorithms for mu in self.mu):
             known = self.constants(method).sel(mu=mu).assign_coords(M=1, E=1)
             _bound(1, known.assign(Gamma=0.0, G=1.0, distance=1.0))
@@ -147,7 +147,7 @@ def _bound(t: Any, symbols: xr.Dataset) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Probed(Quadratic):
-    """The quadratic, also recording G, the largest gradient norm of any client at the model."""
+    """The quadratic, which also records G, the largest norm of a client's gradient at the model."""
 
     def metrics(self, rng_key: PRNGKeyArray, params: Vector) -> Metrics:
         """Adds the largest gradient norm to the quadratic's metrics."""
@@ -162,8 +162,8 @@ class _Probed(Quadratic):
 _CASE = ("algorithm", "mu", "num_models", "local_steps")
 _NAMES = {"num_models": "M", "local_steps": "E"}
 _MU = r"$\mu$"
-_PER_DECADE = 20  # points of a curve
-_MOST_MODELS = 3  # numbers of models in a panel, because with their bounds it has twice the lines
+_PER_DECADE = 20  # points of a curve per decade of rounds
+_MOST_MODELS = 3  # most values of M in a panel, which draws two lines for each of them
 
 
 def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset:
@@ -206,7 +206,7 @@ def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
 
 
 def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
-    """Returns a method's constants and rates, and the rounds at which frozen models are caught."""
+    """Returns a method's constants, exponents, and rounds at which frozen models break bounds."""
     statement, rounds = _METHODS[symbols.algorithm.item()], runs["round"].values
 
     def fit(runs: np.ndarray, frame: Any, gamma: float) -> tuple[float, ...]:
@@ -263,7 +263,7 @@ def rounds_to_bound(share: float, measured: xr.Dataset, exponent: float, frame: 
 
     Args:
       share: the fraction of the initial distance.
-      measured: has gamma, the initial distance, and first_bound, the bound at t = 1.
+      measured: contains gamma, the initial distance, and first_bound, the bound at t = 1.
       exponent: the bound is proportional to ``(t / frame + gamma)^-exponent``.
       frame: the number of rounds per unit of the bound's time.
     """
@@ -287,9 +287,9 @@ def needs_more_rounds(measured: xr.Dataset, exponent: float, frame: Any) -> Ruli
 
 
 def judge(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | Check]:
-    """Checks that bounds hold, errors decay at the proven order, and frozen models violate them.
+    """Checks that bounds hold, errors decay at the proven order, and frozen models break bounds.
 
-    No statement is ruled on here, because each theorem has its own item.
+    The function rules on no statement, because each theorem has its own item.
     """
     for name in config.algorithms:
         yield _check_bound(name, measured)
@@ -299,7 +299,7 @@ def judge(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | Check]:
 def judge_theorem(
     key: str, method: Method, measured: xr.Dataset, config: Bounds
 ) -> Iterator[Ruling | Check]:
-    """Rules on whether the method's bound holds, after the checks of `judge`."""
+    """Rules on whether the method's bound holds, and yields the remaining checks of `judge`."""
     if method in config.algorithms:
         yield ruling(key, _holds(method, measured), about=_ratios(method, measured))
     else:
@@ -411,7 +411,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
 
 
 def thinned(curves: xr.Dataset) -> xr.Dataset:
-    """Returns means over rounds near each other on a logarithmic axis, where waves would merge."""
+    """Returns means over rounds that are too close on a logarithmic axis to show oscillations."""
     place = np.round(_PER_DECADE * np.log10(curves["round"].values))
     near = curves.assign(t=curves["round"].astype(float)).assign_coords(place=("round", place))
     return near.groupby("place").mean().swap_dims(place="t").drop_vars("place").rename(t="round")

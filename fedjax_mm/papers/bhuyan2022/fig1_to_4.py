@@ -23,8 +23,8 @@ from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.sweeps.execution import Execution
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
-_SIMILAR = 0.02  # of gap(t) in log10: 5 % of F(w) - F(w*)
-_FACTOR = 3.0  # ratio of standard deviations that "differ considerably"
+_SIMILAR = 0.02  # allowed difference of gap(t) in log10, which is 5 % of F(w) - F(w*)
+_FACTOR = 3.0  # least ratio of standard deviations that "differ considerably"
 
 
 class Comparison(BothOnQuadratic):
@@ -88,12 +88,12 @@ def jackknife(samples: xr.DataArray, statistic: Callable[[xr.DataArray], float])
     others = [samples.drop_isel(seed=i) for i in range(size)] if size > 2 else []
     without = np.array([statistic(each) for each in others] or [np.nan] * size)
     whole = statistic(samples)
-    with np.errstate(invalid="ignore"):  # inf - inf, if all of MFA-RR's runs are equal
+    with np.errstate(invalid="ignore"):  # inf - inf occurs if all of MFA-RR's runs are equal
         return xr.DataArray(size * whole - (size - 1) * without, {"seed": samples.seed})
 
 
 def judge(keys: Sequence[str], measured: xr.Dataset, config: Comparison) -> Iterable[Ruling]:
-    """Judges whether the spreads differ for few models, and the means as well for many models."""
+    """Judges whether the spreads differ for few models, and whether the means also do for many."""
     ahead = measured["RR minus Rand"]
     ratios = measured["log10 of the ratio of spreads"]
     spreads = measured["spread over seeds"].sel(algorithm=list(_ALGORITHMS)).values

@@ -55,7 +55,7 @@ def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Datase
 def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
     """Returns g = M T_1 / T_M, where T is the first round with mean error below the threshold.
 
-    T_1 is FedAvg's first such round as well, as in the g' of Figures 6 and 7.
+    T_1 is also the first such round of FedAvg, as in the gain g' of Figures 6 and 7.
     """
     distance = result.distance.rename(local_steps="E", num_models="M")
     distance = distance.transpose("algorithm", "E", "seed", "M", "round")
@@ -78,7 +78,7 @@ def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: GainSweep) -> Iterable[Ruling]:
-    """Rules on how the gain grows with M, where an unreached target bounds the gain from above."""
+    """Rules on the growth of the gain with M, with an upper limit on gains of unreached targets."""
     gains, alone = measured.gain_per_seed, measured.rounds_per_seed.sel(M=1, drop=True)
     limits = Limits(gains.fillna(0.0), gains.fillna(gains.M * alone / config.num_rounds))
     yield ruling("increases", median_more(limits.trend.decided(0.5), by=0.5))

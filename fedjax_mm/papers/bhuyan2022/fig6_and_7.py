@@ -169,7 +169,7 @@ def median(samples: xr.DataArray) -> Estimate:
     values = samples.transpose(..., "seed")
     size, center = samples.sizes["seed"], values.isel(seed=0, drop=True)
     drawn = np.random.default_rng(0).integers(size, size=(1000, size))
-    with np.errstate(invalid="ignore"):  # inf - inf, if a seed missed its target
+    with np.errstate(invalid="ignore"):  # inf - inf occurs if a seed missed its target
         middle = np.median(values.values, axis=-1)
         resampled = np.sort(np.median(values.values[..., drawn], axis=-1), axis=-1)
         error = (resampled[..., 841] - resampled[..., 158]) / 2  # the 16th and 84th percentiles
@@ -185,7 +185,7 @@ def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusMo
     single, several = (each.sel(target=config.targets) for each in rounds)
     ratios = xr.apply_ufunc(gain, several.M, single, several)
     gains = ratios.transpose("source", "part", "target", "algorithm", "M", "seed")
-    # Count an unreached gain as lower than all others.
+    # Rank the gain of a run that missed its target below all others.
     middle, error = median(gains.fillna(-np.inf))
     is_known = np.isfinite(middle)
     percent = 100 * alone.sel(round=config.num_rounds, algorithm="MFA-RR", drop=True)
@@ -204,7 +204,7 @@ def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusMo
 
 
 def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ruling | Check]:
-    """Judges Figure 6: the gain increases sub-linearly with M."""
+    """Judges Figure 6, in which the gain increases sub-linearly with M."""
     gains = _limits(measured, config)
     # Compute the mean share of the linear gain that is lost, which falls as gains rise.
     lost = Limits(*((1 - each / each.M).sel(M=each.M > 1).mean("M") for each in reversed(gains)))
@@ -217,7 +217,7 @@ def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Rulin
 
 
 def judge_partial(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ruling | Check]:
-    """Judges Figure 7: the gain is above 1 and mostly increases, with some dips."""
+    """Judges Figure 7, in which the gain is above 1 and mostly increases, with some dips."""
     steps = _limits(measured, config).steps
     rising = Limits(*((each > 0).mean("pair") for each in steps))
     over = ("algorithm", "pair")
@@ -236,7 +236,7 @@ def _levels(measured: xr.Dataset) -> Iterable[Ruling | Check]:
 
 
 def _judged(measured: xr.Dataset) -> xr.DataArray:
-    """Returns the gain that the paper's statements refer to, for test accuracy."""
+    """Returns the gain g for test accuracy, to which the paper's statements refer."""
     gains: xr.DataArray = measured.gain_per_seed.sel(part="test", target="g", drop=True)
     return gains
 
@@ -301,7 +301,7 @@ def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
 
 
 def _of_largest(measured: xr.Dataset) -> Table:
-    """Returns gains per model for the seeds with a small largest client, and for the others."""
+    """Returns gains per model for seeds whose largest client is small, and for the others."""
     share, excess = measured.largest_share, _excess(measured)
     is_large = share > share.median("seed")
     about = [

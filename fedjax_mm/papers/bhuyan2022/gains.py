@@ -24,14 +24,14 @@ Models = Annotated[tuple[Count, ...], AfterValidator(_from_one)]
 
 
 def rounds_to(target: Any, curves: xr.DataArray) -> xr.DataArray:
-    """Returns the first recorded round at or below the target, or NaN."""
+    """Returns the first recorded round at which a curve is at or below the target, or NaN."""
     curves = curves.transpose(..., "round")
     rounds = first_round_below(curves, curves["round"], target)
     return curves.isel(round=0, drop=True).copy(data=rounds)
 
 
 class Limits(NamedTuple):
-    """Lower and upper limits of each seed's quantity, which coincide if the target was reached.
+    """Lower and upper limits of a quantity for each seed, equal if the target was reached.
 
     Attributes:
       low: lower limits, over ``(..., "seed")``.
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
         return self.low.where(sure, self.high.where(self.high < margin))
 
     def orders(self, pairs: Iterable[tuple[int, int]]) -> "Limits":
-        """Returns 1, 0 or -1 for each pair of M whose second value is greater, equal or smaller.
+        """Returns 1, 0 or -1 for each pair of M if its second value is greater, equal or smaller.
 
         The result has a dimension "pair".
         """
@@ -67,7 +67,7 @@ class Limits(NamedTuple):
 
     @property
     def trend(self) -> "Limits":
-        """Returns Kendall's tau between M and the quantity: the mean order over all pairs of M."""
+        """Returns Kendall's tau between M and the quantity, the mean order over all pairs of M."""
         orders = self.orders(combinations(range(self.low.sizes["M"]), 2))
         return Limits(orders.low.mean("pair"), orders.high.mean("pair"))
 

@@ -27,7 +27,7 @@ from fedjax_mm.theory.rates import MFA_RR_EXPONENT, fit_rate
 
 _NAMES = {"num_models": "M", "local_steps": "E"}
 _CASE = ("sample", "M", "E", "left_out")
-_CONSTANT = 0.05  # relative growth of (t/M + gamma) E|w_t - w*| that counts as none
+_CONSTANT = 0.05  # largest relative growth of (t/M + gamma) E|w_t - w*| that counts as none
 
 
 def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
@@ -132,7 +132,7 @@ def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
         "bound / error": least + " to " + largest,
         "exponent": cells(measured.exponent, published=xr.DataArray(MFA_RR_EXPONENT)),
     }
-    # The bound applies to growing samples.
+    # The bound applies only to growing samples.
     grows = measured.sample == "growing"
     main |= {name: main[name].where(grows, "none") for name in ("V", "bound", "bound / error")}
     constants = {name: cells(measured[name], form=".4g") for name in known(config).numbers()}

@@ -108,11 +108,11 @@ class FacesLearner(_Learner):
         return self.attributes
 
     def data(self, runs: Trainings) -> FederatedData:
-        """Returns a stack of surrogates, one per seed, or the files as the only draw."""
+        """Returns a stack of surrogates, one per seed, or CelebA's files as a single draw."""
         how: dict[str, Any]
         many, size = len(self.attributes), self.image_size
         if runs.directory is not None:
-            # Use one attribute, because no set of images is balanced in several attributes at once.
+            # Balance only a single attribute, because no set of images is balanced in several.
             how = {"num_clients": runs.num_clients, "balance": many == 1, "seed": runs.seed}
             how |= {"attributes": self.attributes, "image_size": size or 84}
             return stack_data([load_celeba(runs.directory, **how)])

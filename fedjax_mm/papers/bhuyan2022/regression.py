@@ -27,15 +27,15 @@ from fedjax_mm.theory.problem import FloatArray, Problem, Rate
 Sample = Literal["growing", "fixed"]
 """The sample size N_s(t) of Theorem 2, or its initial value in all rounds."""
 
-_NOISE = 0.3  # standard deviation of the targets, and of a client's own solution
+_NOISE = 0.3  # standard deviation of the noise in the targets and in the clients' solutions
 
 
 class Growing(Config):
-    """Settings of MFA-RR by eq. (19) on ridge regression, starting from zeros."""
+    """Settings of MFA-RR with eq. (19) on ridge regression, starting from zeros."""
 
     num_clients: Annotated[Count, Field(ge=2)] = 12
     num_examples: Annotated[Count, Field(ge=2)] = 100
-    """S, the examples of every client. Larger S takes longer until samples are complete."""
+    """S, the number of examples per client. With a larger S, samples are complete later."""
     dim: Count = 4
     ridge: Positive = 0.5
     samples: Annotated[tuple[Sample, ...], Field(min_length=1), Distinct] = ("growing", "fixed")
@@ -48,7 +48,7 @@ class Growing(Config):
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """The initial rate in units of 1/L, the largest that Theorem 2 allows."""
     contraction: Annotated[float, Field(gt=1)] = 2.0
-    """beta mu."""
+    """The product beta mu."""
     num_rounds: Count = 400
     num_seeds: Annotated[Count, Field(ge=2)] = 50
     seed: Seed = 0
@@ -117,7 +117,7 @@ class Known(NamedTuple):
         return named | rest
 
     def variance(self, left_out: Any, local_steps: Any) -> Any:
-        """Returns the smallest V of eq. (31) for which the first sample may omit this share."""
+        """Returns the smallest V of eq. (31) at which the first sample may omit this share."""
         G, beta_1, beta_2 = self.problem.symbols("Theorem 2", "G beta_1 beta_2")
         return left_out * 2 * local_steps * np.sqrt(beta_1 + beta_2 * G**2) / self.rate.at(1)
 
@@ -140,8 +140,8 @@ def known(config: Growing) -> Known:
     beta = config.contraction / mu
     rate = Rate(beta, beta * L / config.rate - 1)
     gradients = x * (x @ minimizer - y)[..., None] + ridge * minimizer  # at w*
-    # A step on any examples scales |w - w*| by 1 - eta ridge and adds at most eta times their
-    # gradient at w*, and the server averages convexly. So there is an invariant ball.
+    # A step on any examples scales |w - w*| by 1 - eta ridge and adds at most eta times the norm of
+    # their gradient at w*. An invariant ball exists, because the server takes convex averages.
     if rate.at(1) > 2 / (1 + 2 * ridge):
         raise ValueError(f"rate is {config.rate}; steps on single examples need a smaller one")
     steepest = np.linalg.norm(gradients, axis=-1).max()
@@ -158,8 +158,8 @@ def known(config: Growing) -> Known:
     of_clients = _square(gradients.mean(1), clients)
     # The expected norm of a sample's mean gradient is at most the root mean square over examples.
     G = np.sqrt(largest(*(part.mean(1) for part in of_examples)))
-    # Take the smallest beta_2, which is 1. Then beta_1 is the excess of an example's squared
-    # gradient over its client's.
+    # Take the smallest beta_2, which is 1, so that beta_1 is the excess of an example's squared
+    # gradient over that of its client.
     pairs = zip(of_examples, of_clients, strict=True)
     beta_1 = max(largest(*(one - whole[:, None] for one, whole in pairs)), 0.0)
     problem = Problem(
@@ -175,7 +175,7 @@ def _square(gradient: FloatArray, hessian: FloatArray) -> tuple[FloatArray, Floa
 
 
 def sample_size(config: Growing, num_models: int, local_steps: int, left_out: float) -> Schedule:
-    """Returns Theorem 2's smallest N_s(t) for the V that omits this share at first."""
+    """Returns Theorem 2's smallest N_s(t) for the V at which the first sample omits this share."""
     constants = known(config)
     G, beta_1, beta_2 = constants.problem.symbols("Theorem 2", "G beta_1 beta_2")
     return growing_sample_size(
@@ -197,7 +197,7 @@ def learning_rate(config: Growing, num_models: int) -> Schedule:
 def growing_fedavg(
     config: Growing, num_models: int, local_steps: int, left_out: float, sample: Sample = "growing"
 ) -> Algorithm:
-    """Returns FedAvg by eq. (19), with local steps that sample without replacement."""
+    """Returns FedAvg according to eq. (19), with local steps that sample without replacement."""
     size = sample_size(config, num_models, local_steps, left_out)
     return fedavg(
         local_sgd(
@@ -218,7 +218,7 @@ def run_growing(
 
     Args:
       config: the settings.
-      wrap: makes the task to train from ridge regression.
+      wrap: turns ridge regression into the task to train.
       execution: the execution of the sweep.
     """
 

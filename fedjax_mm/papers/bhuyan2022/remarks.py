@@ -54,7 +54,7 @@ _RECURSION = "equation-32"
 _TABLE_3 = ((1, 2, 3), (3, 1, 2), (2, 3, 1))
 """Cohorts of models 1 to 3 in the rounds of a frame, from the paper's example of MFA-RR."""
 _NOTHING = 1e-12  # round-off in float64
-_MARGIN = 0.01  # on a probability
+_MARGIN = 0.01  # allowed difference of probabilities
 _NAMES = {"num_models": "M", "local_steps": "E"}
 
 
@@ -67,9 +67,9 @@ class Remarks(Growing):
     num_rounds: Count = 200
     record_every: Annotated[Count, Field(le=1)] = 1
     matched: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (2, 3, 4, 6, 12)
-    """M of Remark 1."""
+    """The values of M in Remark 1."""
     num_frames: Count = 100
-    """Frames per seed in Remark 1."""
+    """The number of frames per seed in Remark 1."""
 
 
 class _Sums(NamedTuple):
@@ -77,7 +77,7 @@ class _Sums(NamedTuple):
 
     Attributes:
       w: the model.
-      noise: minus the sum of sampled-gradient errors, weighted by the rates and 1/N.
+      noise: minus the sum of sampled-gradient errors, weighted by the learning rates and 1/N.
       squares: the sum of each client's squared errors, weighted in the same way.
     """
 
@@ -89,7 +89,7 @@ class _Sums(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Watched(View):
-    """Ridge regression with `_Sums` as parameters: FedAvg trains w and accumulates the others."""
+    """Ridge regression with `_Sums` as parameters, where FedAvg trains w and sums up the rest."""
 
     def init(self, rng_key: PRNGKeyArray) -> _Sums:
         w = self.task.init(rng_key)
@@ -121,7 +121,7 @@ def watched(task: LeastSquares) -> _Watched:
 
 
 def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the lemmas' quantities in every frame, FedCluster's errors, and assignments."""
+    """Returns the lemmas' quantities in every frame, FedCluster's errors, and shares of pairs."""
     result = run_growing(config, watched, execution=execution).isel(sample=0, left_out=0, drop=True)
     cases = [(M, E) for M in config.num_models for E in config.local_steps]
     frames = [_frames(result.sel(num_models=M, local_steps=E), M, E, config) for M, E in cases]
@@ -230,7 +230,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
 
     how = config.model_dump(include={"num_seeds", "seed"})
     rounds = config.num_rounds // clusters * clusters
-    # Do not pass the execution, because its checkpoints belong to one sweep. This takes seconds.
+    # Do not pass the execution, because its checkpoints are for one sweep. This one takes seconds.
     with jax.enable_x64(True):
         grid = Grid(
             build,
@@ -254,7 +254,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
 
 
 def _assignments(config: Remarks) -> xr.Dataset:
-    """Returns the share of client-model pairs that a frame omits, for both methods and every M."""
+    """Returns the shares of client-model pairs that occur never or once in a frame, for every M."""
     keys = jax.random.split(jax.random.key(config.seed), config.num_seeds)
     shares = [
         [_left_out(make(config.num_clients, M), M, config.num_frames, keys) for M in config.matched]
@@ -270,13 +270,13 @@ def _left_out(
     assignment: Assignment, M: int, num_frames: int, keys: PRNGKeyArray
 ) -> Float[np.ndarray, "2 seeds"]:
     """Returns the shares of pairs that occur never and exactly once in frames of M rounds."""
-    assign: Callable[..., Any] = assignment.assign  # neither method uses the models
+    assign: Callable[..., Any] = assignment.assign  # both methods ignore the models
 
     def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
         def one_round(state: Any, t: Array) -> tuple[Any, Array]:
             cohort, state = assign(jax.random.fold_in(key, t), t, state, None)
             pairs = jnp.zeros((assignment.num_clients, M), int)
-            # Drop empty slots, because their number -1 would index the last client.
+            # Do not count empty slots, because their number -1 would index the last client.
             return state, pairs.at[cohort.clients, cohort.models].add(cohort.clients >= 0)
 
         rounds = jnp.arange(1, M * num_frames + 1)
@@ -290,7 +290,7 @@ def _left_out(
 def follows_table_3(assignment: Assignment) -> bool:
     """Returns whether an assignment of three models follows Table 3 for two frames."""
     key = jax.random.key(0)
-    assign: Callable[..., Any] = assignment.assign  # it does not use the models
+    assign: Callable[..., Any] = assignment.assign  # the assignment ignores the models
     state, first, follows = assignment.init(key), np.empty((0, 0)), []
     for t in range(1, 1 + 2 * len(_TABLE_3)):
         cohort, state = assign(jax.random.fold_in(key, t), t, state, None)

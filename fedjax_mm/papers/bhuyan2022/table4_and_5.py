@@ -1,4 +1,4 @@
-"""Tables 4 and 5: different models trained together until each matches FedAvg on it alone."""
+"""Tables 4 and 5: models trained together until each one matches FedAvg on this model alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -51,7 +51,10 @@ class GainBounds(Bounds):
 
 
 def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Dataset:
-    """Adds gains to the result of `run_bounds`: measured, from (127), and with a maximum."""
+    """Adds measured gains and two readings of Theorem 3 to the result of `run_bounds`.
+
+    One reading uses the sum of (127), and the other one a maximum.
+    """
     every = run_bounds(config, execution)
     known, dataset = symbols(every, config)[0].squeeze("mu"), every.isel(algorithm=0, mu=0)
     error = dataset.distance.mean("seed").transpose("local_steps", "num_models", "round")
@@ -81,7 +84,7 @@ def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Datas
 _EXAMPLE = Problem(N=4, M=2, E=2, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=0.0)
 _RATE, _D = Rate(beta=2.0, gamma=100.0), 36 / 101
 
-# Gamma = 0 satisfies the printed condition N > 1 + 6 L Gamma / G^2 for every N, but never (136).
+# Gamma = 0 satisfies the printed condition N > 1 + 6 L Gamma / G^2 if N > 1, but never (136).
 _ONE_STEP = Problem(N=4, M=[1, 2], E=1, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=0.0)
 
 
@@ -118,7 +121,7 @@ def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
     example = f"N = 4, M = 2: gain {by_max:.2f} with the maximum, {by_sum:.2f} with the sum"
     yield check(false, by_max < 1 < by_sum, example)
     found = measured.gain.sel(what="measured", drop=True).sortby("M")
-    # Gains that increase from one model on exceed 1, because the gain of one model is 1.
+    # Gains that increase with M exceed 1 for several models, because the gain of one model is 1.
     is_known = found.notnull().all()
     passed = (found.diff("M") > 0).all().where(is_known)
     yield check("the measured gain is above 1 and increases with M", passed, describe(found))

@@ -1,6 +1,6 @@
-"""Trains models one by one with FedAvg, and several at once, until all match it (section 7.2).
+"""Trains models alone with FedAvg, and several at once until all match FedAvg (section 7.2).
 
-Each model has its own target, the accuracies after T_1 rounds of FedAvg with all clients.
+Each model has its own targets, its accuracies after T_1 rounds of FedAvg with all clients.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class Together(Trainings):
             mfa_rr(self.num_clients, num_models)
 
     def alone(self, which: OneOf, data: Sequence[FederatedData], draw: Any) -> Setup:
-        """Sets up FedAvg with all clients on one model, selected by a static index."""
+        """Sets up FedAvg with all clients on one model, which is selected by a traced index."""
         models = [self.models[number] for number in which.values]
         column = jnp.array([model.column for model in models])[which.place]
         task, start = self._task(models[0]._replace(column=column), data, draw)
@@ -150,7 +150,7 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
 
 @contextmanager
 def stage(execution: Execution, name: str) -> Iterator[Execution]:
-    """Yields the execution of one sweep out of several, which a resumed run does not repeat."""
+    """Yields the execution of one of several sweeps, which a resumed run does not repeat."""
     saved = execution.checkpoints and execution.checkpoints.stage(name)
     with saved or nullcontext():
         yield execution._replace(checkpoints=saved)
@@ -198,7 +198,7 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
 def _with_alone(
     found: xr.Dataset, curves: xr.DataArray, stacks: Sequence[FederatedData], config: Together
 ) -> xr.Dataset:
-    """Adds FedAvg's accuracies and the most frequent class to the result of several models."""
+    """Adds FedAvg's accuracies and the share of the most frequent class to the result."""
     models = config.models[: found.sizes["model"]]
     curves = curves.assign_coords(model=found["model"]).reindex(round=found["round"])
     for part in PARTS:
@@ -230,7 +230,7 @@ def measure(result: xr.Dataset, config: Together) -> xr.Dataset:
         config.records_in_window,
     ).together.rename(each="model")
     own = each.sel(target=config.targets).where(is_there)
-    # M T_1 is the sum of the models' rounds, because the models differ.
+    # Replace M T_1 with the sum of the models' own rounds, because the models differ.
     gains = xr.apply_ufunc(partial(gain, 1), single.where(is_there).sum("model"), multi)
     own_gains = xr.apply_ufunc(gain, multi.M, single, own)
     last = multi.sel(target="g", drop=True).fillna(several["round"][-1]).astype(int)

@@ -19,12 +19,12 @@ from fedjax_mm.tasks.networks import MLP
 
 Dataset = Literal["fmnist", "emnist", "sent140", "mnist", "digits"]
 Partition = Literal["dirichlet", "dirichlet_labels", "clusters", "shuffled_clusters"]
-"""How labels are split: by client as in Hsu et al., by label, or into clusters."""
+"""The partition of the labels, by client as in Hsu et al., by label, or into clusters."""
 Flips = Literal["training", "everywhere"]
-"""Which labels of a flipped client are flipped: its training labels, or all."""
+"""The labels of a flipped client that are flipped, either its training labels or all."""
 
 PIXEL_SCALE = 1 / 255
-"""Factor of the pixels; "normalized" in the paper may also mean mean 0 and variance 1."""
+"""The factor of the pixels. In the paper, "normalized" may also mean mean 0 and variance 1."""
 TEST_FRACTION = 0.4
 NUM_CLUSTERS = 5
 _IDX: dict[str, Name] = {"fmnist": "fashion-mnist", "mnist": "mnist", "emnist": "emnist"}
@@ -55,7 +55,7 @@ POPULATIONS: dict[str, Population] = {
     "sent140": Population(308, 619, 10, None),
     "digits": Population(10, 10, 3, 0.5, min_examples=25),
 }
-"""The published numbers. Those of the digits are scaled down."""
+"""The published populations, with a smaller one for the digits."""
 
 
 def source_of(dataset: Dataset, directory: Path | None) -> str:
@@ -128,7 +128,7 @@ def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -
 def _pool(dataset: Dataset, directory: Path | None) -> Pool:
     if directory is not None:
         return load_idx(directory, name=_IDX[dataset])
-    # Deal the pool's test examples too, because clients have their own test examples.
+    # Partition the pool's test examples too, because clients have their own test examples.
     both = digits()
     x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
     return both._replace(train=(x, y))

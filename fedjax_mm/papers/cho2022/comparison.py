@@ -68,8 +68,8 @@ def item(
       settings: the default settings.
       metrics: metrics of the seen clients and, prefixed by "unseen_", of the others, in the order
         of the published numbers.
-      rules: yields a ruling on every statement, and checks; nothing without statements.
-      **others: `measure`, `table` and `figure`, where they differ from those of a table.
+      rules: yields a ruling on every statement, and checks. By default it yields nothing.
+      **others: replacements for this module's `measure`, `table` and `figure`.
     """
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
     functions |= {"judge": partial(_judge, rules=rules, default=settings)}
@@ -118,10 +118,10 @@ def measure(
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
-    """Returns pool statistics, averaged over the records after clients may first leave.
+    """Returns pool statistics, averaged over the records of rounds in which clients may leave.
 
     These are the number of clients in the pool, and the flipped clients' percentages of the pool
-    and of its MaxFL weights, ``q_k`` of eq. (4); NaN if the pool was always empty.
+    and of its MaxFL weights, ``q_k`` of eq. (4). Percentages are NaN if the pool was always empty.
     """
     first = settings.appealing_from
     if first is None or first > settings.num_rounds:

@@ -1,4 +1,4 @@
-"""Table 1 at other warm-up rates, because ours differs from the paper's."""
+"""Table 1 at other warm-up learning rates, because our rate differs from the paper's."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -68,4 +68,4 @@ ITEMS = (
         figure=figure,
     ),
 )
-"""How Table 1 depends on the clients' requirements."""
+"""The dependence of Table 1 on the clients' requirements."""

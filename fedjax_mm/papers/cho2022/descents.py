@@ -20,7 +20,7 @@ from fedjax_mm.results.labels import number, places
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 from fedjax_mm.tasks.minimize import local_minimum
 
-_BEYOND = 2.0  # how far models extend beyond the clients' own models
+_BEYOND = 2.0  # distance by which a range of models extends beyond the clients' own models
 
 
 class Draws(Config):
@@ -40,9 +40,10 @@ def descend(objective: Callable[..., Any], task: MeanEstimation, start: Any) -> 
     """
     rough = local_minimum(partial(objective, task), start)
     nearest = jnp.argmin(jnp.abs(task.empirical_means - rough.point))
-    # Search again relative to the nearest client's own model. Among distant clients a minimum
-    # lies very close to that model, e^-80 away for gamma_G^2 = 20. Its side decides whether that
-    # client is satisfied, but a minimum rounded to the model itself would satisfy no client.
+    # Search again relative to the nearest client's own model. If clients are far apart, a minimum
+    # lies very close to that model, e^-80 away for gamma_G^2 = 20. The side on which it lies
+    # decides whether that client is satisfied, so it must not be rounded to the model itself, where
+    # no client would be satisfied.
     origin = task.empirical_means[nearest]
     moved = task.relative_to(origin)
     found = local_minimum(partial(objective, moved), rough.point - origin, scale=0.0)
@@ -70,7 +71,7 @@ def pair(gamma_hat: Any) -> MeanEstimation:
 
 
 def across(gamma_hat: Sequence[float], num: int) -> jax.Array:
-    """Returns models between and on both sides of two such clients' own models."""
+    """Returns evenly spaced models between and beyond the own models of the clients in `pair`."""
     reach = max(gamma_hat) + _BEYOND
     return jnp.linspace(-reach, reach, num)
 
@@ -78,7 +79,7 @@ def across(gamma_hat: Sequence[float], num: int) -> jax.Array:
 def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> xr.Dataset:
     """Returns the local minimum of every objective, in every draw, for several true means.
 
-    A draw depends only on the seed, its own number and the point's.
+    A draw depends only on the seed, the number of the draw, and the number of the point.
 
     Args:
       points: the clients' true means.

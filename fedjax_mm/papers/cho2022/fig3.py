@@ -24,7 +24,7 @@ _ID = "maxfl-fig3"
 
 
 def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
-    """Returns the final metrics, and how well they rise together over a run's records."""
+    """Returns the final metrics, and their rank correlation over a run's records."""
     over_rounds = in_percent(unattacked(judged(result)), _METRICS)
     appeal, preferred = (over_rounds.isel(metric=i, drop=True) for i in (0, 1))
     ends = comparison.measure(result, settings, id=_ID, metrics=_METRICS)

@@ -30,7 +30,7 @@ Heterogeneity = Annotated[NonNegative, Field(le=100)]
 
 
 class TwoClients(descents.Draws):
-    """Settings of Figure 5(a): theta_1 = 0, theta_2 = 2 gamma_G."""
+    """Settings of Figure 5(a), where theta_1 = 0 and theta_2 = 2 gamma_G."""
 
     gamma_g_squared: Annotated[tuple[Heterogeneity, ...], Field(min_length=2), Distinct] = tuple(
         range(21)
@@ -50,7 +50,7 @@ def exact_appeal(gamma_G: Any, gamma: float) -> np.ndarray:
     With ``a = hat theta_1 - theta_1`` and ``b = hat theta_2 - theta_1``, client 1 is satisfied if
     |a + b| < 2 |a|, that is, if b lies between -3 a and a. The same holds for client 2.
     """
-    # Apply Gauss-Legendre quadrature in a, up to 12 standard deviations. The b part is closed-form.
+    # Use Gauss-Legendre quadrature over a, up to 12 standard deviations, and a closed form over b.
     nodes, weights = np.polynomial.legendre.leggauss(200)
     a = 6 * (nodes + 1)
     density = 6 * weights * np.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
@@ -150,7 +150,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: TwoClients) -> Figu
     lines = [
         *(line._replace(style=style) for line, style in styles),
         plots.Line("FedAvg, exact", fine, exact),
-        # Skip bounds above 1, because they say nothing.
+        # Skip bounds above 1, because they hold trivially.
         plots.Line(
             "Lemma A.1: FedAvg is below", fine, np.where(upper <= 1, upper, np.nan), style="--"
         ),

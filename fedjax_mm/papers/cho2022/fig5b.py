@@ -23,12 +23,12 @@ from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 
-_NEAR = 1e-6  # minima closer than this are one
+_NEAR = 1e-6  # minima closer than this count as one
 _PRINTED = 1.022  # beyond this the midpoint is a maximum, eq. (35)
 
 
 class Landscape(Config):
-    """Settings of Figure 5(b): half the distance between empirical means centered at 0."""
+    """Settings of Figure 5(b), where the empirical means are -gamma_hat and gamma_hat."""
 
     gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 1.0, 1.5, 3.0)
     """The values of gamma_hat whose objectives are drawn."""
@@ -126,13 +126,13 @@ def judge(measured: xr.Dataset, config: Landscape) -> Iterator[Ruling | Check]:
 
 
 def _at(where: xr.DataArray, holds: xr.DataArray) -> list[Evidence]:
-    """Returns, as a fact, whether a condition holds at the given gamma_hat, if there are any."""
+    """Returns, as a fact, whether a condition holds at all selected gamma_hat, if there are any."""
     number, of = int((holds & where).sum()), int(where.sum())
     return fact(number == of if of else None, f"at {number} of {of} gamma_hat")
 
 
 def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
-    """Returns the sign of the objective's second derivative at the midpoint, by differences.
+    """Returns the sign of the objective's second derivative at the midpoint, by finite differences.
 
     Differences are relative to 1 minus the objective, which is tiny if clients are far apart.
     """

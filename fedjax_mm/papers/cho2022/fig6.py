@@ -1,4 +1,4 @@
-"""Figure 6: how many of three clients each objective's solution satisfies, in three cases."""
+"""Figure 6: satisfied clients out of three at each objective's solution, in three cases."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ from fedjax_mm.tasks.mean_estimation import maxfl_objective, mean_estimation
 
 _ALIKE = 0.1  # in units of gamma; models closer than this count as equal
 _SURELY, _MOSTLY = 0.95, 0.5  # shares of the draws
-_DISPARATE = 5.0  # units of gamma between clients that have nothing in common
+_DISPARATE = 5.0  # least distance of clients with nothing in common, in units of gamma
 _LEAD = "MaxFL minus FedAvg"
 _COUNT, _NONE, _ANY, _BOTH = "number satisfied", "none", "at least one", "clients 1 and 2"
 _AVERAGE, _OWN, _PAIR = "at the average", "at a client's model", "at the average of 1 and 2"
@@ -42,7 +42,7 @@ class ThreeClients(descents.Draws):
         *((0, 4, 12), (0, 3, 8), (0, 3, 9), (0, 4, 8), (0, 6, 8)),
         *((0, 5, 12), (0, 6, 12), (0, 6, 20)),
     )
-    """True means on a grid, because the outcome depends on them; the first ones are plotted."""
+    """Several choices of true means, because the outcome depends on them. The first is plotted."""
     case_3: ThreeMeans = (0, 0, 6)
     example: ThreeMeans = (0.8, -0.7, 0.3)
     """Empirical minus true means of the plotted draw, for all cases."""
@@ -61,7 +61,7 @@ class ThreeClients(descents.Draws):
 def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Dataset:
     """Returns the solutions of every objective in every draw, for every case.
 
-    Variables prefixed by ``example`` come from one draw per case, searched from w*.
+    Variables prefixed by ``example`` come from a single draw per case, with descents from w*.
     """
 
     def solve(true_means: Any, noise: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Da
 
 
 def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
-    """Returns how often clients are satisfied, where solutions lie, and the example."""
+    """Returns the frequencies of satisfied clients and of solution positions, and the example."""
     count = result.satisfied.sum("client")
     w, own = result.solution, result.empirical_mean
 
@@ -156,7 +156,7 @@ def table(measured: xr.Dataset, config: ThreeClients) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: ThreeClients) -> Figure:
-    """Draws MaxFL's objective in one draw per case, and how often a client is satisfied."""
+    """Draws MaxFL's objective in one draw per case, and shares of draws with satisfied clients."""
     first = [config.cases.index(case) for case in (1, 2, 3)]
     one, two, three = (_objective(measured.isel(point=i)) for i in first)
     return plots.draw(

@@ -12,7 +12,7 @@ from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
 from fedjax_mm.papers.rulings import Ruling, alike, estimate, ruling
 
 _METHODS = ("FedAvg", "MaxFL")
-_NEARLY = 10.0  # percent of the larger loss
+_NEARLY = 10.0  # allowed difference, in percent of the larger loss
 
 
 def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:

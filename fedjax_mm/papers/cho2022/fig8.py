@@ -27,7 +27,7 @@ from fedjax_mm.tasks.mean_estimation import maxfl_objective
 from fedjax_mm.tasks.minimize import local_minimum
 
 _FAR, _NOTHING = 8.0, 1e-3  # a loss gap that counts as >> 0, and a weight that counts as 0
-_AROUND = 0.5  # places closer to a minimum do not count as flat
+_AROUND = 0.5  # models closer to a minimum than this do not count as flat
 _RULES = ("adaptive", "constant")
 _ROUNDS, _STARTS = "median rounds from flat starts", "flat starts"
 _LATE, _SLOWER = "starts that did not arrive", "starts from which adaptive is slower"
@@ -47,7 +47,7 @@ class Rate(Config):
 
 
 def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the adaptive rate over w, and gradient descent with it and with a constant rate.
+    """Returns the adaptive rate over w, and descents with this rate and with a constant one.
 
     The adaptive rate is ``eta N / (sum q_k + eps)`` (eq. 6 with one local step), where
     ``q_k = sigma (1 - sigma)`` at ``F_k(w) - rho_k`` (eq. 4). The constant rate is 1/L, where L is
@@ -63,7 +63,7 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
 
         def adaptive(w: Any) -> Any:
             gaps = task.gaps(w)
-            # Do not compute sigma (1 - sigma), because 1 - sigma rounds to 0 from gaps of 37 on.
+            # Avoid sigma (1 - sigma), because 1 - sigma rounds to 0 for gaps of 37 or more.
             weights = jax.nn.sigmoid(gaps) * jax.nn.sigmoid(-gaps)
             return config.learning_rate * task.num_clients / (jnp.sum(weights) + config.epsilon)
 

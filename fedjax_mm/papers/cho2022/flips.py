@@ -1,4 +1,4 @@
-"""Table 1 read differently: test labels are flipped too, and labels are split by Dirichlet.
+"""Table 1 in another reading, with flipped test labels and each label split by Dirichlet's law.
 
 The paper does not specify which labels are flipped or how labels are distributed. `maxfl-table1`
 flips only training labels and lets each client draw its labels.

@@ -60,7 +60,7 @@ CLUSTERED: Mapping[str, Any] = {
     "flips": "everywhere",
     "chosen_by": "appeal",
 }
-"""Clients of Figures 3, 4 and 7 and Tables 3 to 6, whose first metric chooses the points.
+"""Settings of Figures 3, 4 and 7 and Tables 3 to 6, which choose points by GM-Appeal.
 
 Test labels are flipped too, because the paper's own models reach a preferred-model accuracy of
 98 % and more, which flipped clients could not reach on true test labels.
@@ -96,14 +96,16 @@ class Comparison(Seeded):
     """The directory of the data set's files, or None for a substitute."""
     partition: clients.Partition = "dirichlet"
     num_clients: Count | None = None
-    """The clients that train. This and the next two default to the paper's for the data set."""
+    """The number of clients that train. The paper's number for the data set is the default for this
+    and the next two fields."""
     num_unseen: Count | None = None
     cohort_size: Count | None = None
     flipped: Share = 0.3
     flips: clients.Flips = "training"
     """The labels of a flipped client that are flipped, which the paper does not specify."""
     participation: Literal["training", "test"] | None = None
-    """The examples whose loss decides participation, test if only training labels are flipped."""
+    """The examples whose loss decides participation. Defaults to "test" if only training labels are
+    flipped, and to "training" otherwise."""
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.5
     appealing_from: Count | None = None
     """The first round in which clients stay away if the model does not appeal to them."""
@@ -115,7 +117,7 @@ class Comparison(Seeded):
     requirement: Requirement = Requirement()
     tuning_steps: CountOrZero = 0
     tuned_weights: Flag = True
-    """Whether MaxFL weights clients by the loss after these steps, as described in section 5.1."""
+    """Whether MaxFL weights clients by the loss after tuning, as described in section 5.1."""
     methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
         *(0.1, 0.05, 0.01, 0.005, 0.001),
@@ -216,12 +218,12 @@ class Comparison(Seeded):
         return _METHOD.validate_python(settings | point)
 
     def structure(self, label: str) -> Hashable:
-        """Returns a variant's non-float settings; variants that share them share a program."""
+        """Returns a variant's non-float settings. Variants with equal ones share a program."""
         settings = dict(self._first_point(label))
         return tuple((k, str(v)) for k, v in settings.items() if not isinstance(v, float))
 
     def algorithm(self, variant: OneOf, local: Mapping[str, Any]) -> Algorithm:
-        """Builds one of several variants with equal structure, whose numbers may be traced."""
+        """Builds one of several variants of equal structure, which may have traced numbers."""
         method, *others = [self._first_point(label) for label in variant.values]
         numbers = {k: x for k, x in local.items() if k in type(method).model_fields}
         for name, value in method if others else ():

@@ -18,8 +18,8 @@ METRICS = ("flipped", "available", "available_flipped", "weight", "weight_flippe
 class Watched(View):
     """A task with thresholds that also records which clients would participate in the next round.
 
-    - ``available`` and ``available_flipped``: the clients that the model appeals to, by the
-      participation rule, and the flipped clients among them;
+    - ``available`` and ``available_flipped``: the clients to which the model appeals, according to
+      the participation rule, and the flipped clients among them;
     - ``weight`` and ``weight_flipped``: their weights in MaxFL, ``q_k`` of eq. (4);
     - ``flipped``: all flipped clients.
 

@@ -56,7 +56,7 @@ class Clients(NamedTuple):
 
 
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
-    """Runs every method at its point with every seed, which determines its clients.
+    """Runs every method at its point with every seed, where the seed determines the clients.
 
     Returns a Dataset over ``(algorithm, byzantine, warm_up_steps, demand_rate, seed, round)``, with
     the points as coordinates of the algorithms. If points were chosen, `SCORES` of all candidates
@@ -194,7 +194,7 @@ def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = N
 
 
 def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
-    """Maps batch sizes to array rows, using at most two row counts with the least padding.
+    """Maps batch sizes to numbers of array rows, at most two of them, with the least padding.
 
     Example:
       >>> largest_batches([32, 64, 128])
@@ -249,7 +249,7 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
 def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
     """Returns every client's own model, ``[numbers of steps, rates, draws, clients]``.
 
-    They start from the same parameters as all methods and do not depend on the method.
+    The models start from the same parameters as all methods and do not depend on the method.
     """
     demand, num_draws = config.requirement, config.num_seeds
     kinds = (demand.num_steps, demand.learning_rates, range(num_draws))
@@ -258,7 +258,7 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
     if execution:
         execution.report(f"warm-up of {number} x {data.num_clients} clients")
     where = layout(number)
-    # Repeat the first ones on the last device, so that every device gets the same number.
+    # Repeat the first replicas on the last device, so that all devices have the same number.
     numbers = [np.resize(each, where.padded(number)) for each in mesh]
     types = (np.int32, np.float32, np.int32)
     each = where.put(tuple(x.astype(t) for x, t in zip(numbers, types, strict=True)), 0)

@@ -14,7 +14,7 @@ _SHARES = (0.05, 0.1)
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges how many points of accuracy the attackers cost."""
+    """Judges the loss of accuracy due to the attackers, in points."""
     percent = measured["percent"].isel({"warm-up steps": 0, "rate of the warm-up": 0}, drop=True)
     percent = percent.reindex(metric=list(ACCURACY), algorithm=[OURS, "MW-Fed"])
     without, attacked = (percent.reindex(attackers=list(x)) for x in ((0.0,), _SHARES))

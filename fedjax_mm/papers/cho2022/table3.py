@@ -12,7 +12,7 @@ from fedjax_mm.papers.rulings import Evidence, Ruling, fact, more, no_less, ruli
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "PerFedAvg", "MW-Fed")
 
-# Table 5 shows other metrics of the same runs, which run only once because settings are equal.
+# Table 5 shows other metrics of the same runs, computed once because the settings are equal.
 SETTINGS = Comparison(**CLUSTERED, tuning_steps=5, methods=methods(*BASELINES, OURS))
 
 _LEAST = 10.0

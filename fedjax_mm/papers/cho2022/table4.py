@@ -15,7 +15,7 @@ _STEPS = (50, 100, 150)
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges each method's differences between numbers of warm-up steps, paired by seed."""
+    """Judges the differences in appeal between numbers of warm-up steps, paired by seed."""
     percent = measured["percent"].isel({"attackers": 0, "rate of the warm-up": 0}, drop=True)
     appeal = percent.sel(metric="GM-Appeal, seen", drop=True).reindex(algorithm=list(_METHODS))
     after = {n: appeal.reindex({"warm-up steps": [n]}).isel({"warm-up steps": 0}) for n in _STEPS}

@@ -13,7 +13,7 @@ _QFFL = {f"qFFL, q = {q:g}": {"name": "qffl", "q": q} for q in (1.0, 10.0)}
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges MaxFL's leads over q-FFL, and one sentence by the paper's own table."""
+    """Judges MaxFL's leads over q-FFL, and compares one sentence with the paper's own table."""
     appeal, preferred = (
         lead(measured, list(_QFFL), f"{name}, seen")
         for name in ("GM-Appeal", "preferred-model accuracy")

@@ -80,9 +80,9 @@ class Bounded(Config):
     def problem(self) -> Problem:
         """Returns constants that satisfy assumptions 3.1 to 3.3 everywhere.
 
-        A gradient of the logistic loss is shorter than its example, and its curvature is at most a
-        quarter of the squared length. beta is 1, and kappa^2 bounds the mean of |grad F_k|^2. The
-        gap is at most F~(w_0) < 1.
+        The gradient of the logistic loss on an example is shorter than the example, and the
+        curvature is at most a quarter of the example's squared length. beta is 1, and kappa^2
+        bounds the mean of |grad F_k|^2. The gap is at most F~(w_0) < 1.
         """
         x, _ = self.examples()
         second = np.einsum("ksi,ksj->kij", x, x) / self.num_examples
@@ -108,7 +108,7 @@ def bound(T: FloatArray, part: Part, E: int, config: Bounded, gap: float = 1.0) 
     """Returns the bound of (100) or (125).
 
     Raises:
-      ValueError: if T is too small for the step sizes.
+      ValueError: if T is too small for the learning rates.
     """
     problem = dataclasses.replace(config.problem(), E=E, gap=gap)
     prove = theory.theorem_3_1_full if part == "full" else theory.theorem_3_1_partial
@@ -134,7 +134,7 @@ class Logistic:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return self.data.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
@@ -144,7 +144,7 @@ class Logistic:
         return jnp.zeros(features.shape[-1], features.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns n_k."""
+        """Returns n_k, the number of the client's examples."""
         return self.data.counts[client].astype(float)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
@@ -323,7 +323,7 @@ def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
 def counterexample(L_c: float = 10.0, L: float = 1e-3) -> tuple[float, float, float]:
     """Returns L_c, the objective's curvature, and the printed bound, for a linear loss.
 
-    ``F(w) = L_c w`` with rho = 0 is L_c-continuous, and smooth with every L. The sigmoid has its
+    ``F(w) = L_c w`` with rho = 0 is L_c-continuous, and L-smooth for every L. The sigmoid has its
     largest curvature, 1 / (6 sqrt(3)), at ``sigma = (1 + 1/sqrt(3)) / 2``.
     """
     s = (1 + 1 / math.sqrt(3)) / 2
@@ -356,7 +356,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
     text = "Lemma B.2's own constant, L_c^2 / 4, bounds the curvature of that loss"
     bound_2 = measured.steep_slope**2 / 4
     yield check(text, measured.steep_curvature <= bound_2, f"{bound_2:.1f}")
-    # Report the rounds that a test would need, because the bounds are loose and runs far shorter.
+    # Report the T that a test would need, because bounds are loose and runs are far shorter.
     frozen = measured.frozen
     text = f"a model frozen at its start would violate the bounds at a T below {_FROZEN:.0e}"
     yield check(

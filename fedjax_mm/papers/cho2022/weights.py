@@ -1,8 +1,8 @@
 """Table 3 with the client weights of Algorithm 1, line 8.
 
-With ``q = s (1 - s)`` clients far above or far below their threshold have almost no weight. With
-clustered labels, clients far above it are neglected and the appeal falls. With ``q = s`` they have
-the largest weights.
+With ``q = s (1 - s)``, clients far above or far below their threshold have almost no weight. With
+clustered labels, clients far above their threshold are neglected and the appeal falls. With
+``q = s``, these clients have the largest weights.
 """
 
 from collections.abc import Iterator
@@ -37,4 +37,4 @@ ITEMS = (
         rules=rules,
     ),
 )
-"""How Table 3 depends on the client weights."""
+"""The dependence of Table 3 on the client weights."""

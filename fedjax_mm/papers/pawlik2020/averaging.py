@@ -29,7 +29,7 @@ from fedjax_mm.theory.problem import Problem
 
 Models: TypeAlias = Float[Array, "*runs clients dim"]
 
-_FALLS = 0.3  # 1 / sqrt(16) and a small margin
+_FALLS = 0.3  # largest ratio of means at T and T / 16, 1 / sqrt(16) with a small margin
 _ROUND_OFF = 1e-12
 _L = 3.0  # smoothness of `Wells`
 _START = 3.0
@@ -75,15 +75,16 @@ class Averaging(Config):
     num_clients: TwoOrMore = 4
     dim: Count = 5
     noise: Annotated[Increasing[NonNegative], Field(min_length=2)] = (0.5, 2.0)
-    """sigma."""
+    """The values of sigma."""
     rates: Annotated[Increasing[Positive], Field(min_length=1)] = (0.05, 0.3, 1.0)
-    """The theorem's gamma L, at most 1."""
+    """The values of gamma L in the theorem, at most 1."""
     intervals: Annotated[Increasing[Count], Field(min_length=1)] = (1, 2, 5)
     """I, the number of iterations between averaging steps."""
     num_iterations: Count = 1000
-    """The theorem's T, up to which the bound is compared."""
+    """The largest T for which the theorem's bound is compared with measured means."""
     horizons: Annotated[Increasing[Count], Field(min_length=2)] = (256, 4096, 65_536)
-    """The corollary's T, which determines its rate. Each is 16 times the previous one."""
+    """The values of T in the corollary, which determine its learning rates. Each is 16 times the
+    previous one."""
     num_seeds: TwoOrMore = 40
     seed: Seed = 0
 
@@ -150,7 +151,7 @@ def algorithm_1(
 
 
 def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
-    """Returns squared gradients in the runs of the theorem, and of the corollary at its rates."""
+    """Returns squared gradients in runs for the theorem, and for the corollary at its rates."""
     N = config.num_clients
 
     def program(

@@ -37,7 +37,7 @@ EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accurac
 
 
 def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
-    """Raises `ValueError` if a cohort exceeds the clients or a size does not divide a cost."""
+    """Raises `ValueError` if a size exceeds the number of clients or does not divide a cost."""
     for size in sizes:
         if size > num_clients:
             raise ValueError(f"cohort_sizes has {size}; there are only num_clients = {num_clients}")
@@ -73,11 +73,12 @@ class Trained(Seeded):
     num_clients: TwoOrMore | None = None
     """The number of clients. Defaults to 100 for MNIST and 24 for the digits."""
     cohort_sizes: Trend[Count] | None = None
-    """Increasing cohort sizes. Defaults to the paper's for MNIST, smaller ones for the digits."""
+    """Increasing cohort sizes. Defaults to the paper's sizes for MNIST, and to smaller ones for the
+    digits."""
     learning_rate: Positive = 0.1
     local_epochs: Count
     num_seeds: TwoOrMore
-    """The seeds, each with its own partition of the images."""
+    """The number of seeds, each of which has its own partition of the images."""
     programmed: Flag = True
     """Whether, as in the author's program, the last layer starts at 0 and batches are formed before
     shuffling. The paper mentions neither."""
@@ -99,13 +100,13 @@ class Trained(Seeded):
 
     @property
     def sizes(self) -> list[int]:
-        """C."""
+        """The cohort sizes C."""
         default = self.digits_sizes if self.directory is None else self.paper_sizes
         return list(self.cohort_sizes or default)
 
     @property
     def clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return self.num_clients or (24 if self.directory is None else 100)
 
     @property
@@ -170,7 +171,7 @@ class ScoredTwice(View):
 
     Attributes:
       epochs: E.
-      batch_size: B. The few images are E mini-batches of B neighbours.
+      batch_size: B. The few images are E mini-batches of B adjacent images.
     """
 
     epochs: int = dataclasses.field(metadata={"static": True})
@@ -180,7 +181,7 @@ class ScoredTwice(View):
         """Returns loss and accuracy on all test images, and accuracy on a few random ones."""
         test = self.task.test
         size = min(self.batch_size, test.num_examples)
-        # Never draw the last mini-batch of test images, because it may be smaller.
+        # Exclude the last mini-batch of test images if it is smaller than the others.
         num_batches = test.num_examples // size
         wanted = jnp.arange(min(self.epochs, num_batches))
         drawn = shuffled(hash_words(rng_key), wanted, num_batches)
@@ -199,7 +200,7 @@ class AsProgrammed(ScoredTwice):
     """A `ScoredTwice` with the initial model and the batches of the author's program.
 
     The program forms batches before it shuffles, so a client's batches never change, only their
-    order in each round. Batches of its non-IID labels have one label each.
+    order in each round. Batches of non-IID labels contain a single label each.
     """
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
@@ -224,11 +225,11 @@ class AsProgrammed(ScoredTwice):
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
     """Returns McMahan's CNN on several partitions of the images, to be selected by `dealt`."""
-    # Share one copy of the images, so that a traced index selects the clients of a seed.
+    # Share one copy of the images, so that a traced index can select the clients of a seed.
     train = shared_client_data(pool.train, deals)
     tested = client_data([pool.test])
     data = FederatedData(pool.name, pool.kind, pool.num_classes, train, tested)
-    # Data with several draws have no clients until one draw is selected.
+    # Skip the check, because data with several draws have no clients until a draw is selected.
     return classification(data, McMahanCNN(pool.num_classes), scale=1 / 255, check=False)
 
 

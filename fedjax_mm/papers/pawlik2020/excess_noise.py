@@ -31,11 +31,11 @@ from fedjax_mm.theory.cohorts import (
 )
 from fedjax_mm.theory.constants import exact_constants
 
-_NEAR = 0.05  # relative to the equation
+_NEAR = 0.05  # allowed difference, relative to the equation
 _ROUND_OFF = 1e-12
 
 Updates: TypeAlias = Float[Array, "clients dim"]
-"""G_i, the sums of each client's gradients in the round."""
+"""The sums G_i of each client's gradients in the round."""
 
 
 class CohortNoise(Config):
@@ -52,7 +52,7 @@ class CohortNoise(Config):
 
 
 def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
-    """Returns eqs. (25) to (28), and the squared steps, excess and cost of drawn cohorts."""
+    """Returns eqs. (25) to (28), and the squared steps, noise and excess loss of drawn cohorts."""
     with jax.enable_x64(True):
         task = quadratic(config.num_clients, config.block_size, mu=config.mu)
         start_key, draw_key = jax.random.split(jax.random.key(config.seed))

@@ -30,20 +30,20 @@ _SCHEMES: Any = {"iid_share": iid_share, "iid_clients": iid_clients}
 
 
 class CohortRounds(Trained):
-    """Settings of Figure 1: training until the test accuracy reaches the last target."""
+    """Settings of Figure 1, with training until the test accuracy reaches the last target."""
 
     paper_sizes = (2, 5, 10, 20)
     digits_sizes = (2, 4, 8, 12)
 
     num_seeds: TwoOrMore = 4
     scheme: Literal["iid_share", "iid_clients"] = "iid_share"
-    """Whether percentages refer to the IID share of every client's images, or to clients."""
+    """Whether percentages refer to the IID share of every client's images, or to IID clients."""
     percents: Trend[Percent] = (20.0, 60.0, 100.0)
     """The percentages. The paper uses 20, 40, 60, 80 and 100."""
     targets: Annotated[Increasing[Fraction], Field(min_length=1)] = (0.9, 0.99)
     """The target accuracies. The figure uses 0.99, and the text also 0.9."""
     evaluation: Literal["as-published", "all images"] = "as-published"
-    """Which accuracy must reach the targets. The author scored E mini-batches of B images."""
+    """The accuracy that must reach the targets. The author scored E mini-batches of B images."""
     max_rounds: Count = 40
     local_epochs: Count = 10
     batch_size: Count = 10
@@ -126,7 +126,7 @@ def _in_words(measured: xr.Dataset) -> xr.Dataset:
 
 
 def table(measured: xr.Dataset, config: CohortRounds) -> Sequence[Table]:
-    """Returns mean rounds (and the author's), or how many runs missed the target."""
+    """Returns mean rounds, with the author's, and the number of runs that missed the target."""
     measured = _in_words(measured)
     missed = "\nin " + cells(measured.missed, form=".0f") + f" of {measured.sizes['seed']}"
     text = cells(measured["mean"], measured.standard_error, measured.published, ".1f")

@@ -43,7 +43,7 @@ _BOTH = ("mean", "standard_error", "published mean", "published sd")
 _WAYS = ("as-published", "all images")
 _HER_SEEDS = 100
 _SLOPE = 2.0  # a change that matters, in points per doubling of the cohort
-_FLAT = 5.0  # points from the mean over all cohort sizes
+_FLAT = 5.0  # allowed difference from the mean over all cohort sizes, in points
 _LARGE = 5.0  # points of standard deviation
 _WHY = "E B test images are scored in a round, so that accuracies are multiples of 1 / (E B)"
 _TAKES = "--data DIR with MNIST, with all other settings at their defaults"
@@ -57,11 +57,11 @@ class CohortAccuracy(Trained):
 
     num_seeds: TwoOrMore = 10
     contacts: Annotated[Increasing[Count], Field(min_length=1)] | None = None
-    """The contacts c = R C. Only the largest is run, and its first rounds serve as the others.
-    Defaults to 60, and 120 with doubled round limits; 120 and 240 for the digits, which have few
-    clients."""
+    """The numbers of contacts c = R C. Only the largest is run, and its first rounds are used for
+    the others. Defaults to 60, and to 120 with doubled round limits. For the digits, which have few
+    clients, the defaults are 120 and 240."""
     updates: Count | None = None
-    """B C. Defaults to 300, or 120 for the digits."""
+    """The updates u = B C. Defaults to 300, or to 120 for the digits."""
     local_epochs: Count = 1
     partition: PartitionConfig = IIDShare(name="iid_share", percent=80.0)
 
@@ -71,7 +71,7 @@ class CohortAccuracy(Trained):
 
     @property
     def num_updates(self) -> int:
-        """Returns B C."""
+        """Returns the updates u = B C."""
         return self.updates or (120 if self.directory is None else 300)
 
     @property
@@ -101,7 +101,7 @@ def _parameters() -> int:
 
 
 def published_numbers(config: CohortAccuracy) -> xr.Dataset:
-    """Returns the author's numbers by R C and C, or NaN if the trials are not hers.
+    """Returns the author's numbers by R C and C, or NaN for settings other than hers.
 
     They are the mean, the standard deviation and the number of distinct values of the best
     accuracies in 100 runs.
@@ -152,7 +152,7 @@ def slopes(best: xr.DataArray) -> xr.DataArray:
 
 
 def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
-    """Rules on the effect of cohort size, by a slope, and on clusters caused by few test images."""
+    """Rules on the slope over cohort sizes, and on clusters of values due to few test images."""
     first, last = (measured.isel(contacts=place, drop=True) for place in (0, -1))
     yield ruling("parameters", fact(_parameters() == 1_663_370, f"{_parameters():,}"))
     for key, runs in {"limited-values": first, "doubled-limits": last}.items():
@@ -166,9 +166,9 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
 
 
 def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]]:
-    """Rules, as facts, that few test images cluster the accuracies and all test images do not.
+    """Rules, as facts, on whether accuracies cluster with few test images, but not with all.
 
-    Nothing can be said if all runs have distinct values under both evaluations.
+    The answer is unknown if all runs have distinct values under both evaluations.
     """
     found, num_seeds = [], runs.sizes["seed"]
     for at, (name,) in places(runs, "C"):
@@ -217,7 +217,7 @@ def _variance_more(samples: xr.DataArray, by: float) -> list[Evidence]:
 def _compare_with_hers(ours: xr.Dataset) -> list[Evidence]:
     """Tests by Welch's t whether our mean is within one of the author's standard deviations.
 
-    Her mean has a standard error too, because she made 100 runs.
+    The author's mean also has a standard error, because she made 100 runs.
     """
     found, num_seeds = [], ours.sizes["seed"]
     for at, (name,) in places(ours, "C"):

@@ -31,7 +31,7 @@ from fedjax_mm.theory.problem import Problem
 
 
 class OptimalCohort(Config):
-    """Settings: federated quadratics of increasing heterogeneity, with cohorts of every size.
+    """Settings of federated quadratics of increasing heterogeneity, with cohorts of every size.
 
     All sizes have the same number of contacts with the server, c = R C. Heterogeneity is the root
     mean squared distance of the clients' minimizers from their mean, and all runs start at distance
@@ -44,7 +44,7 @@ class OptimalCohort(Config):
     """The ratio of the largest to the smallest curvature of each client."""
     local_steps: Count = 5
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """gamma L E, at most 1."""
+    """The product gamma L E, at most 1."""
     contacts: Count = 240
     heterogeneity: Trend[Positive] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
     num_seeds: TwoOrMore = 100
@@ -136,7 +136,7 @@ def bowls(config: OptimalCohort) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cohort_of(num_clients: int, size: Scalar) -> Assignment:
-    """Returns uniform cohorts for one model, whose size may be traced."""
+    """Returns an assignment of uniform cohorts to one model, with a size that may be traced."""
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round, look
@@ -170,8 +170,8 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     result = sweep(grid, execution)
     runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
     rounds = config.contacts // runs.C
-    # Truncate larger cohorts to their R rounds, because runs that share a program all have as many
-    # rounds as single clients need.
+    # Truncate the runs of larger cohorts to R rounds, because all runs of a program have the number
+    # of rounds that cohorts of a single client need.
     before = runs.where(runs["round"] < rounds)
     mean, error = estimate(before.squared_gradient.mean("round"))
     # The proof needs G along the path, but only the mean of Z^2 over the rounds.
@@ -194,7 +194,7 @@ def _gap(H: np.ndarray, b: np.ndarray) -> float:
 
 
 def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
-    """Adds, by heterogeneity, how C* compares with the best measured C."""
+    """Adds a comparison of C* with the best measured C, by heterogeneity."""
     squares, least = result.measured, result.measured.min("C")
     # Find the size whose ratio to C* is closest to 1, because C* is not an integer.
     nearest = abs(np.log(result.C) - np.log(result.optimal_size)).argmin("C")
@@ -242,7 +242,7 @@ def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> Figure:
-    """Draws how much each size leaves relative to the best one, by heterogeneity."""
+    """Draws the squared gradient of each size relative to the best size's, by heterogeneity."""
     sizes = {"measured best": "best C", "$C^*$, which minimizes the bound": "C*"}
     return heat_map(
         (measured.measured / measured.best).transpose("C", "heterogeneity"),

@@ -1,4 +1,4 @@
-"""Table 1: costs of trials with several cohort sizes, as printed and by their equations."""
+"""Table 1: costs of trials with several cohort sizes, as printed and from their equations."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from fedjax_mm.theory.fairness import Costs, costs
 from fedjax_mm.theory.problem import Problem
 
 _MISPRINTED = ("u", "u_R")
-_SYMBOLS = ["g", "g_R", "g'", "g'_R", "u", "u_R", "c", "c'"]  # by eqs. (1) to (8)
+_SYMBOLS = ["g", "g_R", "g'", "g'_R", "u", "u_R", "c", "c'"]  # in the order of eqs. (1) to (8)
 
 
 class Trials(Config):
@@ -31,9 +31,9 @@ class Trials(Config):
 
     cohort_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (5, 10, 15, 20, 30)
     contacts: Count = 60
-    """c = R C."""
+    """The contacts c = R C."""
     updates: Count = 300
-    """B C."""
+    """The product B C."""
     local_epochs: Count = 1
     num_examples: Count = 600
     """N, the number of examples per client."""
@@ -47,7 +47,7 @@ class Trials(Config):
 
 
 def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every trial's costs by eqs. (1) to (8), and the printed costs if there are any."""
+    """Returns every trial's costs from eqs. (1) to (8), and the printed costs, if any."""
     began = time.perf_counter()
     C = np.array(config.cohort_sizes)
     R, B = config.contacts // C, config.updates // C
@@ -67,13 +67,13 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Trials) -> xr.Dataset:
-    """Returns the costs that the table prints, by the paper's symbols."""
+    """Returns the costs in the table, labelled with the paper's symbols."""
     known = result.drop_attrs().dropna("source", how="all", subset=["cost"])
     return known.assign_coords(measure=_SYMBOLS)
 
 
 def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
-    """Rules on the printed columns by their equations, and on costs that should be constant."""
+    """Rules on the printed columns, using their equations, and on costs that should be constant."""
     right = [symbol for symbol in _SYMBOLS if symbol not in _MISPRINTED]
     for key, symbols in {"columns": right, "u": ["u"], "u-total": ["u_R"]}.items():
         if measured.sizes["source"] == 2:
@@ -126,7 +126,7 @@ def _same(key: str, cost: Any, *others: Any) -> Ruling:
 
 
 def table(measured: xr.Dataset, config: Trials) -> Sequence[Table]:
-    """Returns the table by the equations, and as printed."""
+    """Returns the table computed from the equations, and the printed table."""
     titles = {"equations": "", "printed": "Table 1 as printed"}
     trials = {"R": measured.R, "B": measured.B}
     costs = cells(measured.cost, form="g", missing="")
