@@ -1,6 +1,7 @@
 """Checked conversion of user arrays to NumPy arrays with JAX's dtypes.
 
-Each array is checked once, on the host, before it is copied to a device. Traced arrays pass.
+Each array is checked once, on the host, before it is copied to a device. Traced arrays are not
+checked.
 """
 
 from typing import Any
@@ -54,7 +55,7 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
 
 
 def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
-    """Returns numbers as a NumPy array, or raises a `ValueError` that names the wanted ones."""
+    """Returns numbers as a NumPy array, or raises a `ValueError` that says what to give."""
     if np.ma.is_masked(values):
         raise ValueError(
             f"{name} has {np.ma.count_masked(values)} masked entries; drop or fill them, as by "
@@ -85,7 +86,7 @@ def check_fits(name: str, x: np.ndarray, kind: np.dtype) -> None:
 
 
 def is_known(x: Any) -> bool:
-    """Returns whether an array can be read here: not traced, and not on another host."""
+    """Returns whether an array's values can be read: not traced, and not on another host."""
     is_here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return isinstance(x, np.ndarray) or (is_here and x.is_fully_addressable)
 
@@ -112,7 +113,7 @@ def check_labels(name: str, y: np.ndarray, num_classes: int | None = None) -> No
 
     Args:
       name: the argument's name, for error messages.
-      y: numbers; each entry of a row is a label.
+      y: numbers, with one or more labels per row.
       num_classes: C; None allows any class that fits 31 bits.
     """
     limit = 2**31 if num_classes is None else num_classes

@@ -1,4 +1,4 @@
-"""CelebA from its published files, where clients are celebrities and label columns attributes."""
+"""CelebA from its published files, with celebrities as clients and attributes as label columns."""
 
 import difflib
 import hashlib
@@ -35,8 +35,8 @@ def load_celeba(
 ) -> FederatedData:
     """Loads CelebA, with one client per celebrity with enough images.
 
-    Labels are 0 or 1, ``int32[examples, attributes]``, with one column for each of `attributes`; C
-    is 2. Images are uint8 RGB, resized to a square. Decoded images are kept in the directory
+    Labels are ``int32[examples, attributes]`` of 0 and 1, with one column for each of `attributes`,
+    and C is 2. Images are uint8 RGB, resized to a square. Decoded images are kept in the directory
     `cache`.
 
     Args:
@@ -44,7 +44,7 @@ def load_celeba(
         ``img_align_celeba/``.
       attributes: attribute names, such as ``["Smiling", "Eyeglasses"]``.
       image_size: the number of pixels per side.
-      min_images: the fewest images per celebrity; celebrities with fewer are dropped.
+      min_images: the minimum number of images per celebrity; celebrities with fewer are dropped.
       num_clients: the number of celebrities, drawn at random; defaults to all of them.
       balance: whether to drop random images of the larger class until both classes have the same
         number of images over all clients. This requires exactly one attribute.
@@ -81,7 +81,7 @@ def load_celeba(
 
 
 def check_celeba(directory: str | Path) -> None:
-    """Raises `load_celeba`'s error if a file is missing, without reading any file.
+    """Raises `load_celeba`'s error if one of its text files is missing, without reading any.
 
     Example:
       >>> check_celeba("nowhere")
@@ -230,7 +230,7 @@ def _decoded(
         try:
             images = np.load(target, allow_pickle=False)
         except (ValueError, EOFError):
-            images = np.empty(0)  # decodes again, because the file is damaged
+            images = np.empty(0)  # the file is damaged, so decode again
         if images.shape == shape and images.dtype == np.uint8:
             return images
     cache.mkdir(parents=True, exist_ok=True)

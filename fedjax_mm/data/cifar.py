@@ -43,7 +43,7 @@ def load_cifar(
     Raises:
       FileNotFoundError: if a file is missing; the message names it.
       ValueError: if the name is unknown, coarse labels are requested for CIFAR-10, or a file is
-        empty, truncated, or has a label out of range; the message names the file and the record,
+        empty or truncated, or has a label out of range; the message names the file and the record,
         counted from 0.
 
     Example:
@@ -69,7 +69,7 @@ def load_cifar(
 def check_cifar(
     directory: str | Path, *, name: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
 ) -> None:
-    """Raises the errors of `load_cifar` about names and missing files, without reading any file.
+    """Raises `load_cifar`'s errors for invalid names and missing files, without reading any file.
 
     Example:
       >>> check_cifar("nowhere")

@@ -43,11 +43,11 @@ class ClientData:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return self.counts.shape[-1]
 
     def select(self, index: Any) -> "ClientData":
-        """Returns one store of a stack made by `stack_client_data`, by a possibly traced index."""
+        """Returns one store from a stack made by `stack_client_data`; `index` may be traced."""
         order = None if self.order is None else self.order[index]
         return dataclasses.replace(
             self, offsets=self.offsets[index], counts=self.counts[index], order=order
@@ -55,7 +55,7 @@ class ClientData:
 
     @property
     def num_places(self) -> int:
-        """The number of places in `order` or, without it, in the examples."""
+        """The length of `order`, or of the examples if `order` is None."""
         if self.order is not None:
             return self.order.shape[-1]
         return len(jax.tree.leaves(self.examples)[0])
@@ -70,7 +70,7 @@ class ClientData:
         return dataclasses.replace(self, examples=examples, order=None)
 
     def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """Returns the batches per epoch, ``ceil(n_k / B)``, as an int if equal for all clients.
+        """Returns ``ceil(n_k / B)`` batches per epoch, as an int if equal for all clients.
 
         Example:
           >>> client_data([np.ones(20), np.ones(11)]).num_batches(jnp.int32(1), 10)
@@ -86,7 +86,7 @@ class ClientData:
     ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
         """Returns the rows of one local step, for `take`, and their weights, 1 or 0.
 
-        Rows of weight 0 pad the batch, and are examples of the same client.
+        Rows with weight 0 are padding, which consists of examples of the same client.
         """
         rows, is_there = self._rows(hash_words(rng_key), self.counts[client], step, how)
         return self.offsets[client] + rows, is_there.astype(float)
@@ -98,7 +98,7 @@ class ClientData:
         def taken(x: Array) -> Array:
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 return x[rows]
-            # Multiply by a 1 that is opaque to XLA, because on CPUs it copies rows one number at a
+            # Multiply by a 1 that is opaque to XLA, because on CPUs XLA copies rows one number at a
             # time but vectorizes a product.
             one = (rows >= 0).astype(x.dtype)
             return x[rows] * one.reshape(-1, *[1] * (x.ndim - 1))
@@ -114,8 +114,9 @@ class ClientData:
     def _rows(
         self, words: UInt32[Array, "2"], count: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-        # Return indices of the client's examples, from 0, and whether they count. An index is a
-        # function of (key, step, place), so no permutation is stored.
+        # Return indices of the client's examples, starting at 0, and whether they are part of the
+        # batch rather than padding. An index is a function of (key, step, place), so no permutation
+        # is stored.
         places = jnp.arange(how.size or self.max_count, dtype=jnp.int32)
         if how.size is None and how.limit is not None:
             rows = shuffled(fold_words(words, step), places, count)
@@ -200,8 +201,8 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
       check: False skips the check that all numbers are finite.
 
     Raises:
-      ValueError: if no client is given, a client has no examples, the counts do not add up, or
-        entries are not finite numbers.
+      ValueError: if no client is given, a client has no examples, the counts do not add up to the
+        number of examples, or entries are not finite numbers.
 
     Example:
       >>> import numpy as np

@@ -72,14 +72,14 @@ def federate(
     Args:
       data: arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, which may be lists or data frames;
         a `Pool`; or a scikit-learn `Bunch`.
-      clients: each client's rows of the training set, for example from `fedjax_mm.data.partition`.
-      clients_test: each client's rows of the test set; by default all clients share the whole test
+      clients: each client's rows in the training set, for example from `fedjax_mm.data.partition`.
+      clients_test: each client's rows in the test set; by default all clients share the whole test
         set.
       test_fraction: the fraction of each client's rows that `split_parts` moves to a test set,
-        instead of using the test examples in `data`. Exclusive with `clients_test`. Defaults to 0.2
-        for arrays without test examples.
+        instead of using the test examples in `data`. Cannot be combined with `clients_test`.
+        Defaults to 0.2 for arrays without test examples.
       num_classes: C, for arrays; defaults to 1 more than the largest label.
-      seed: the seed of that split.
+      seed: the seed of the split by `test_fraction`.
       check: False skips the check that all features are finite.
 
     Raises:
@@ -125,7 +125,7 @@ def flipped_clients(num_clients: Count, *, fraction: Share, seed: int = 0) -> np
     """Returns the sorted indices of the clients whose labels `flip_labels` flips.
 
     Args:
-      num_clients: N.
+      num_clients: N, the number of clients.
       fraction: the fraction of clients, rounded to a whole number of clients.
       seed: the seed of the draw.
 

@@ -39,7 +39,7 @@ class FederatedData:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return self.train.num_clients
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class FederatedData:
         )
 
     def select(self, index: Any) -> "FederatedData":
-        """Returns one dataset of a stack made by `stack_data`, by a possibly traced index."""
+        """Returns one dataset from a stack made by `stack_data`; `index` may be traced."""
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
@@ -71,8 +71,8 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
       stacked: whether a stack made by `stack_data` is allowed.
 
     Raises:
-      TypeError: if it is not `FederatedData`.
-      ValueError: if something does not fit.
+      TypeError: if `data` is not `FederatedData`.
+      ValueError: if labels, shapes or clients do not fit together.
     """
     remedy = "deal examples to clients, by data.federate((X, y), parts)"
     check_instance("data", data, FederatedData, remedy)
@@ -136,7 +136,7 @@ class Pool(NamedTuple):
 
 
 def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:
-    """Stacks datasets with the same number of clients, such as several draws, for `select`.
+    """Stacks datasets with the same number of clients, such as several draws; see `select`.
 
     Raises:
       ValueError: if the numbers of clients differ.

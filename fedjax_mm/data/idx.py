@@ -21,7 +21,7 @@ Name = Literal["mnist", "fashion-mnist", "emnist"]
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _PART = 2**26  # bytes to read at a time
-_MOST_REST = 2**16  # bytes to count after the last record
+_MOST_REST = 2**16  # the most bytes to count after the last record
 # EMNIST's splits and their numbers of classes.
 _EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
@@ -105,7 +105,7 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
 
 @checked
 def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> None:
-    """Raises the errors of `load_idx` about names and missing files, without reading any file.
+    """Raises `load_idx`'s errors for invalid names and missing files, without reading any file.
 
     Example:
       >>> try:

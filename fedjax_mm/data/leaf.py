@@ -18,7 +18,7 @@ _Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
 _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's vocabulary of Shakespeare, where a character's index is its number."""
+"""LEAF's vocabulary for Shakespeare, in which a character's position is its number."""
 
 _LENGTH = 80  # characters in a Shakespeare text
 _SIDE = 28  # pixels of a FEMNIST image
@@ -47,8 +47,8 @@ def load_leaf(
         indices into LEAF's vocabulary of 80 characters, ``uint8[examples, 80]`` and
         ``int32[examples]``.
       name: the name of the dataset; defaults to `dataset`, or "leaf".
-      num_classes: C; defaults to that of `dataset`, or else to 1 more than the largest label if at
-        least half of the labels occur.
+      num_classes: C; defaults to the number of classes of `dataset`, or else to 1 more than the
+        largest label if at least half of the labels occur.
 
     Raises:
       FileNotFoundError: if a directory has no JSON files.
@@ -87,7 +87,7 @@ def load_leaf(
 
 
 def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
-    """Returns C."""
+    """Returns the given or inferred C."""
     labels = [np.unique(y) for users in splits for _, _, y in users.values()]
     found = np.unique(np.concatenate(labels))
     needed = 1 + int(found[-1])
@@ -108,7 +108,7 @@ def check_leaf(directory: str | Path) -> None:
 
 
 def json_files(folder: Path) -> list[Path]:
-    """Returns the JSON files in a directory, in the order of their names.
+    """Returns the JSON files in a directory, sorted by name.
 
     Raises:
       FileNotFoundError: if the directory contains no JSON file.
@@ -236,7 +236,7 @@ def _characters(path: Path, user: str, name: str, texts: list[Any], length: int)
 
 
 class _Form(NamedTuple):
-    """How to convert a dataset's x and y, and its number of classes if known."""
+    """A function that converts a dataset's x and y, and its number of classes if known."""
 
     read: Callable[[Path, str, list[Any], list[Any]], _Examples]
     num_classes: int | None

@@ -18,7 +18,8 @@ def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
     """Loads the arrays x_train, y_train, x_test and y_test from an ``.npz`` file.
 
     `numpy.savez` and `numpy.savez_compressed` write such files. Pickled objects are not loaded. The
-    pool is named after the file. Bytes ``[examples, height, width]`` become one-channel images.
+    pool is named after the file. uint8 arrays ``[examples, height, width]`` become one-channel
+    images.
 
     Args:
       file: the path of the file.
@@ -49,7 +50,7 @@ def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
 
 
 def check_npz(file: str | Path) -> None:
-    """Raises the error of `load_npz` for a missing file, without reading any file.
+    """Raises `load_npz`'s error if the file is missing, without reading it.
 
     Example:
       >>> check_npz("nowhere.npz")

@@ -35,11 +35,11 @@ _MAX_DRAWS = 1000
 
 @checked
 def iid(labels: np.ndarray, num_clients: Count, *, seed: int = 0) -> Parts:
-    """Divides all examples at random among clients, in sizes that differ by at most 1.
+    """Divides all examples at random among clients, with sizes that differ by at most 1.
 
     Args:
       labels: ``[examples]``.
-      num_clients: N.
+      num_clients: N, the number of clients.
       seed: the seed of the draw.
 
     Raises:
@@ -65,13 +65,13 @@ def dirichlet(
     """Divides the examples of each label among clients in proportions drawn from Dirichlet(alpha).
 
     The smaller alpha is, the fewer clients share a label. The proportions of all labels are redrawn
-    until every client has `min_examples`.
+    until every client has at least `min_examples`.
 
     Args:
       labels: ``[examples]``.
-      num_clients: N.
+      num_clients: N, the number of clients.
       alpha: the concentration parameter.
-      min_examples: the fewest examples per client.
+      min_examples: the minimum number of examples per client.
       seed: the seed of the draw.
 
     Raises:
@@ -118,7 +118,7 @@ def dirichlet_clients(
 
     Args:
       labels: ``[examples]``.
-      num_clients: N.
+      num_clients: N, the number of clients.
       alpha: the concentration parameter; the smaller it is, the fewer labels a client has.
       seed: the seed of all draws.
 
@@ -148,9 +148,9 @@ def dirichlet_clients(
 
 
 def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Draws the number of examples of each label for a client."""
+    """Draws the number of examples of each label that a client gets."""
     taken = np.zeros_like(left)
-    # This takes few passes, because each one draws all examples or exhausts a label.
+    # This takes few passes, because each pass draws all missing examples or exhausts a label.
     while missing := size - taken.sum():
         is_left = taken < left
         weights = np.where(is_left, shares, 0.0)
@@ -165,13 +165,13 @@ def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.nda
 def shards(
     labels: np.ndarray, num_clients: Count, *, shards_per_client: Count = 2, seed: int = 0
 ) -> Parts:
-    """Cuts the examples, sorted by label, into equal shards and assigns shards at random.
+    """Sorts the examples by label, cuts them into equal shards and assigns the shards at random.
 
     Args:
       labels: ``[examples]``.
-      num_clients: N.
+      num_clients: N, the number of clients.
       shards_per_client: the number of shards per client, 2 for the 100 clients of McMahan et al.
-      seed: the seed of the order within a label and of the assignment.
+      seed: the seed of the shuffles within labels and of the random assignment.
 
     Raises:
       ValueError: if there are fewer examples than shards.
@@ -201,14 +201,14 @@ def label_clusters(
     shuffled: bool = False,
     seed: int = 0,
 ) -> Parts:
-    """Divides labels and clients into clusters, whose clients share the cluster's labels equally.
+    """Assigns labels and clients to clusters, and each cluster's examples equally to its clients.
 
     Clusters depend only on the seed and on the numbers of labels, clients and clusters, so training
     and test labels get the same clusters.
 
     Args:
       labels: ``[examples]``.
-      num_clients: N.
+      num_clients: N, the number of clients.
       num_clusters: the number of clusters; with 10 labels, 5 clusters have 2 labels each.
       shuffled: whether the labels of a cluster are drawn at random. If false, clusters consist of
         neighboring labels, such as (0, 1) and (2, 3).
@@ -237,7 +237,7 @@ def label_clusters(
             "at least one client"
         )
     rng = generator(seed)
-    drawn = rng.permutation(names)  # always draw, so that both kinds have the same clients
+    drawn = rng.permutation(names)  # always draw, so that `shuffled` does not change the clients
     label_cluster = np.array_split(drawn if shuffled else names, num_clusters)
     client_cluster = np.array_split(rng.permutation(num_clients), num_clusters)
     parts: Parts = [np.empty(0, np.int64)] * num_clients
@@ -265,19 +265,19 @@ def iid_share(
 ) -> Parts:
     """Gives every client a percentage of IID examples and the rest from a few random labels.
 
-    A percentage of each label forms a pool. A client takes ``ceil(percent / 100 * n)`` of its ``n =
-    examples // clients`` examples from the pool, and the rest in equal parts from the remainders of
-    random labels. Clients draw their labels independently, so a label may have too few examples.
-    Clients then share examples, as in the paper: no example of a label is used k + 1 times before
-    all are used k times. No client gets an example twice.
+    A percentage of each label's examples forms a pool. A client takes ``ceil(percent / 100 * n)``
+    of its ``n = examples // clients`` examples from the pool, and the rest in equal parts from the
+    remaining examples of random labels. Clients draw their labels independently, so a label may
+    have too few examples. Clients then share examples, as in the paper, but no example of a label
+    is used k + 1 times before all are used k times. No client gets an example twice.
 
     Args:
       labels: ``[examples]``.
-      num_clients: N.
+      num_clients: N, the number of clients.
       percent: p, from 0 to 100.
       labels_per_client: the number of labels that a client draws.
-      overlap: if false, raises an error when clients would share examples. With the paper's sizes,
-        MNIST requires sharing, because its labels are too unequal.
+      overlap: whether clients may share examples. If false, sharing raises an error. With the
+        paper's sizes, MNIST requires sharing, because its labels are too unequal in size.
       seed: the seed of all draws.
 
     Raises:
@@ -319,11 +319,11 @@ def iid_clients(
     shards_per_client: Count = 2,
     seed: int = 0,
 ) -> Parts:
-    """Gives a random percentage of the clients `iid` examples, and the others `shards`.
+    """Gives `iid` examples to a percentage of clients, drawn at random, and `shards` to the others.
 
     Args:
       labels: ``[examples]``.
-      num_clients: N.
+      num_clients: N, the number of clients.
       percent: p, from 0 to 100.
       shards_per_client: the number of shards of each non-IID client.
       seed: the seed of all draws.
@@ -366,7 +366,7 @@ def by_id(ids: np.ndarray) -> Parts:
       >>> [rows.tolist() for rows in by_id(np.array(["b", "a", "b"]))]
       [[1], [0, 2]]
     """
-    # Convert only masked arrays, because NumPy does not understand the dtypes of pandas columns.
+    # Get masks only from masked arrays, because NumPy does not know the dtypes of pandas columns.
     is_masked = np.ma.getmaskarray(ids) if isinstance(ids, np.ma.MaskedArray) else False
     ids = np.asarray(ids)
     if ids.ndim != 1 or not len(ids):
@@ -429,7 +429,7 @@ def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
 
 
 def seed_sequence(seed: int, *key: int) -> np.random.SeedSequence:
-    """Returns NumPy's seed sequence for a seed, with a key that makes its draws independent.
+    """Returns NumPy's seed sequence for a seed and a key; different keys give independent draws.
 
     Raises:
       ValueError: if the seed is not a nonnegative integer.
@@ -439,12 +439,12 @@ def seed_sequence(seed: int, *key: int) -> np.random.SeedSequence:
 
 
 def _is_missing(ids: np.ndarray) -> np.ndarray:
-    """Returns which ids are None, NaN or pandas' NA."""
+    """Returns a mask of the ids that are None, NaN or pandas' NA."""
     if ids.dtype.kind in "fcM":
         return ids != ids
     if ids.dtype != object:
         return np.zeros(len(ids), bool)
-    # Compare the type's name, because NA is neither equal nor unequal to itself, and pandas may be
-    # missing.
+    # Compare the type's name, because NA is neither equal nor unequal to itself, and pandas may not
+    # be installed.
     is_none = [x is None or type(x).__name__ in ("NAType", "NaTType") for x in ids]
     return np.array(is_none) | [isinstance(x, float) and math.isnan(x) for x in ids]

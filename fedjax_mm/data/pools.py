@@ -28,7 +28,7 @@ def pool_of(
 
     Args:
       data: ``(X, y)`` or ``((X, y), (X_test, y_test))``, a scikit-learn `Bunch`, or a pool. Images
-        keep their bytes; other features become float32, or int32 if they are integers.
+        stay uint8; other features become float32, or int32 if they are integers.
       num_classes: C; if None, every class from 0 to the largest label must have an example.
       check: False skips the check that all features are finite.
 
@@ -56,7 +56,7 @@ def pool_of(
 
 
 def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features and labels with the dtypes that tasks use."""
+    """Returns features and labels with the dtypes that tasks expect."""
     names = f"X{suffix}", f"y{suffix}"
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise ValueError(f"data has {described(arrays)}; give the tuple ({', '.join(names)})")

@@ -1,4 +1,4 @@
-"""Sentiment140, where clients are Twitter users and examples are mean word vectors of tweets."""
+"""Sentiment140, with Twitter users as clients and mean word vectors of tweets as examples."""
 
 import csv
 import html
@@ -22,7 +22,7 @@ _CSV = "training.1600000.processed.noemoticon.csv"
 _COLUMNS = "polarity, id, date, query, user, text"
 _LABELS = {"0": 0, "2": None, "4": 1}
 _END = "\uffff"  # not in latin-1; marks a record cut off by the end of the file
-_TEXT = 4  # position of the text in a row of LEAF, which begins with the id
+_TEXT = 4  # position of the text in LEAF's rows, which begin with the id
 _TOKEN = re.compile(
     r"(?P<url>(?:https?://|www\.)\S+)"
     r"|(?P<user>@\w+)"
@@ -49,25 +49,26 @@ def load_sent140(
     r"""Loads Sentiment140, with one client per Twitter user with enough tweets.
 
     Labels are 1 for positive tweets and 0 for negative ones. Features, ``float32[examples, dim]``,
-    are the mean of the vectors of a tweet's words, or zeros if no word has a vector. Words are
-    split by `fedjax_mm.data.sent140.tokenize`. Without GloVe vectors, a word's hash selects one of
+    are the mean word vector of a tweet, or zeros if no word has a vector. Tweets are split into
+    words by `fedjax_mm.data.sent140.tokenize`. Without GloVe vectors, a word's hash selects one of
     32,768 fixed Gaussian vectors; the dataset is then a surrogate named "sent140, hashed words".
 
     Args:
       directory: a directory with the official ``training.1600000.processed.noemoticon.csv``, whose
         neutral tweets are dropped, or with LEAF's JSON files of tweets, either directly or in
         ``train`` and ``test``, which are joined. (LEAF counts neutral tweets as negative.)
-      num_clients: the number of users, drawn at random. A larger number adds users to those of a
-        smaller one. Defaults to all users, sorted by name.
-      min_examples: the fewest tweets per user; users with fewer are dropped.
+      num_clients: the number of users, drawn at random. A larger number keeps the users of a
+        smaller one and adds others. Defaults to all users, sorted by name.
+      min_examples: the minimum number of tweets per user; users with fewer are dropped.
       test_fraction: the fraction of each client's tweets for testing, drawn at random.
       dim: d, the length of a word's vector.
       glove: a GloVe text file, such as ``glove.twitter.27B.200d.txt``, with a word and d numbers
-        per line. Defaults to the ``glove*.txt`` in `directory` that has d numbers, if any.
+        per line. Defaults to the ``glove*.txt`` in `directory` that has d numbers per
+        line, if any.
       seed: the seed for choosing users and for the split.
 
     Raises:
-      FileNotFoundError: if files of tweets are missing, or `glove` does not exist.
+      FileNotFoundError: if the tweet files are missing, or `glove` does not exist.
       ValueError: if a row of a file is malformed, a vector does not have d finite numbers, the
         GloVe files in `directory` do not include exactly one that fits, or too few users have
         enough tweets.
@@ -92,7 +93,7 @@ def load_sent140(
     users = _choose(sizes, num_clients, min_examples, seed)
     parts = consecutive(np.array([sizes[user] for user in users]))
     train, test = split_parts(parts, test_fraction=test_fraction, seed=seed)
-    number: dict[str, int] = {}  # of a word
+    number: dict[str, int] = {}  # the index of each word
     tweets: dict[str, list[tuple[list[int], int]]] = {user: [] for user in users}
     for user, label, text in _tweets(directory):
         if user in tweets:
@@ -116,7 +117,7 @@ def load_sent140(
 
 
 def check_sent140(directory: str | Path) -> None:
-    """Raises the error of `load_sent140` if files of tweets are missing, without reading any.
+    """Raises `load_sent140`'s error if the tweet files are missing, without reading any file.
 
     Example:
       >>> try:
@@ -129,13 +130,13 @@ def check_sent140(directory: str | Path) -> None:
 
 
 def tokenize(text: str) -> list[str]:
-    """Splits a tweet into words from the vocabulary of GloVe's Twitter vectors.
+    """Splits a tweet into words of the form that GloVe's Twitter vectors use.
 
     HTML entities such as ``&amp;`` are decoded, and letters are converted to lower case. Then, from
-    left to right, a URL (``http://``, ``https://``, ``www.``) gives ``<url>``, ``@name`` gives
-    ``<user>``, ``#name`` gives ``<hashtag>`` and the name, digits with ``. , :`` between them give
-    ``<number>``, and letters, digits, underscores and inner apostrophes make a word. Any other
-    character is a word, followed by ``<repeat>`` if the character is repeated.
+    left to right, a URL (``http://``, ``https://``, ``www.``) becomes ``<url>``, ``@name`` becomes
+    ``<user>``, ``#name`` becomes ``<hashtag>`` and the name, digits with ``. , :`` between them
+    become ``<number>``, and letters, digits, underscores and inner apostrophes make a word. Any
+    other character is a word, followed by ``<repeat>`` if the character is repeated.
 
     Example:
       >>> tokenize("@Ann I'm 4.5 &lt;3 #Happy!!! http://t.co/x")

@@ -1,4 +1,4 @@
-"""Synthetic surrogates for CelebA and Sentiment140, which must not be redistributed."""
+"""Synthetic surrogates for CelebA and Sentiment140, whose data must not be redistributed."""
 
 from typing import Annotated, TypeAlias
 
@@ -21,12 +21,12 @@ _FIELD = _GRID * _GRID * 3
 _CONTRAST = 32.0  # standard deviation of a field, in gray levels
 _TINT = 24.0
 _PIXEL_NOISE = 12.0
-_CLIENT_SHARE = 0.3  # fraction of the background's variance
+_CLIENT_SHARE = 0.3  # fraction of the background's variance that a client's images share
 _BLOCK_IMAGES = 256  # images to draw at a time, which does not affect the data
 
 _TOPICS = 20
 _WORDS = 100  # words per list
-_SENTIMENT, _SHARED = 2, 1  # word lists: negative, positive; neutral
+_SENTIMENT, _SHARED = 2, 1  # numbers of word lists: negative and positive; neutral
 _TELLING = (0.05, 0.5)  # range of the fraction of a client's words with sentiment
 _CLARITY = 0.75
 _BLOCK_TWEETS = 2048  # tweets to average at a time, which does not affect the data
@@ -46,22 +46,23 @@ def surrogate_faces(
 ) -> FederatedData:
     """Draws images with binary attributes, shaped like CelebA.
 
-    An image is a smooth random background, partly shared within its client, with the client's tint,
-    pixel noise and, for each attribute, a smooth pattern or its negative. The patterns are
+    An image is the sum of a smooth random background, partly shared within its client, the client's
+    tint, pixel noise and, for each attribute, a smooth pattern or its negative. The patterns are
     orthonormal and the background is white in their span, so the best linear classifier has an
-    accuracy of about ``Phi(signal)``, 0.93 at 1.5, which a network needs many examples to reach.
+    accuracy of about ``Phi(signal)`` (0.93 for a signal of 1.5). A network needs many examples to
+    reach it.
 
     Each attribute is balanced over all training examples and over all test examples (up to one
     example), but not within a client.
 
     Args:
-      num_clients: N.
+      num_clients: N, the number of clients.
       num_attributes: the number of columns of y, ``int32[examples, attributes]`` of 0 and 1.
       image_size: the number of pixels per side.
       examples_per_client: the smallest and the largest n_k, training and test together.
       test_fraction: the fraction of each client's examples for testing.
       signal: the amplitude of an attribute's pattern, in standard deviations of the background
-        along it.
+        along the pattern.
       label_skew: how much the clients' label frequencies differ; at 0 they are equal.
       seed: the seed of all draws.
 
@@ -115,20 +116,22 @@ def surrogate_tweets(
 ) -> FederatedData:
     """Draws tweets as mean vectors of invented words, shaped like Sentiment140.
 
-    A tweet of 4 to 24 words is positive with its client's probability, Beta(2, 2), and has one of
-    20 topics, with its client's probabilities, Dirichlet(0.3). A word carries a sentiment with its
-    client's probability, between 0.05 and 0.5, and agrees with the tweet's sentiment with
-    probability 0.75. Other words belong to the topic or are neutral. There are 2,300 words, in
-    lists of 100 with frequencies proportional to ``1 / rank``, and each has a Gaussian vector. A
-    tweet's features, ``float32[dim]``, are the mean of its words' vectors. A linear classifier of
-    all clients' tweets reaches an accuracy of about 73 % if `dim` is 200.
+    Each client draws its own probability of a positive tweet from Beta(2, 2), its own probabilities
+    of 20 topics from Dirichlet(0.3), and its own probability, between 0.05 and 0.5, that a word
+    carries a sentiment. A tweet has 4 to 24 words and one topic. A word with a sentiment agrees
+    with the tweet's sentiment with probability 0.75. Other words belong to the topic or are
+    neutral. There are 2,300 words, in lists of 100 with frequencies proportional to ``1 / rank``,
+    and each has a Gaussian vector. A tweet's features, ``float32[dim]``, are the mean of its words'
+    vectors. A linear classifier of all clients' tweets reaches an accuracy of about 73 % if `dim`
+    is 200.
 
     The first clients do not change when `num_clients` grows.
 
     Args:
-      num_clients: N.
+      num_clients: N, the number of clients.
       dim: d, the length of a word's vector.
-      min_examples: the fewest tweets per client, to which LogNormal(3, 1), rounded down, is added.
+      min_examples: the minimum number of tweets per client, to which a draw from LogNormal(3, 1),
+        rounded down, is added.
       test_fraction: the fraction of each client's tweets for testing.
       seed: the seed of all draws.
 
@@ -192,7 +195,8 @@ def _upsampling(image_size: int) -> Float32[np.ndarray, "size grid"]:
 def _invented_words(
     y: np.ndarray, topic: PerTweet, telling: np.ndarray, lengths: PerTweet, rng: Rng
 ) -> Int64[np.ndarray, " words"]:
-    # Word indices, tweet by tweet. The first two lists carry sentiment, and the third is neutral.
+    # Return word indices, tweet by tweet. The first two lists carry sentiment, and the third is
+    # neutral.
     tweet = np.repeat(np.arange(len(lengths)), lengths)
     kind, which, place = rng.random((len(tweet), 3)).T
     lists = np.where(which < 0.5, _SENTIMENT, _SENTIMENT + _SHARED + topic[tweet])
@@ -209,7 +213,7 @@ def _means(
     words: Int64[np.ndarray, " words"],
     lengths: PerTweet,
 ) -> Float32[np.ndarray, "tweets dim"]:
-    # Add in word order, so that results are bit-identical on every machine.
+    # Add in word order, so that results are bitwise identical on every machine.
     x = np.zeros((len(lengths), table.shape[1]), np.float32)
     starts = np.cumsum(lengths) - lengths
     for first in range(0, len(lengths), _BLOCK_TWEETS):

@@ -48,15 +48,15 @@ def synthetic(
     The first clients do not change when `num_clients` grows.
 
     Args:
-      num_clients: N.
+      num_clients: N, the number of clients.
       alpha: the spread of u_k, only for FedProx's generator. As published, u_k shifts all logits of
         an example equally, so alpha does not change any label. W_k and b_k still differ between
         clients.
       beta: how much the clients' features differ, only for FedProx's generator.
       dim: d, the number of features.
-      num_classes: C.
+      num_classes: C, the number of classes.
       seed: the seed of all draws.
-      generator: "fedprox", or LEAF's, "leaf".
+      generator: "fedprox" or "leaf".
       iid: whether to use FedProx's variant with one model for all clients.
       test_fraction: the fraction of each client's examples for testing; defaults to 0.1 (FedProx)
         or 0.4 (LEAF). Every client has at least one training and one test example.
@@ -94,12 +94,12 @@ def synthetic(
 def sample_counts(
     num_clients: Count, *, generator: Generator = "fedprox", seed: int = 0
 ) -> Int64[np.ndarray, " clients"]:
-    """Returns n_k, the total number of training and test examples, for `synthetic`.
+    """Returns each client's number of examples in `synthetic`, n_k, including test examples.
 
     FedProx: ``int(LogNormal(4, 2)) + 50``; LEAF: ``min(int(LogNormal(3, 2)) + 5, 1000)``.
 
     Args:
-      num_clients: N.
+      num_clients: N, the number of clients.
       generator: "fedprox" or "leaf".
       seed: the seed of `synthetic`.
 
@@ -118,7 +118,7 @@ def sample_counts(
 
 @dataclasses.dataclass(frozen=True)
 class _Law:
-    """Distribution of clients and examples, given by the arguments of `synthetic`."""
+    """The distribution of clients and examples that the arguments of `synthetic` define."""
 
     alpha: float
     beta: float
@@ -197,5 +197,6 @@ def _clients(law: _Law, seed: int) -> Callable[[int], _Clients]:
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
-    # Independent streams: 0 counts, 1 shared parameters, 2 clients, 3 features, 4 noise.
+    # The first key selects an independent stream: 0 for counts, 1 for shared parameters, 2 for
+    # clients, 3 for features, 4 for noise.
     return generator_of(seed_sequence(seed, *key))

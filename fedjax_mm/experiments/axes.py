@@ -24,7 +24,7 @@ _NOT_SWEPT = (
     *("until", "params", "tasks", "together", "executor"),
 )
 
-_MOST = 5000  # the most axis values, programs or draws, which cost time or memory
+_MOST = 5000  # limit on axis values, programs and draws, which cost time or memory
 
 
 class Range(Config):
@@ -56,8 +56,8 @@ class Range(Config):
 
 def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the axes with their dotted names."""
-    # Flatten nested tables, because TOML parses ``task.mu = [...]`` as one. A range is also a
-    # table, whose values are numbers.
+    # Flatten nested tables, because TOML parses ``task.mu = [...]`` as one. Keep ranges, which
+    # are tables without inner tables or lists.
     for key, value in axes.items():
         if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
             yield from ((f"{key}.{name}", inner) for name, inner in _dotted(value))
@@ -69,7 +69,7 @@ Axes = Annotated[
     dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | Range],
     BeforeValidator(lambda axes: dict(_dotted(axes)) if isinstance(axes, dict) else axes),
 ]
-"""Values by setting key."""
+"""The values of each axis, by setting key."""
 
 
 class Points:
@@ -186,11 +186,11 @@ class Points:
 
     @property
     def every(self) -> list[Point]:
-        """The validated settings at all combinations, in the same order."""
+        """The validated settings at all combinations, in the order of `choices`."""
         return list(self._points.values())
 
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
-        """Returns a point's positions on the structural axes, using the largest on joined axes."""
+        """Returns a point's positions on structural axes, with the largest value on joined axes."""
         return tuple(
             self.values[key].index(max(point[name].values) if key in self.joined else point[name])
             for name, key in self.names.items()
@@ -227,9 +227,9 @@ class Points:
 
     @property
     def together(self) -> dict[str, Callable[[Any], Hashable]]:
-        """Functions, by axis, that group the values sharing a program, for `Grid.together`."""
-        # Join all data draws. Keep numbers of models below and above the limit apart, because they
-        # are drawn by different methods.
+        """Functions that group the values sharing a program, by axis, for `Grid.together`."""
+        # Group all data draws. Separate numbers of models below and above the limit, because their
+        # assignments are drawn by different methods.
         alike = {self.name_of(key): lambda _: 0 for key in (*self.data_axes, *self.joined)}
         several = {"num_models": lambda number: number > RANK_LIMIT}
         return alike | {name: key_of for name, key_of in several.items() if name in alike}
@@ -267,7 +267,7 @@ class Points:
             raise ValueError(f"at {where}: {error}") from None
 
     def _value(self, here: Point, key: str) -> Any:
-        """Looks up a setting in the point, or else in its first algorithm or task."""
+        """Returns a setting of the point, or else of its first algorithm or task."""
         head, *rest = _path_of(key, self.base, next(iter(here.algorithms)))
         value: Any = here.each_task[0] if head == "task" else getattr(here, head)
         for name in rest:
@@ -353,7 +353,7 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
 def _path_of(key: str, base: Point, algorithm: str) -> list[str]:
     """Returns the path of an axis in the settings of a point, or else of an algorithm.
 
-    Algorithms with their own assignment also have its axes.
+    If an algorithm has its own assignment, the axes of the assignment belong to that algorithm.
     """
     path, own = key.split("."), ["algorithms", algorithm]
     if path[0] == "assignment" and base.algorithms[algorithm].assignment is not None:

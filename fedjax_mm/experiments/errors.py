@@ -9,14 +9,14 @@ from pydantic import ValidationError
 
 from fedjax_mm.experiments.fields import Config
 
-_MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # limits on one message, and on a value in it
+_MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # limits on one message, and on one value in it
 
 
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
     """Returns the problems, one per key, as ``path = value: message``.
 
-    If a value may have several types, pydantic reports an error for each of them. This keeps only
-    problems inside a table and, for a plain value, the message of our own validator or else the
+    If a value may have several types, pydantic reports an error for each of them. Only problems
+    inside a table are kept or, for a plain value, the message of our own validator or else the
     first one. Long lists are truncated.
     """
     problems: dict[str, Any] = {}

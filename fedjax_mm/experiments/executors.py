@@ -24,7 +24,7 @@ class _Executor(Config):
         """Yields the execution of a sweep by the executor, which is closed on exit.
 
         Raises:
-          ValueError: if its library is not installed, or the settings are invalid.
+          ValueError: if the executor's library is not installed, or the settings are invalid.
         """
         with self._executor() as executor:
             yield how._replace(executor=executor, num_parts=self.num_parts)
@@ -44,7 +44,7 @@ class Submitit(_Executor):
     cluster: Literal["slurm", "local"] = "slurm"
     folder: str = "jobs"
     at_once: Count | None = None
-    """The most parts at a time; defaults to all of them, or 2 on this machine."""
+    """The maximum number of parts at a time; defaults to all of them, or 2 on this machine."""
     parameters: dict[str, Any] = Field(default_factory=dict)
 
     @contextmanager
@@ -79,9 +79,9 @@ class Dask(_Executor):
 
     name: Literal["dask"] = "dask"
     address: str | None = None
-    """The scheduler's address, such as "tcp://first:8786"; if omitted, workers start here."""
+    """The scheduler's address, such as "tcp://first:8786"; if omitted, workers start locally."""
     workers: Count = 2
-    """The number of workers started here, with one thread each."""
+    """The number of workers started on this machine, with one thread each."""
 
     @contextmanager
     def _executor(self) -> Iterator[Any]:

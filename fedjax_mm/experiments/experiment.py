@@ -17,7 +17,7 @@ class Experiment(Point):
     every algorithm, such as `learning_rate` or `assignment.cohort_size`. The axis
     ``algorithms.NAME.q`` is a setting of one algorithm. Axes of real numbers need no further
     compilation, and neither do axes of the data, such as `task.partition.alpha` or
-    `task.data_seed`. With `data_seed` "seed" every seed has its own draw of the data.
+    `task.data_seed`. If `data_seed` is "seed", every seed has its own draw of the data.
 
     `num_models` may be omitted if it is an axis, or if the experiment has `tasks`, one per model
     and all with the same clients. The axis `task.KEY` then applies to every task.
@@ -26,8 +26,8 @@ class Experiment(Point):
     allows. It defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves
     compilation, but a round may take 2.7 times longer.
 
-    `executor` configures an executor, which computes parts if a command selects it. It is not among
-    the settings that identify a result.
+    `executor` configures the executor that computes the parts if a command selects it. It is not
+    one of the settings that identify a result.
 
     Example:
       >>> experiment = Experiment.model_validate({

@@ -73,13 +73,13 @@ Numbers = Mapping[str, Any]
 """Swept numbers by field name, nested for inner tables."""
 
 FINISHED = "finished"
-"""The context in which the settings of a finished result are validated, without its data files."""
+"""The validation context for the settings of a finished result, whose data files may be gone."""
 
 
 class Config(BaseModel):
     """Immutable validated settings that reject unknown keys.
 
-    Swept numbers are traced by JAX and never become fields; methods take them as `Numbers`.
+    Swept numbers are traced by JAX and never become fields, so methods take them as `Numbers`.
     """
 
     # Build validators on first use, because a table is part of many others, each of which would
@@ -92,10 +92,10 @@ class Config(BaseModel):
 
 
 class WithFiles(Config):
-    """Settings that may name files of data, which must exist before a run but not after it."""
+    """Settings that may name data files, which must exist before a run but not after it."""
 
     def check_files(self) -> None:
-        """Raises `OSError` if files of data are missing, or `ValueError` if they do not fit."""
+        """Raises `OSError` if data files are missing, or `ValueError` if they do not fit."""
 
     @model_validator(mode="after")
     def _files_exist(self, info: ValidationInfo) -> Self:
@@ -110,7 +110,7 @@ class WithFiles(Config):
 def instantiate(
     table: Config, factory: Callable[..., T], numbers: Numbers = MappingProxyType({}), **given: Any
 ) -> T:
-    """Calls a factory with the settings in a table that it accepts.
+    """Calls a factory with the settings of a table that are among its parameters.
 
     Args:
       table: validated settings, by parameter name of the factory.
@@ -137,7 +137,7 @@ def parameters_of(factory: Callable[..., Any]) -> Set[str]:
 
 
 class Seeded(WithFiles):
-    """Settings of runs with several seeds, to which more can be added later."""
+    """Settings of runs with several seeds, to which more seeds can be added later."""
 
     num_seeds: Count
     seed: Seed = 0
@@ -179,7 +179,7 @@ _FROM_FILE[tuple[float, ...]] = tuple[Number, ...]
 def _field_type(annotation: Any) -> Any:
     """Returns the type of a parameter's field, or None if a file cannot express it."""
     members = members_of(annotation)
-    if complex in members:  # in a file, an array-like is a number
+    if complex in members:  # in a file, an array-like value is a number
         members = tuple(each for each in members if each not in (bool, int))
     literals = [each for each in members if get_origin(each) is Literal]
     annotated = [_within(each) for each in members if get_origin(each) is Annotated]

@@ -19,7 +19,7 @@ from fedjax_mm.sweeps.until import Until
 Data = tuple[FederatedData, ...]
 
 SEED_NUMBER = "seed_number"
-"""The argument name for the index of a run's seed, which starts at 0."""
+"""The name of the argument with the index of a run's seed, which starts at 0."""
 
 
 def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:

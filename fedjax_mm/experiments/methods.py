@@ -102,7 +102,7 @@ class Assigned(Config):
     dropping: fields.Share | None = None
     """The probability that a message is lost."""
     first: Count | None = None
-    """The fraction of each model's clients to wait for, on a clock."""
+    """The number of each model's fastest clients to wait for, on a clock."""
     deadline: Positive | None = None
     """The deadline of a round on a clock."""
     delay: Annotated[Delays, GetPydanticSchema(lambda _, make: make(_DelayTable))] | None = None
@@ -123,7 +123,7 @@ class Assigned(Config):
             )
         lost = numbers.get("dropping", self.dropping)
         delay = self.delay and self.delay.build(num_clients, numbers.get("delay", {}))
-        if "delay" in parameters_of(factory):  # it has its own clock
+        if "delay" in parameters_of(factory):  # the factory has its own clock
             why = "draws clients one by one" if factory is fedast else "plans with all its clients"
             for name in ("appealing", "available", "dropping", "first", "deadline"):
                 if getattr(self, name) is not None:
@@ -202,7 +202,7 @@ class Privacy(Config):
 
 
 class Method(OptimizingClients):
-    """A method, selected by name, its local training, and its assignment unless all share one.
+    """A method, selected by name, its local training and, unless all share one, its assignment.
 
     A method's table also has a key for each argument of `local_sgd`. Updates are compressed first
     and then clipped.
@@ -238,8 +238,8 @@ class Method(OptimizingClients):
         """Builds the algorithm, with settings replaced by `numbers`, which may be traced.
 
         Args:
-          num_models: M, the rounds per frame, for schedules per frame.
-          num_rounds: T, the end of schedules without a length.
+          num_models: M, the number of rounds per frame, for schedules per frame.
+          num_rounds: T, the last round of schedules without a length.
           numbers: values by setting name, nested for inner tables.
         """
         server = None
@@ -255,7 +255,7 @@ class Method(OptimizingClients):
 
 
 DEFAULT_METHOD = "fedavg"
-"""The name in a table without a `name`."""
+"""The method of a table without a `name`."""
 
 _LOCAL = columns_of(local_sgd, "learning_rate")
 _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
@@ -263,7 +263,7 @@ _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
-    """Returns a method's table: its own arguments and those of `local_sgd`."""
+    """Returns a method's table, with its own arguments and those of `local_sgd`."""
     mine = OptimizingServer.model_fields.keys() & parameters_of(factory)
     bases = (Method, OptimizingServer) if mine else (Method,)
     columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
@@ -279,7 +279,10 @@ MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
 
 
 class Byzantine(Config):
-    """Attackers by `attacked` and `noisy`: a fraction of the training clients, rounded up."""
+    """Settings of attackers, a fraction of the training clients, for `attacked` and `noisy`.
+
+    The number of attackers is rounded up.
+    """
 
     fraction: fields.Share
     loss_factor: Positive = 10.0
@@ -289,9 +292,9 @@ class Byzantine(Config):
     """The seed that chooses the attackers."""
 
     def attackers(self, num_clients: int, **numbers: Any) -> Any:
-        """Returns which of the `num_clients` training clients attack."""
+        """Returns a mask of the `num_clients` training clients that attack."""
         place = generator(self.seed).permutation(num_clients)
-        # Subtract a little, because in float32 the fraction k / num_clients may round up past k.
+        # Subtract a little, because in float32 (k / num_clients) * num_clients may exceed k.
         return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
 
     def wrap_task(self, task: Task, **numbers: Any) -> Task:
@@ -312,18 +315,18 @@ class Requirement(Config):
     """
 
     num_steps: Count = 100
-    """The learning rate of the warm-up, in which clients train models of their own."""
     learning_rate: Positive = 0.05
+    """The learning rate of the warm-up, in which clients train models of their own."""
     batch_size: Count | None = None
-    """Defaults to 32, or to all of a client's examples where they are not drawn one by one."""
+    """The batch size of the warm-up; defaults to 32, except on the quadratic, which has none."""
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 
     def prepare(self, rng_key: Any, tasks: list[Task], params: Any, numbers: Numbers) -> Any:
         """Trains the clients' own models for each of the M models, ``[models, clients]``.
 
-        They start from `params`, or else from the task's initial parameters. If models have
-        different tasks, the result is a list with one entry per model.
+        The own models start from `params`, or else from the task's initial parameters. If models
+        have different tasks, the result is a list with one entry per model.
         """
         rate = self.with_numbers(numbers).learning_rate
 
@@ -342,7 +345,7 @@ class Requirement(Config):
         return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
 
     def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
-        """Wraps each model's task by `requiring`, given the method's learning rate."""
+        """Wraps each model's task with `requiring`, given the method's learning rate."""
         tuning = None
         if self.tuning_steps:
             # Use a schedule's initial rate, because fine-tuning starts over after every round.

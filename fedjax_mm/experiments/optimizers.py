@@ -1,4 +1,4 @@
-"""Optimizers and learning rates of an experiment file, with optax's names and settings."""
+"""Optimizers and learning rates in an experiment file, with optax's names and settings."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -145,8 +145,8 @@ def rate_of(rate: Any, num_models: int, num_rounds: int, numbers: Any = None) ->
 
     Args:
       rate: the validated setting.
-      num_models: M.
-      num_rounds: T.
+      num_models: M, the number of models.
+      num_rounds: T, the number of rounds.
       numbers: values that replace the rate or a schedule's settings, and may be traced.
     """
     if isinstance(rate, InverseTime | Scheduled):
@@ -211,7 +211,7 @@ class OptimizingClients(Config):
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
     weight_decay: NonNegative | None = None
     clip: Positive | None = None
-    """The largest global norm of a gradient."""
+    """The global norm to which gradients are clipped."""
 
     def local_optimizer(self, numbers: Numbers) -> LocalOptimizer:
         """Returns a function that maps the round's rate to the clients' optimizer."""

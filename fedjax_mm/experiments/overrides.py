@@ -26,8 +26,8 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
       overrides: ``key.path=value`` settings that override the file.
 
     Raises:
-      ValueError: with a one-line message that names the file, the line or key path, the error, and
-        the allowed values.
+      ValueError: if the file is invalid, with a one-line message that names the file, the line or
+        key path, the error, and the allowed values.
     """
     try:
         check_regular(path)
@@ -89,7 +89,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any) -> dict[str, Any]:
     """Returns settings with a new value at the path, adding missing tables.
 
-    Tables on the path become plain values; other tables are unchanged.
+    Tables on the path become dictionaries, and other tables are unchanged.
     """
     head, *rest = path
     plain = settings_of(values) if isinstance(values, Config) else values
@@ -100,7 +100,7 @@ def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any
 
 
 def settings_of(table: Config) -> dict[str, Any]:
-    """Returns the settings given in a table, without inner tables."""
+    """Returns the settings given explicitly in a table, without converting inner tables."""
     return {key: value for key, value in table if key in table.model_fields_set}
 
 

@@ -38,7 +38,7 @@ Precision = Literal["float32", "float64"]
 
 
 class Target(Config):
-    """Early stopping target of a run, as in `Until`."""
+    """The early stopping target of a run, as in `Until`."""
 
     metric: str
     at_least: Number | None = None
@@ -55,8 +55,8 @@ class Point(Seeded):
     `num_models` may be omitted if there are `tasks`, one per model and all with the same clients.
 
     `params` is a file with the final parameters of another run, from which this run starts. If the
-    file has a single algorithm, seed or model, all start from it. Otherwise each starts from its
-    own.
+    file has a single algorithm, seed or model, all of them start from it. Otherwise each starts
+    from its own.
 
     `assignment` is the default for algorithms without their own, and covers only seen clients.
     `byzantine` turns some clients into attackers. `requirement` sets the clients' thresholds, which
@@ -118,7 +118,7 @@ class Point(Seeded):
 
     @property
     def kinds_of_task(self) -> list[AnyTask]:
-        """The tasks, listed only once if all models share one."""
+        """The tasks of all models, or a single one if all models share it."""
         return list(self.tasks or []) if self.task is None else [self.task]
 
     @property
@@ -239,7 +239,7 @@ class Point(Seeded):
     def build_tasks(self, stores: Sequence[Any], numbers: Numbers) -> list[Task]:
         """Builds the task of every model on its data."""
         if self.task is not None:
-            # Repeat one object, because `stacks_of` stores arrays that tasks share only once.
+            # Repeat one object, because `stacks_of` stores only one copy of shared arrays.
             return [self.task.build(stores[0], **numbers)] * self.num_models
         pairs = zip(self.each_task, stores, strict=True)
         return [task.build(store, **numbers) for task, store in pairs]

@@ -132,7 +132,7 @@ def run_part(
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: Literal["params"] | None = None,
 ) -> Piece:
-    """Computes a part of an experiment's runs by `compute_part`.
+    """Computes a part of an experiment's runs with `compute_part`.
 
     Args:
       experiment: the experiment.
@@ -168,7 +168,7 @@ def _part_of_grid(
 def join(
     experiment: Experiment, pieces: Iterable[Piece], keep: Literal["params"] | None = None
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Joins the results of all parts of an experiment by `join_parts`.
+    """Joins the results of all parts of an experiment with `join_parts`.
 
     Raises:
       ValueError, OSError: as in `join_parts`, or if the data are missing.
@@ -180,7 +180,7 @@ def join(
 def outline(
     experiment: Experiment, execution: Execution | None = None, part: Part | None = None
 ) -> Plan:
-    """Traces, but does not compile, the plan of `run`: programs, batches and local trainings.
+    """Returns the plan of `run` by tracing alone: programs, batches and local trainings.
 
     Args:
       experiment: the experiment.
@@ -188,7 +188,8 @@ def outline(
       part: the part that would be computed; defaults to all parts.
 
     Raises:
-      ValueError, OSError: as in `run`, except that only compiling finds a batch that does not fit.
+      ValueError, OSError: as in `run`, except that a batch that does not fit in memory is found
+        only by compiling.
     """
     how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):

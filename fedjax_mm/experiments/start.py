@@ -27,8 +27,8 @@ def check_file(path: str) -> None:
 def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> Start:
     """Returns the initial parameters of each algorithm and seed.
 
-    If the file has a single algorithm or seed, all start from it. Otherwise each starts from its
-    own.
+    If the file has a single algorithm or seed, all of them start from it. Otherwise each starts
+    from its own.
 
     Raises:
       ValueError: if the file's algorithms or seeds do not match, or it has several points or

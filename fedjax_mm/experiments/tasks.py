@@ -57,7 +57,7 @@ class QuadraticConfig(Config):
 
     @property
     def num_bytes(self) -> float:
-        """The memory of the data."""
+        """The size of the data in bytes."""
         return 0.0
 
     @property
@@ -79,7 +79,7 @@ class QuadraticConfig(Config):
         return instantiate(self, quadratic, numbers)
 
     def initial_params(self) -> Params:
-        """Initial parameters of all models, seeds and algorithms: zeros, or a fixed normal draw."""
+        """Returns zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
         shape = (self.num_clients * self.block_size + 1,)
         if self.start == "zeros":
             return jnp.zeros(shape)
@@ -139,7 +139,7 @@ class _Learning(Config):
 
 
 class _Network(_Learning, WithFiles):
-    """A network on clients' data, some of which may have labels flipped by `flip_labels`."""
+    """A network trained on clients' data, some with labels flipped by `flip_labels`."""
 
     model: Model = "logistic"
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
@@ -198,7 +198,7 @@ class SyntheticConfig(_Learning):
 
     @property
     def num_bytes(self) -> float:
-        """A lower bound on the memory of one draw: its examples, and one client's weights."""
+        """A lower bound on the memory of one draw, for its examples and one client's weights."""
         # Estimate the number of examples from at most a million clients, a representative sample.
         seed = 0 if self.data_seed == "seed" else self.data_seed
         counts = sample_counts(min(self.num_clients, 2**20), generator=self.generator, seed=seed)
@@ -329,7 +329,7 @@ class NPZConfig(_Images):
 
 
 class LeafConfig(_Network):
-    """The clients of a LEAF directory, some with labels flipped by `data_seed`."""
+    """The clients of a LEAF directory, some of them, chosen by `data_seed`, with flipped labels."""
 
     name: Literal["leaf"]
     directory: str

@@ -1,4 +1,4 @@
-"""Labelled results: Datasets from traces, manifests and NetCDF files."""
+"""Labelled results, as Datasets from traces, with manifests and NetCDF files."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from fedjax_mm.record import Counts
 from fedjax_mm.results.labels import check_selectable, label
 
 MESSAGE_BITS = "message_bits"
-"""The metric of algorithms that compress updates: the bits of one client's message."""
+"""The name of the metric with the bits of one client's message, if updates are compressed."""
 
 _BITS = 32  # per uncompressed number
 
@@ -46,7 +46,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     Counts are cumulative 64-bit integers.
 
     Args:
-      trace: from `simulate`, with extra leading axes if it was vmapped.
+      trace: the trace from `simulate`, with extra leading axes if it was vmapped.
       dims: the names of those leading axes, outermost first, with or without coordinates. Random
         keys are numbered from 0.
 
@@ -115,7 +115,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
 
 
 def _cumulative(counts: Any) -> np.ndarray:
-    """Returns cumulative sums over the records, the second-to-last axis."""
+    """Returns cumulative sums over the records, which are the second-to-last axis."""
     # Sum along the first axis, because NumPy takes half the time for whole rows.
     sums = np.moveaxis(np.asarray(counts), -2, 0).cumsum(0, dtype=np.int64)
     return np.moveaxis(sums, 0, -2)
@@ -200,7 +200,7 @@ def check_counts(counts: Any) -> None:
 
 
 class Manifest(Mapping[str, Any], str):
-    """Provenance of a result: a mapping that is also its own JSON text.
+    """Provenance of a result, as a mapping that is also its own JSON text.
 
     NetCDF attributes can hold text but not mappings, so a Dataset can keep a manifest as an
     attribute when written by `to_netcdf`.
@@ -317,7 +317,7 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
 
 
 def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
-    """Joins the results of two batches of seeds as if they were computed in one run.
+    """Joins the results of two batches of seeds as if they had been computed in one run.
 
     Raises:
       ValueError: if the results differ in other coordinates, or in values that all seeds share.

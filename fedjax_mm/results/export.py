@@ -28,7 +28,7 @@ class Exported(NamedTuple):
       place: the location of the runs.
       runs: the number of the result's runs.
       new: the number of newly exported runs.
-      left_out: array metrics, which trackers cannot plot.
+      left_out: the names of array metrics, which trackers cannot plot.
     """
 
     place: str
@@ -92,7 +92,7 @@ def export_result(
 
 
 class _Tracker(Protocol):
-    """A tracker that has a result's figure and manifest and receives its runs.
+    """A tracker that holds a result's figure and manifest and receives its runs.
 
     Attributes:
       place: the location of the runs.

@@ -28,7 +28,7 @@ class Finished(NamedTuple):
 def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> None:
     """Writes the summary or manifest of a finished result, with digests of the other files.
 
-    This is the last file of a result.
+    This file is written last, after all other files of a result.
 
     Args:
       path: the path of ``summary.json`` or ``manifest.json``.

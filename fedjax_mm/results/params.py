@@ -30,7 +30,7 @@ class SavedParams(NamedTuple):
 
     @property
     def num_models(self) -> int:
-        """M."""
+        """The number of models, M."""
         return len({name.partition("/")[0] for name in self.arrays})
 
 
@@ -42,7 +42,7 @@ def save_params(params: Sequence[Params], dataset: xr.Dataset, path: Path | str)
 
     Args:
       params: parameters from `run` or `sweep`, a list with one pytree per model.
-      dataset: the result they belong to.
+      dataset: the result to which the parameters belong.
       path: a path that ends in ``.npz``; its directory must exist.
 
     Raises:
@@ -77,7 +77,7 @@ def load_params(path: Path | str) -> SavedParams:
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: if the file is of another kind.
+      ValueError: if the file does not hold parameters.
     """
     content = BytesIO(Path(path).read_bytes())  # errors on this line come from the disk
     try:

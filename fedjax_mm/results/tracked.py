@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The coordinates of the point, and the seed."""
+        """The name of the run, which consists of the coordinates of the point and the seed."""
         return ",".join(filter(None, (self.point, f"seed={self.seed}")))
 
 

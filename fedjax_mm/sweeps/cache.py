@@ -12,14 +12,14 @@ import jax
 
 _BYTES = 2**30  # limit for one version and platform
 _REJECTED = re.compile(r"Error reading persistent compilation cache entry for '[^']*': (.*)", re.S)
-_LEAST_SECONDS = 3.0  # compilation time saved before loading is judged
+_LEAST_SECONDS = 3.0  # compilation time of loaded programs before loading is judged
 
 
 def use_compilation_cache(directory: Path | None = None) -> Path:
     """Enables the on-disk cache of compiled programs, and returns its path.
 
-    A later process with the same program, devices and versions loads it instead of compiling. Each
-    combination of jaxlib version and platform has its own folder, limited to 1 GiB or to
+    A later process with the same program, devices and versions loads it instead of compiling it.
+    Each combination of jaxlib version and platform has its own folder, limited to 1 GiB or to
     JAX_COMPILATION_CACHE_MAX_SIZE if set. The least recently used programs are evicted first.
 
     Args:

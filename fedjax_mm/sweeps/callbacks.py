@@ -80,7 +80,7 @@ class Callback(NamedTuple):
       on_start: called with the compiled plan before the first round.
       on_batch: called before a batch's first segment.
       on_segment: called after each segment, which takes about a second.
-      on_parts: called with the numbers of finished and of all parts, if an executor computes them.
+      on_parts: called with the number of finished parts and of all parts, if an executor is used.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr, sweep
@@ -106,7 +106,7 @@ class Callback(NamedTuple):
 
 
 Report = Callable[[str, int, int], None]
-"""Receives the label of the work in progress, the finished work and the total work."""
+"""A function of the label of the work in progress, the finished work and the total work."""
 
 
 def progress(report: Report) -> Callback:

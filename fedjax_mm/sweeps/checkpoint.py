@@ -104,7 +104,7 @@ class Checkpoints:
             raise
 
     def _prepare(self) -> None:
-        """Creates an empty directory for a new run, or keeps that of a run to resume."""
+        """Creates an empty directory for a new run, or keeps the directory of a run to resume."""
         if self.has_work and not self.resume:
             raise ValueError(
                 f"{self.directory} holds an unfinished run; continue it with --resume, or "
@@ -112,7 +112,7 @@ class Checkpoints:
             )
         shutil.rmtree(self._trash, ignore_errors=True)
         if not self.has_work:
-            self.discard()  # a run that saved nothing left it behind
+            self.discard()  # left behind by a run that saved nothing
         self._place.mkdir(exist_ok=True)
 
     @property
@@ -122,7 +122,9 @@ class Checkpoints:
         return any(path for name in names for path in self._place.rglob(name))
 
     def stage(self, name: str) -> "Checkpoints":
-        """Returns the checkpoints of one of several runs behind one result, discarded with it.
+        """Returns the checkpoints of one stage, which is one of several runs behind one result.
+
+        They are discarded together with these checkpoints.
 
         Raises:
           ValueError: if a run without stages was saved here.
@@ -155,8 +157,8 @@ class Checkpoints:
 
     def discard(self) -> None:
         """Deletes the saved parts of a finished run."""
-        # Rename before deleting, because only a rename is atomic: if the process is killed in
-        # between, only trash is left.
+        # Rename before deleting, because only a rename is atomic, so that a process killed in
+        # between leaves only trash behind.
         if self._is_first and self._place.exists():
             self._place.replace(self._trash)
             shutil.rmtree(self._trash, ignore_errors=True)
@@ -264,7 +266,7 @@ class Checkpoints:
         return self._place / f"part-{part:04}"
 
     def _saved(self, part: int) -> list[Path]:
-        """The files of a part's states, newest first."""
+        """Returns the files of a part's states, newest first."""
         paths = [path for path in self._part(part).glob("*.npz") if path.stem.isdecimal()]
         return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 

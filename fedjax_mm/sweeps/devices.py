@@ -16,9 +16,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjax_mm.results.dataset import cpu_cores
 
 _MOST_DEVICES = 512  # limits CPU devices, because each has its own threads and memory
-_HEARTBEAT_SECONDS = 30  # after which a silent process counts as lost; 100 in JAX
+_HEARTBEAT_SECONDS = 30  # after which a silent process counts as lost; JAX's default is 100
 
-# For each extra of this package: a file of the driver, and the package of its JAX plugin.
+# The extras of this package, each with a file of the driver and the package of its JAX plugin.
 _ACCELERATORS = {
     "cuda12": ("/proc/driver/nvidia/version", "jax_plugins"),
     "tpu": ("/dev/accel0", "libtpu"),
@@ -65,7 +65,7 @@ def use_cpu_devices(count: int | None = None) -> None:
 
 def missing_plugin() -> str | None:
     """Returns the extra that installs this machine's missing accelerator plugin, if any."""
-    # No plugin is missing if one fails to start or a platform is selected explicitly.
+    # A plugin that fails to start is not missing, and none is if a platform is selected explicitly.
     if jax.default_backend() != "cpu" or jax.config.values["jax_platforms"]:
         return None
     for extra, (driver, plugin) in _ACCELERATORS.items():
@@ -118,7 +118,7 @@ def join_processes(address: str | None = None) -> None:
 
 
 class Layout(NamedTuple):
-    """How a program's replicas are laid out over devices; see `layout`.
+    """The layout of a program's replicas over devices; see `layout`.
 
     Attributes:
       mesh: the devices of one or more processes along one axis.
@@ -150,7 +150,7 @@ class Layout(NamedTuple):
         Args:
           program: a function of arrays with a replicas axis and of arrays that all replicas share,
             most simply ``jax.vmap(one_replica, in_axes)``. With the client axis, take gradients
-            outside, because inside a device does not see the gradients of others.
+            outside the function, because inside it a device does not see the gradients of others.
           in_axes: the position of each argument's replicas axis, or None, as in `jax.vmap`.
           out_axes: the same for the result.
         """
@@ -165,7 +165,7 @@ class Layout(NamedTuple):
         )
 
     def put(self, tree: Any, axis: int | None) -> Any:
-        """Puts host arrays, equal in all processes, on the devices as `over` needs them."""
+        """Puts host arrays, equal in all processes, on the devices with the sharding for `over`."""
         sharding = NamedSharding(self.mesh, self._specs(axis))
 
         def place(array: Any) -> jax.Array:
@@ -200,7 +200,7 @@ def layout(
     """Chooses the replica axis, or the client axis if there are fewer replicas than devices.
 
     Args:
-      num_replicas: seeds times swept numbers.
+      num_replicas: the number of replicas, which is seeds times swept numbers.
       devices: the devices; None uses all, including those of other processes.
       axis: "replicas" or "clients" to force an axis. With fewer replicas than devices, "replicas"
         leaves some devices idle. It may still be faster for short rounds, because "clients" sums

@@ -27,7 +27,7 @@ from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import Saving, claim_program, identity
 
 _SEGMENT_SECONDS = 1.0  # target duration of a segment
-_GROWTH = 16  # limits the next segment, because later rounds may take longer
+_GROWTH = 16  # limits the growth of segments, because later rounds may take longer
 
 
 @refusing((ValueError, OverflowError))
@@ -116,7 +116,7 @@ def batches(
         for batch in range(len(plan.batches)):
             records = no_records(plan.batches[batch][0])
             last = first = _first(plan, batch, records, how, saving)
-            if first.rounds < plan.grid.num_rounds:  # otherwise loaded from a checkpoint
+            if first.rounds < plan.grid.num_rounds:  # otherwise loaded as finished
                 for callback in callbacks:
                     callback.on_batch(first)
             for last in _segments(first, records):

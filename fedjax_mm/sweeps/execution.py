@@ -39,6 +39,6 @@ class Execution(NamedTuple):
         return ", ".join(filter(None, (self.label, what)))
 
     def report(self, what: str) -> None:
-        """Reports to the callbacks work that precedes the plan."""
+        """Reports work that precedes the plan to the callbacks."""
         for callback in self.callbacks:
             callback.on_preparation(self.in_words(what))

@@ -31,7 +31,7 @@ from fedjax_mm.sweeps.saving import identity
 from fedjax_mm.sweeps.structures import Part
 
 TRIES = 3
-"""How many times a part is submitted before the sweep fails."""
+"""The number of times a part is submitted before the sweep fails."""
 
 _POLL_SECONDS = 0.1
 
@@ -49,7 +49,7 @@ class Job(Protocol):
 
 
 class Executor(Protocol):
-    """Executes calls elsewhere: a `concurrent.futures.Executor`, or submitit's."""
+    """Executes calls elsewhere, such as a `concurrent.futures.Executor` or submitit's executor."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Job:
         """Submits a call."""

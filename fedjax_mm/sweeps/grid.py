@@ -1,7 +1,8 @@
 """Grids: axes of settings, the points they span, and the setup of each point.
 
-Numbers are arguments, and structure is closed over. Seeds, axes of floats, and values grouped by
-`together` become one replica axis of a compiled program. Every other value has its own program.
+Numbers are program arguments, and structure is closed over. Seeds, axes of floats, and values
+grouped by `together` become one replica axis of a compiled program. Every other value has its own
+program.
 """
 
 import dataclasses
@@ -73,11 +74,11 @@ class Grid:
         clients' own models. It is called with the replica's key and all arguments of `build`,
         which then receives the result as `prepared`. It should derive its keys with
         `keys.preparation_key`.
-      until: an early stopping target. Up to the target, records are bit-for-bit those of a run
-        without it; afterwards metrics are NaN and counts constant. Runs computed together continue
-        until all of them have reached it.
-      together: a function for each axis whose values may share a program. Values with equal results
-        share one, and `build` receives a `OneOf` with a traced number.
+      until: an early stopping target. Up to the target, records are bitwise identical to those of a
+        run without it; afterwards metrics are NaN and counts constant. Runs computed together
+        continue until all of them have reached it.
+      together: a function for each axis whose values may share a program. Values for which it
+        returns the same result share one, and `build` receives a `OneOf` with a traced number.
       cost: the relative cost of a local training at a point, for estimating the time left.
       first_seed: the number of the first seed, for adding seeds to an earlier run.
       data: "real", "synthetic" or "surrogate", for the manifest; defaults to "not stated".

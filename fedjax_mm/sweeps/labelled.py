@@ -41,7 +41,7 @@ class Result:
         )
 
     def _empty(self, model: jax.ShapeDtypeStruct) -> np.ndarray:
-        """Allocates a leaf of all points' parameters, filled with NaN or, if not floats, 0."""
+        """Allocates a leaf of all points' parameters, filled with NaN, or 0 if not floats."""
         nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
         return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
 
@@ -91,7 +91,7 @@ class Result:
                 array[there] = np.asarray(values)[mine]
 
     def _message_sizes(self) -> dict[str, Any]:
-        """Returns the sizes at every point, ``[*axes, seeds, 1, models]``."""
+        """Returns the message sizes at every point, ``[*axes, seeds, 1, models]``."""
         shape = (*self.plan.grid.shape, 1, self.records.is_finite.shape[-1])
         sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
         for program in self.plan.programs:
@@ -126,7 +126,7 @@ class Result:
 
 
 def no_records(compiled: Compiled) -> Record:
-    """Returns zeros ``[1 + records, replicas, models]``."""
+    """Returns the records of a batch, ``[1 + records, replicas, models]``, filled with zeros."""
     program = compiled.program
     shape = (1 + program.grid.num_records, compiled.batch_size)
     return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), program.traced.record)
@@ -152,7 +152,7 @@ def _of_those(is_used: np.ndarray, records: Record) -> Record:
 
 
 def cut(records: Record, grid: Grid) -> tuple[Record, np.ndarray]:
-    """Blanks the records after each replica's end, and returns them with the ends, or -1."""
+    """Blanks each replica's records after its end, and returns them and the ends, -1 if none."""
     if grid.until is None:
         return records, np.full(records.is_finite.shape[1], -1)
     totals = {name: x.cumsum(0) for name, x in records.counts._asdict().items()}

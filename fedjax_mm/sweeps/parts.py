@@ -77,7 +77,7 @@ def part_of(text: str, environ: Mapping[str, str] = os.environ) -> Part:
     """Parses a part: "K/N", or "slurm" for a task of a Slurm job array.
 
     Raises:
-      ValueError: for other text, or if the environment is not that of a complete array.
+      ValueError: if the text is neither, or the environment does not describe a complete array.
 
     Example:
       >>> part_of("3/7")
@@ -104,7 +104,7 @@ def _part_of_array(environ: Mapping[str, str]) -> Part:
         )
     here, first, last, count = (int(environ[name]) for name in names)
     step = int(environ.get("SLURM_ARRAY_TASK_STEP", "1"))
-    # An array with only some of another's tasks does not reveal the number of parts.
+    # An array with only some tasks of a larger array does not reveal the number of parts.
     if first not in (0, 1) or 1 + (last - first) // step != count:
         raise ValueError(
             f"part is 'slurm', but the array has {count} tasks from {first} to {last}, and not all "
@@ -167,12 +167,12 @@ def compute_part(
 
 
 def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Program]]:
-    """Returns the shares of a part, each with a program for only its runs.
+    """Returns the shares of a part, each with a program restricted to its runs.
 
     Raises:
       ValueError: if the grid has more runs than can be listed.
     """
-    # Check first, because each program lists its runs.
+    # Check the number of runs first, because each program lists its runs.
     number = math.prod(grid.shape)
     what = f"{number:,} runs (num_seeds = {grid.num_seeds:,})"
     check_fits(what, _LISTED_BYTES * number, limit, "take fewer seeds or points")
@@ -274,7 +274,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
       >>> dict(result.sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    # Plan without a memory limit, because nothing runs here.
+    # Plan without a memory limit, because no runs are computed.
     plan = make_outline(grid, limit=_ENDLESS)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")

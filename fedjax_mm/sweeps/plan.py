@@ -46,7 +46,7 @@ class Compiled(NamedTuple):
         return -(-len(self.program) // self.batch_size)
 
     def replicas(self, batch: int) -> np.ndarray:
-        """The replicas of a batch, padded in the last batch with copies of the last replica."""
+        """Returns the indices of a batch's replicas, padded with the last one in the last batch."""
         first = batch * self.batch_size
         return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
 
@@ -103,7 +103,7 @@ class Plan:
 
     @cached_property
     def work(self) -> list[float]:
-        """The cost of each batch: its largest number of local trainings times their mean cost."""
+        """The cost of each batch, its maximum number of local trainings times their mean cost."""
         return [
             self.grid.num_rounds * each.updates_per_round(batch) * each.cost(batch)
             for each, batch in self.batches
@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def num_bytes(self) -> float:
-        """The estimated peak: this process, the largest batch and the result."""
+        """The estimated peak memory, for this process, the largest batch and the result."""
         return self.process_bytes + self.batch_bytes + self.result_bytes
 
     @property
@@ -232,7 +232,7 @@ def _compile(
     """Compiles programs and reports how many of them are ready.
 
     Raises:
-      KeyboardInterrupt: with the number of programs compiled so far.
+      KeyboardInterrupt: if interrupted, with the number of programs compiled so far.
     """
     in_words = f"{len(programs)} program{'s'[: len(programs) > 1]}"
     report(f"compiling {in_words}")
@@ -349,7 +349,8 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
     Args:
       what: the start of the message.
       num_bytes: a lower bound on its memory.
-      limit: the memory limit in bytes; defaults to this process plus 60 % of the free memory.
+      limit: the memory limit in bytes; defaults to this process's memory plus 60 % of the free
+        memory.
       remedy: the end of the message.
     """
     used = psutil.Process().memory_info().rss
@@ -362,7 +363,7 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
 
 
 def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float]:
-    """Returns the bytes left for a batch after the result, and the limit behind them."""
+    """Returns the bytes left for a batch in addition to the result, and the memory limit."""
     used = psutil.Process().memory_info().rss
     if where.is_cpu:
         limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
@@ -380,7 +381,7 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
 
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
-    """Returns the number of replicas per batch that fits the memory and, on CPUs, the caches."""
+    """Returns the number of replicas per batch that fits in memory and, on CPUs, in caches."""
     state, most = num_bytes(program.traced.replica), room / _replica_bytes(program)
     if state > room:  # fail before compiling, which costs time and more memory
         raise ValueError(

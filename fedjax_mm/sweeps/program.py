@@ -97,7 +97,7 @@ class Facts:
     """Static facts from tracing a program, which `jax.eval_shape` can return.
 
     Attributes:
-      updates_per_round: the maximum local trainings of one replica per round.
+      updates_per_round: the maximum number of local trainings of one replica per round.
       message_sizes: the sizes of each model's messages.
       has_closed_form: whether every task has a closed form of local updates.
       is_synchronous: whether devices can share the clients of a round.
@@ -269,7 +269,7 @@ class Program:
         return jax.tree.map(repeat, record)._replace(is_used=is_used)
 
     def note(self, replica: Replica, record: Record, is_record: Any) -> Replica:
-        """Resets the counts after a record, and compares it to the target."""
+        """Resets the counts after a record, and compares the record with the target."""
         since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), replica.since)
         replica, until = replica._replace(since=since), self.grid.until
         if until is None:
@@ -303,7 +303,7 @@ class Program:
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shared = self.grid.shared
         try:
-            prepared = jax.eval_shape(self.prepare, key, numbers, shared)  # once for all below
+            prepared = jax.eval_shape(self.prepare, key, numbers, shared)  # once for all uses below
             self._check_ends(numbers, prepared)
             traced: Traced = jax.eval_shape(
                 first_record, key, numbers, np.int32(0), shared, prepared

@@ -23,7 +23,7 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
 from fedjax_mm.sweeps.program import Program, Replica, without_keys
 
-_UNSAVED_BYTES = 128 * 2**20  # the most bytes of finished batches waiting to be saved
+_UNSAVED_BYTES = 128 * 2**20  # maximum size of finished batches that wait to be saved
 
 
 def identity(
@@ -76,7 +76,7 @@ def claim_program(checkpoints: Checkpoints, label: str, text: str) -> None:
 
 
 class Saving:
-    """Saves the work of a plan, and ends it after a segment when a signal arrives.
+    """Saves the work of a plan, and ends the sweep after a segment when a signal arrives.
 
     Batches are numbered as in `Plan.batches`. Finished batches are saved together with the current
     one, every `save_every` seconds.

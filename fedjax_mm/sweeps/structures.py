@@ -1,6 +1,7 @@
-"""Structures of a grid, whose runs differ only in numbers and seeds and share one program.
+"""Structures of a grid, each with runs that differ only in numbers and seeds.
 
-A part of a sweep contains shares of the runs of some programs.
+The runs of a structure share one program. A part of a sweep contains shares of the runs of some
+programs.
 """
 
 import itertools
@@ -110,7 +111,7 @@ def _program(grid: Grid, choice: Mapping[str, list[int]]) -> Program:
 
 
 def _label(grid: Grid, choice: Mapping[str, list[int]]) -> str:
-    """Returns a program's label, omitting axes whose values it all covers."""
+    """Returns a program's label, omitting axes if it covers all their values."""
     words = {
         name: " | ".join(str(grid.labels[name][i]) for i in places)
         for name, places in choice.items()

@@ -33,7 +33,7 @@ class Until:
     """Early stopping target: a bound on a metric, or a plateau.
 
     A run ends with the first record in which all of its models meet the target. A model meets a
-    bound if its value is on the right side of it. It is on a plateau if its best value has not
+    bound if its value is on the required side. It is on a plateau if its best value has not
     improved by more than `min_delta` for `patience` records, and leaves the plateau if the value
     improves later. NaN does not count as an improvement.
 
@@ -44,8 +44,8 @@ class Until:
       at_most: the largest value that meets the target.
       patience: the number of records without improvement.
       mode: "min" if smaller values are better, as for a loss, or "max"; only with `patience`.
-      min_delta: changes up to this size do not count as improvements. It requires `patience`.
-      warmup: the number of initial records to ignore, including the start. It requires `patience`.
+      min_delta: the largest change that does not count as an improvement; only with `patience`.
+      warmup: the number of initial records to ignore, including the start; only with `patience`.
 
     Raises:
       TypeError: if a bound is not a number.
@@ -70,7 +70,7 @@ class Until:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        """Raises an error if there is not exactly one target, or it has another one's settings."""
+        """Raises an error unless there is exactly one target, without settings of another."""
         bounds = {"at_least": self.at_least, "at_most": self.at_most, "patience": self.patience}
         if sum(each is not None for each in bounds.values()) != 1:
             *first, last = (f"{name} = {each}" for name, each in bounds.items())

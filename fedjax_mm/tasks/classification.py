@@ -31,7 +31,7 @@ class Classification:
       train: every client's training examples, ``(features, labels)``.
       test: test examples, either per client or in one pool that all clients share.
       column: the label column to learn, if labels have columns.
-      scale: the factor of the features.
+      scale: the factor that multiplies the features.
       module: the network, from features ``[batch, ...]`` to logits ``[batch, classes]``.
       rngs: names of the random streams that the module uses in training, such as "dropout".
       takes_weights: whether the module also gets the examples' weights.
@@ -51,7 +51,7 @@ class Classification:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return self.train.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
@@ -125,7 +125,7 @@ class Classification:
           params: one model's parameters.
           data: the examples, such as `train` or `test`.
           per_client: whether to return means over each client's examples, ``[clients]``.
-          num_clients: the number of clients, the first ones, to evaluate; None means all.
+          num_clients: the number of clients to evaluate, starting with the first; None means all.
         """
         if num_clients is not None:
             offsets, counts = data.offsets[:num_clients], data.counts[:num_clients]
@@ -152,7 +152,7 @@ class Classification:
             owner = jnp.searchsorted(data.offsets, rows, side="right") - 1
             return sums.at[owner].add(values)
 
-        # Use a static bound, because reverse-mode differentiation needs a static number of blocks.
+        # Use a static bound for all clients, because reverse-mode differentiation needs one.
         most = last - first if num_clients is not None else data.num_examples
         num_blocks = (most + size - 1) // size
         sums = lax.fori_loop(0, num_blocks, add_block, jnp.zeros((num_sums, 2)))
@@ -220,7 +220,7 @@ def classification(
         which makes steps larger by a factor of B.
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.
       rngs: names of random streams that the module uses in training, such as ("dropout",).
-      scale: multiplies the features; 1 / 255 maps bytes to [0, 1].
+      scale: the factor that multiplies the features; 1 / 255 maps bytes to [0, 1].
       block_size: the number of examples to evaluate at a time; defaults to as many as fit in 1 MiB.
       check: False skips the checks of labels and of the module's outputs.
 

@@ -1,4 +1,4 @@
-"""Drift: clients' labels, or the examples they have, change over rounds."""
+"""Drift, in which clients' labels or examples change over rounds."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Times(NamedTuple):
     period: Any  # or None
 
     def share(self, round: Round) -> Float[Array, ""]:
-        """Returns s(t), from 0 before the drift to 1 after it."""
+        """Returns s(t), which rises from 0 before the drift to 1 after it."""
         since = jnp.asarray(round, float) - self.start
         phase = since if self.period is None else since % self.period
         moved = self._risen(phase)
@@ -65,10 +65,10 @@ def drifting(
 ) -> "Drifting":
     """Makes a task's training and test data drift over rounds.
 
-    The drift progresses from s(t) = 0 to 1. It is 0 before round `start` and then rises by
-    ``1 / length`` per round, so a length of 1 makes it abrupt. With a `period` it recurs: half a
-    period after `start` it falls at the same rate, and so on. Training, losses and metrics of round
-    t all use the data of round t.
+    The drift progresses from s(t) = 0 to 1. Before round `start`, s(t) is 0; then it rises by
+    ``1 / length`` per round, so a length of 1 makes the drift abrupt. With a `period` the drift
+    recurs. Half a period after `start`, s(t) falls at the same rate, and so on. Training, losses
+    and metrics of round t all use the data of round t.
 
     *Concept drift* changes P(y | x): a fraction s(t) of all examples, in a fixed random order, has
     labels ``concept[y]`` instead of y. A rotation, ``np.roll(np.arange(C), 1)``, also rotates
@@ -76,16 +76,16 @@ def drifting(
 
     *Label shift* changes P(y) but not P(x | y): each client has a window over its examples, which
     moves from its smallest labels to its largest. With a client's n_k examples sorted by label, the
-    window holds the `window` n_k examples that follow the first ``s(t) (1 - window) n_k``, rounded.
+    window contains the ``window n_k`` examples after the first ``s(t) (1 - window) n_k``, rounded.
     Weighted means use the size of the window as n_k. A client with a single label does not shift.
     Test examples shift in the same way if every client has its own.
 
     Args:
-      task: a task of `classification`; apply other wrappers, such as `requiring`, afterwards.
+      task: a task from `classification`; apply other wrappers, such as `requiring`, afterwards.
       concept: the new label of each class, ``int[C]``, which may be traced; None means no concept
         drift.
-      window: the fraction of its examples that a client has at a time, which must be static. None
-        means no label shift.
+      window: the fraction of a client's examples in its window, which must be static. None means no
+        label shift.
       start: the first round of the drift. This and the numbers below may be traced.
       length: the number of rounds until the drift is complete; at most half of `period`.
       period: the number of rounds after which the drift repeats; None means it does not recur.
@@ -134,7 +134,7 @@ def drifting(
         origins.append(Origin(jnp.asarray(labels), draws, store))
     now = dataclasses.replace(task, train=stores[0], test=stores[1])
     made = Drifting(now, task.num_clients, times, concept, tuple(origins))
-    return made.at(0)  # models with different drifts must not share labels
+    return made.at(0)  # makes new labels, because models with different drifts must not share them
 
 
 @jax.tree_util.register_dataclass
@@ -196,7 +196,7 @@ class Drifting(View):
         behind = jnp.round(share * (whole.counts - data.counts)).astype(jnp.int32)
         owner = jnp.searchsorted(data.offsets, places, side="right") - 1
         source = (whole.offsets + behind - data.offsets)[owner] + places
-        # Ignore places after the last window, which are unused.
+        # Clamp places after the last window, because they are unused.
         return dataclasses.replace(data, order=whole.order[jnp.minimum(source, len(places) - 1)])
 
 

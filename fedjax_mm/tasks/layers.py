@@ -21,7 +21,7 @@ Padding: TypeAlias = Literal["SAME"] | list[tuple[int, int]]
 
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
-_MOST_OUTER_PRODUCTS = 16  # up to this number they are faster than a matrix product
+_MOST_OUTER_PRODUCTS = 16  # up to this number, outer products are faster than a matrix product
 
 
 def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width features"]:
@@ -57,8 +57,8 @@ def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width fea
 def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
     """Returns the maxima of 2 x 2 windows with stride 2.
 
-    Windows are smaller in an odd last row or column. Tied maxima of a window share its gradient
-    equally. On CPUs only reverse-mode derivatives are supported.
+    If the number of rows or columns is odd, the last windows are smaller. Tied maxima of a window
+    share its gradient equally. On CPUs only reverse-mode derivatives are supported.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,7 +88,8 @@ def _conv(x: Array, kernel: Array, padding: Padding = "SAME") -> Array:
 
 
 def _forward(x: Array, kernel: Array) -> Array:
-    # Pad three channels with zeros, because XLA convolves four channels faster.
+    # Pad several channels with zeros to a multiple of four, because XLA convolves four channels
+    # faster than three.
     fill = -x.shape[3] % 4 if x.shape[3] > 1 else 0
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, fill)))
     return _conv(x, jnp.pad(kernel, ((0, 0), (0, 0), (0, fill), (0, 0))))

@@ -38,7 +38,7 @@ class LeastSquares:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return self.data.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Vector:

@@ -15,7 +15,7 @@ from fedjax_mm.checked import Positive, checked
 from fedjax_mm.checks import check_numbers
 from fedjax_mm.parts import key_of
 
-_JITTER = 1e-3  # avoids starting midway between two clients, possibly a maximum
+_JITTER = 1e-3  # avoids starting midway between two clients, which may be a maximum
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +37,7 @@ class MeanEstimation:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return self.true_means.shape[-1]
 
     @property
@@ -107,7 +107,7 @@ class MeanEstimation:
         return self.losses(params)[client]
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k, a threshold on the client's true loss, because no F_k(w) is below it."""
+        """Returns rho_k, a threshold for the true loss, because F_k(w) is never below rho_k."""
         return self.requirements[client]
 
     def appeals(self, params: Float[Array, ""]) -> Bool[Array, " clients"]:
@@ -212,9 +212,9 @@ def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def relu_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns the mean of ``max(F_k(w) - rho_k, 0)``: MaxFL with a ReLU instead of a sigmoid.
+    """Returns the mean of ``max(F_k(w) - rho_k, 0)``, MaxFL with a ReLU instead of a sigmoid.
 
-    Gaps are never negative here, so its minimizer is FedAvg's.
+    Gaps are never negative in mean estimation, so the minimizer is FedAvg's.
 
     Example:
       >>> float(relu_objective(mean_estimation([0.0, 2.0], [0.0, 2.0]), 1.0))
@@ -224,10 +224,10 @@ def relu_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def log_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns the mean of ``log(1 + exp(F_k(w) - rho_k))``: MaxFL with the log loss.
+    """Returns the mean of ``log(1 + exp(F_k(w) - rho_k))``, MaxFL with the log loss.
 
-    Its gradient weights clients by ``sigma(F_k(w) - rho_k)``, the weight in Algorithm 1, line 8. It
-    is convex, as Lemma A.2 assumes of surrogates whose minimizer is FedAvg's.
+    Its gradient weights clients by ``sigma(F_k(w) - rho_k)``, the weight in Algorithm 1, line 8.
+    The objective is convex, as Lemma A.2 assumes for surrogates with FedAvg's minimizer.
 
     Example:
       >>> round(float(log_objective(mean_estimation([0.0], [1.0]), 1.0)), 4)

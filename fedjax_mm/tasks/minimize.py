@@ -1,4 +1,4 @@
-"""Local minima of scalar functions, for many functions at a time."""
+"""Local minima of scalar functions, found for many functions at once."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ def local_minimum(
     max_step: Positive = 0.1,
     max_steps: Count = 200,
 ) -> Minimum:
-    """Finds the first local minimum downhill from a point, for a scalar function.
+    """Finds the first local minimum of a scalar function downhill from a point.
 
     The result lies in the same valley as the start if valleys are wider than `max_step`.
     Convergence is quadratic from any start, as in Newton's method.
@@ -55,8 +55,9 @@ def local_minimum(
       fn: a twice differentiable scalar function. Use `vmap` over its parameters to minimize many
         functions in one program.
       start: the initial point. A descent that starts exactly at a maximum stays there.
-      tolerance: the tolerance of the point, relative to the larger of `scale` and its magnitude;
-        defaults to machine epsilon to the power 2/3 (4e-11 in double, 2e-5 in single precision).
+      tolerance: the tolerance of the point, relative to the larger of `scale` and the point's
+        magnitude; defaults to machine epsilon to the power 2/3 (4e-11 in double, 2e-5 in single
+        precision).
       scale: the smallest magnitude for `tolerance`; 0 makes it relative even for minima near 0.
       max_step: the maximum length of a step.
       max_steps: the number of steps after which the descent stops without convergence.

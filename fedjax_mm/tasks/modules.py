@@ -64,16 +64,16 @@ def check_outputs(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> None:
-    """Raises `ValueError` if a module lacks one output per class or any stream it needs.
+    """Raises `ValueError` unless a module has one output per class and `rngs` are its streams.
 
-    Nothing is computed.
+    The module is only traced, so nothing is computed.
 
     Args:
       module: the network.
-      features: the features of all examples, of which only the shape and dtype are used.
-      num_classes: C.
-      rngs: the names of its random streams.
-      takes_weights: whether it is also called with weights.
+      features: the features of all examples; only their shape and dtype are used.
+      num_classes: C, the number of classes.
+      rngs: the names of the module's random streams.
+      takes_weights: whether the module is also called with weights.
     """
     size = _BATCH + num_classes  # a batch size that is unlikely to equal another dimension
     example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
@@ -168,7 +168,7 @@ def _traced(
 
 
 def _used(program: Any) -> list[bool]:
-    """Returns whether any output may depend on each input of a traced function."""
+    """Returns, for each input of a traced function, whether any output may depend on it."""
     # Count only used keys, because nnx makes a key for every stream, even unused ones.
     live = {id(x) for x in program.outvars}
     for line in reversed(program.eqns):

@@ -35,7 +35,7 @@ class LogisticRegression(nn.Module):
     """Logits ``W x + b``, or ``sigmoid(W x + b)``.
 
     Attributes:
-      num_classes: C.
+      num_classes: C, the number of classes.
       sigmoid_head: whether to apply a sigmoid to the logits before the softmax, as in LEAF. The
         logits are then between 0 and 1, and the cross-entropy has a positive lower bound.
 
@@ -64,11 +64,11 @@ class MLP(nn.Module):
     """Dense layers with ReLU, and dropout after the first one.
 
     Attributes:
-      num_classes: C.
+      num_classes: C, the number of classes.
       hidden: the width of each hidden layer.
       dropout_rate: the probability that a unit of the first hidden layer is set to 0, while other
-        units are scaled up. Units are dropped only if a key is given, ``module.apply({"params":
-        params}, x, rngs={"dropout": rng_key})``.
+        units are scaled up. Units are dropped only if a key is given, as in
+        ``module.apply({"params": params}, x, rngs={"dropout": rng_key})``.
 
     Example:
       >>> import jax
@@ -102,12 +102,12 @@ class MLP(nn.Module):
 class McMahanCNN(nn.Module):
     """Two 5 x 5 convolutions with 32 and 64 features, ReLU and pooling, and a layer of 512 units.
 
-    Images may have any size. With 28 x 28 x 1 there are 1,663,370 parameters, as published.
+    Images may have any size. For 28 x 28 x 1 the network has 1,663,370 parameters, as published.
 
     Attributes:
-      num_classes: C.
-      features: the features of each convolution, of which McMahan et al. use two.
-      width: the units of the dense layer.
+      num_classes: C, the number of classes.
+      features: the number of features of each convolution; McMahan et al. use two convolutions.
+      width: the number of units of the dense layer.
 
     Example:
       >>> import jax
@@ -145,7 +145,7 @@ class CelebACNN(nn.Module):
     averages.
 
     Attributes:
-      num_classes: C.
+      num_classes: C, the number of classes.
 
     Example:
       >>> import jax
@@ -180,7 +180,7 @@ class CharacterGRU(nn.Module):
     Attributes:
       num_classes: C, the size of the vocabulary; characters are numbered 0 ... C - 1.
       embedding: the dimension of a character's embedding; LEAF uses 8.
-      hidden: the units of the GRU.
+      hidden: the number of units of the GRU.
 
     Example:
       >>> import jax

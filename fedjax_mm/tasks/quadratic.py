@@ -19,7 +19,7 @@ Block: TypeAlias = Float[Array, " block"]
 Coordinates: TypeAlias = Block | list[Array]
 
 _COORDINATES = 16
-"""The largest block size that accelerators compute coordinate by coordinate."""
+"""The largest number of coordinates in a block that accelerators compute one by one."""
 
 
 @jax.tree_util.register_dataclass
@@ -34,7 +34,7 @@ class Quadratic:
       mu: the regularization strength.
       minimizer: ``float[dim]``, w*.
       optimum: F* = F(w*).
-      num_clients: N.
+      num_clients: N, the number of clients.
       block_size: p.
     """
 
@@ -46,7 +46,7 @@ class Quadratic:
 
     @property
     def dim(self) -> int:
-        """D = N p + 1."""
+        """The number of coordinates, D = N p + 1."""
         return self.num_clients * self.block_size + 1
 
     def init(self, rng_key: PRNGKeyArray) -> Vector:
@@ -102,8 +102,8 @@ class Quadratic:
         if jax.default_backend() != "cpu" and len(block) <= _COORDINATES:
             block = list(block)
 
-        # Carry the change since the start and ``decay = (1 - eta mu)^E - 1``, because differences
-        # of parameters, and of the factor from 1, would lose precision in float32.
+        # Carry the change since the start and ``decay = (1 - eta mu)^E - 1``, because subtracting
+        # parameters, or 1 from the factor, would lose precision in float32.
         def step(_: Index, carry: tuple[Coordinates, Array]) -> tuple[Coordinates, Array]:
             change, decay = carry
             x = jax.tree.map(jnp.add, block, change)
@@ -123,7 +123,7 @@ class Quadratic:
 
     @property
     def strong_convexity(self) -> Float[Array, ""]:
-        """The smallest eigenvalue of the clients' Hessians, exact."""
+        """The exact smallest eigenvalue of the clients' Hessians."""
         # For N > 1 it is mu, because a client's block does not cover all coordinates.
         if self.num_clients > 1:
             return self.mu
@@ -131,7 +131,7 @@ class Quadratic:
 
     @property
     def smoothness(self) -> Float[Array, ""]:
-        """L, the largest eigenvalue of the clients' Hessians, exact."""
+        """L, the exact largest eigenvalue of the clients' Hessians."""
         return self.mu + largest_curvature(self.num_clients, self.block_size)
 
     @property
@@ -171,15 +171,15 @@ def _enclosed(first: Array, x: Coordinates, last: Array) -> Coordinates:
 
 
 def largest_curvature(num_clients: int, block_size: int) -> float:
-    """Returns the largest eigenvalue of all A_k.
+    """Returns the largest eigenvalue over all A_k.
 
     Example:
       >>> round(largest_curvature(24, 4), 6)
       3.682507
     """
-    # A_k is a second difference. Both of its ends are fixed if N = 1; otherwise the first and the
-    # last client's have one fixed end. Other clients' blocks have free ends and smaller
-    # eigenvalues.
+    # A_k is a second-difference matrix. If N = 1, both of its ends are fixed. Otherwise the first
+    # and the last client's A_k have one fixed end, and the A_k of other clients have free ends and
+    # smaller eigenvalues.
     angle = math.pi / (block_size + 2)
     if num_clients > 1:
         angle = 2 * math.pi / (2 * block_size + 3)
@@ -195,7 +195,7 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
     costs O(d) and is accurate to rounding error at any condition number.
 
     Args:
-      num_clients: N.
+      num_clients: N, the number of clients.
       block_size: p.
       mu: the regularization strength and strong convexity of every client; it may be traced.
 

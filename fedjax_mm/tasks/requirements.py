@@ -44,7 +44,7 @@ class Tuning:
       learning_rate: the learning rate, which may be traced.
       num_steps: the number of SGD steps, which may be traced.
       batch_size: the number of examples per step, drawn independently; None means all.
-      limit: the number of those examples to use, if not all; it may be traced.
+      limit: the number of these examples to use, if not all; it may be traced.
     """
 
     learning_rate: Positive
@@ -141,16 +141,16 @@ def requiring(
     - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on training examples;
     - ``appeal`` (GM-Appeal), the fraction of clients with ``f_k(w) < rho_k`` on test examples, and
       ``train_appeal``, on training examples;
-    - ``preferred_accuracy``, the accuracy of the model if it appeals, or of the client's own model.
+    - ``preferred_accuracy``, the accuracy of the model if it appeals, or else of the client's own.
 
     A task without test examples has ``train_loss``, ``train_appeal`` and its own metrics.
 
     Args:
       task: any task that provides its clients' losses.
       own: the result of `own_models` for all clients, including unseen ones; or only the thresholds
-        rho_k, without ``preferred_accuracy``.
-      num_unseen: the number of clients, the last ones, that never train; the assignment covers the
-        others.
+        rho_k, in which case ``preferred_accuracy`` is left out.
+      num_unseen: the number of clients that never train, counted from the last; the assignment
+        covers the others.
       tuning: the local steps with which each client fine-tunes the model before evaluation.
       participation: the examples whose loss decides whether a client participates.
 

@@ -55,7 +55,7 @@ def client_losses(
     Args:
       task: a task that provides its clients' losses.
       params: one model's parameters.
-      num_clients: the number of clients, the first ones; None means all.
+      num_clients: the number of clients, starting with the first; None means all.
 
     Raises:
       ValueError: if the task does not provide its clients' losses.
@@ -106,18 +106,18 @@ def at_round(task: Any, round: Round) -> Any:
 
 
 def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:
-    """Returns whether the model appeals to each client, if the task has thresholds."""
+    """Returns whether the model appeals to each client, for a task with thresholds."""
     return needs(task, DemandingTask).appeals(params)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A task that forwards calls to another task, some of which subclasses override.
+    """A task that forwards calls to another task, except for methods that subclasses override.
 
     Attributes:
       task: the other task.
-      num_clients: N, the number of clients that may train, the other task's first ones.
+      num_clients: N, the number of clients that may train, which are the other task's first ones.
     """
 
     task: Any

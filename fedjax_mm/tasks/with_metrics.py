@@ -66,12 +66,12 @@ class AnalyticWithMetrics(WithMetrics):
 def with_metrics(task: Task, metrics: Own, *, per_client: Sequence[str] = ()) -> WithMetrics:
     """Adds metrics to a task, which `simulate` and `sweep` record by name.
 
-    Training does not change. A metric may be a number or an array.
+    Training is not affected. A metric may be a number or an array.
 
     Args:
       task: any task; apply other wrappers, such as `requiring`, first.
       metrics: functions of one model's parameters, by name; or one function of the task and the
-        parameters that returns all metrics by name, which makes the data arguments of the compiled
+        parameters that returns all metrics by name, so that the data are arguments of the compiled
         program rather than constants.
       per_client: names of the metrics with one number per client, which get a dimension ``client``
         in `to_dataset` and in the result of `sweep`.
