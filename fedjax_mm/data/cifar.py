@@ -27,7 +27,7 @@ _SHAPE = (3, 32, 32)  # image shape in a file, with red, green and blue channels
 
 @checked
 def load_cifar(
-    directory: str | Path, *, name: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
+    directory: str | Path, *, dataset: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
 ) -> Pool:
     """Loads CIFAR-10 or CIFAR-100 from their "binary version" files.
 
@@ -37,12 +37,12 @@ def load_cifar(
       directory: the directory with the files ``data_batch_1.bin`` ... ``data_batch_5.bin`` and
         ``test_batch.bin``, or ``train.bin`` and ``test.bin``, or the parent of the archive's
         directory ``cifar-10-batches-bin`` or ``cifar-100-binary``.
-      name: the dataset.
+      dataset: the dataset.
       labels: for CIFAR-100, the 100 fine or the 20 coarse classes.
 
     Raises:
       FileNotFoundError: if a file is missing; the message names it.
-      ValueError: if the name is unknown, coarse labels are requested for CIFAR-10, or a file is
+      ValueError: if the dataset is unknown, coarse labels are requested for CIFAR-10, or a file is
         empty or truncated, or has a label out of range; the message names the file and the record,
         counted from 0.
 
@@ -51,23 +51,23 @@ def load_cifar(
       >>> folder = pathlib.Path(tempfile.mkdtemp())
       >>> for part in ("train", "test"):
       ...     _ = (folder / f"{part}.bin").write_bytes(bytes([19, 99, *[7] * 3072]))
-      >>> pool = load_cifar(folder, name="cifar-100", labels="coarse")
+      >>> pool = load_cifar(folder, dataset="cifar-100", labels="coarse")
       >>> pool.name, pool.num_classes, pool.train[0].shape, pool.train[1]
       ('cifar-100, coarse', 20, (1, 32, 32, 3), array([19], dtype=int32))
 
     Reference:
       Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
-    paths, test_path = _find(Path(directory), name, labels)
-    title = name if labels == "fine" else f"{name}, {labels}"
-    parts = [_read(path, name, labels) for path in paths]
+    paths, test_path = _find(Path(directory), dataset, labels)
+    title = dataset if labels == "fine" else f"{dataset}, {labels}"
+    parts = [_read(path, dataset, labels) for path in paths]
     train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-    return Pool(title, "real", _CLASSES[name][labels], train, _read(test_path, name, labels))
+    return Pool(title, "real", _CLASSES[dataset][labels], train, _read(test_path, dataset, labels))
 
 
 @checked
 def check_cifar(
-    directory: str | Path, *, name: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
+    directory: str | Path, *, dataset: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
 ) -> None:
     """Raises `load_cifar`'s errors for invalid names and missing files, without reading any file.
 
@@ -76,14 +76,16 @@ def check_cifar(
       Traceback (most recent call last):
       FileNotFoundError: no data_batch_1.bin in nowhere or nowhere/cifar-10-batches-bin
     """
-    _find(Path(directory), name, labels)
+    _find(Path(directory), dataset, labels)
 
 
-def _find(directory: Path, name: CIFARName, labels: CIFARLabels) -> tuple[list[Path], Path]:
+def _find(directory: Path, dataset: CIFARName, labels: CIFARLabels) -> tuple[list[Path], Path]:
     """Returns the paths of the training files and the test file."""
-    if labels not in _CLASSES[name]:
-        raise ValueError(f"labels is {labels!r}, but {name} has one kind of labels; leave it out")
-    places = [directory, directory / _FOLDERS[name]]
+    if labels not in _CLASSES[dataset]:
+        raise ValueError(
+            f"labels is {labels!r}, but {dataset} has one kind of labels; leave it out"
+        )
+    places = [directory, directory / _FOLDERS[dataset]]
 
     def find(file: str) -> Path:
         for place in places:
@@ -91,19 +93,19 @@ def _find(directory: Path, name: CIFARName, labels: CIFARLabels) -> tuple[list[P
                 return place / file
         words = f"no {file} in {' or '.join(map(str, places))}"
         for other, (files, _) in _FILES.items():
-            if other != name and any(
+            if other != dataset and any(
                 (place / files[0]).is_file() for place in (*places, directory / _FOLDERS[other])
             ):
                 words += f"; there is {files[0]}, of {other}: ask for {other!r}"
         raise FileNotFoundError(words)
 
-    train, test = _FILES[name]
+    train, test = _FILES[dataset]
     return list(map(find, train)), find(test)
 
 
-def _read(path: Path, name: CIFARName, labels: CIFARLabels) -> tuple[np.ndarray, np.ndarray]:
+def _read(path: Path, dataset: CIFARName, labels: CIFARLabels) -> tuple[np.ndarray, np.ndarray]:
     check_regular(path)
-    classes = _CLASSES[name]
+    classes = _CLASSES[dataset]
     size = len(classes) + np.prod(_SHAPE)
     content = np.fromfile(path, np.uint8)
     number, rest = divmod(len(content), size)
@@ -117,7 +119,7 @@ def _read(path: Path, name: CIFARName, labels: CIFARLabels) -> tuple[np.ndarray,
         if len(wrong):
             raise ValueError(
                 f"{path}: record {wrong[0]} has the {kind} label {records[wrong[0], column]}, "
-                f"outside 0 ... {num_classes - 1}; give the files of {name}"
+                f"outside 0 ... {num_classes - 1}; give the files of {dataset}"
             )
     x = records[:, len(classes) :].reshape(number, *_SHAPE).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(x), records[:, list(classes).index(labels)].astype(np.int32)

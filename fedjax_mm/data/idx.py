@@ -70,7 +70,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 
 
 @checked
-def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
+def load_idx(directory: str | Path, *, dataset: Name = "mnist", split: str = "byclass") -> Pool:
     """Loads MNIST, Fashion-MNIST or EMNIST from their official files.
 
     EMNIST's files contain transposed images and number letters from 1. The loaded images are
@@ -78,13 +78,13 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
 
     Args:
       directory: the directory with the files, compressed or not, or the parent of a directory
-        called `name`.
-      name: the dataset.
+        called like it.
+      dataset: the dataset.
       split: for EMNIST, byclass (62 classes), bymerge, balanced, letters, digits or mnist.
 
     Raises:
       FileNotFoundError: if a file is missing; the message names it.
-      ValueError: if the name or the split is unknown, a file is damaged, or files do not match.
+      ValueError: if the dataset or the split is unknown, a file is damaged, or files do not match.
 
     Example:
       >>> import pathlib, tempfile
@@ -98,13 +98,13 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
       >>> pool.train[0].shape, pool.train[1]
       ((1, 2, 1, 1), array([7], dtype=int32))
     """
-    paths, title, num_classes = _files(Path(directory), name, split)
+    paths, title, num_classes = _files(Path(directory), dataset, split)
     train, test = (_images_and_labels(*pair, title, num_classes) for pair in paths)
     return Pool(title, "real", num_classes, train, test)
 
 
 @checked
-def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> None:
+def check_idx(directory: str | Path, *, dataset: Name = "mnist", split: str = "byclass") -> None:
     """Raises `load_idx`'s errors for invalid names and missing files, without reading any file.
 
     Example:
@@ -114,17 +114,17 @@ def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycl
       ...     print(str(error).partition(" (")[0])
       no train-images-idx3-ubyte
     """
-    _files(Path(directory), name, split)
+    _files(Path(directory), dataset, split)
 
 
-def _files(directory: Path, name: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
+def _files(directory: Path, dataset: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
     """Returns the paths of the training and test images and labels, the title, and C."""
-    files, title, num_classes = ("train", "t10k"), str(name), 10
-    if name == "emnist":
+    files, title, num_classes = ("train", "t10k"), str(dataset), 10
+    if dataset == "emnist":
         check_choice("split", split, *_EMNIST)
         files, title = (f"emnist-{split}-train", f"emnist-{split}-test"), f"emnist, {split}"
         num_classes = _EMNIST[split]
-    places = [directory, directory / name]
+    places = [directory, directory / dataset]
     images = [_find(places, f"{file}-images-idx3-ubyte") for file in files]
     labels = [_find(places, f"{file}-labels-idx1-ubyte") for file in files]
     return list(zip(images, labels, strict=True)), title, num_classes

@@ -291,10 +291,10 @@ class IDXConfig(_Images):
 
     def check_files(self) -> None:
         """See `WithFiles`."""
-        check_idx(self.directory, name=self.dataset, split=self.split)
+        check_idx(self.directory, dataset=self.dataset, split=self.split)
 
     def _pool(self) -> Pool:
-        return load_idx(self.directory, name=self.dataset, split=self.split)
+        return load_idx(self.directory, dataset=self.dataset, split=self.split)
 
 
 class CIFARConfig(_Images):
@@ -307,10 +307,10 @@ class CIFARConfig(_Images):
 
     def check_files(self) -> None:
         """See `WithFiles`."""
-        check_cifar(self.directory, name=self.dataset, labels=self.labels)
+        check_cifar(self.directory, dataset=self.dataset, labels=self.labels)
 
     def _pool(self) -> Pool:
-        return load_cifar(self.directory, name=self.dataset, labels=self.labels)
+        return load_cifar(self.directory, dataset=self.dataset, labels=self.labels)
 
 
 class NPZConfig(_Images):

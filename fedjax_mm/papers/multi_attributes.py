@@ -93,7 +93,7 @@ class ImagesLearner(Config):
         """Returns a stack of partitions of the images, one per seed."""
         if runs.directory is None:
             raise RefusedError("MNIST and Fashion-MNIST are read from files; give --data DIR")
-        pool = load_idx(runs.directory, name=self.name)
+        pool = load_idx(runs.directory, dataset=self.name)
         x, y = (each[: self.num_images] for each in pool.train)
         few = pool._replace(train=(x, y))
         having = [ATTRIBUTES[self.name][attribute] for attribute in self.attributes]
@@ -138,7 +138,7 @@ class MultiAttributes(Together):
         """See `WithFiles`."""
         if self.directory is not None:
             for learner in self.learners:
-                check_idx(self.directory, name=learner.name)
+                check_idx(self.directory, dataset=learner.name)
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:

@@ -79,7 +79,7 @@ class MultiCompare(Seeded):
         """See `WithFiles`."""
         if "images" in self.chosen:
             for name in FILES:
-                check_idx(str(self.directory), name=name)
+                check_idx(str(self.directory), dataset=name)
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:

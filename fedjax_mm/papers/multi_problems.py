@@ -109,7 +109,7 @@ class Images(Problem):
             raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         stacks = []
         for name in FILES:
-            pool = load_idx(folder, name=name)
+            pool = load_idx(folder, dataset=name)
             x, y = (each[: self.num_images] for each in pool.train)
             few = pool._replace(train=(x, y))
             stacks.append(deal(few, self.num_clients, self.alpha, seeds))

@@ -17,17 +17,17 @@ ARRAYS = {"x_train": X, "y_train": Y, "x_test": X[:2], "y_test": Y[:2]}
 NAN = np.where(np.arange(24).reshape(6, 4) == 13, np.nan, 0)
 
 
-def cifar(dataset, file, content, **options):
+def cifar(source, file, content, **options):
     """A call of `load_cifar` with a file that is not right, or without it."""
 
     def call():
         folder = Path(tempfile.mkdtemp())
-        whole = CIFAR if dataset == "cifar-10" else CIFAR_100
+        whole = CIFAR if source == "cifar-10" else CIFAR_100
         for each, right in (whole | {file: content}).items():
             if each == file and content is None:
                 continue
             (folder / each).write_bytes(right)
-        load_cifar(folder, **{"name": dataset} | options)
+        load_cifar(folder, **{"dataset": source} | options)
 
     return call
 
@@ -91,13 +91,13 @@ CASES = {
         FileNotFoundError,
     ),
     "files of cifar-100 as cifar-10": (
-        cifar("cifar-100", "train.bin", CIFAR_100["train.bin"], name="cifar-10"),
+        cifar("cifar-100", "train.bin", CIFAR_100["train.bin"], dataset="cifar-10"),
         r"no data_batch_1.bin in .*; there is train.bin, of cifar-100: ask for 'cifar-100'",
         FileNotFoundError,
     ),
     "cifar-100 instead of cifar-10": (
-        lambda: load_cifar(".", name="cifar"),
-        "name is 'cifar'; it must be 'cifar-10' or 'cifar-100'",
+        lambda: load_cifar(".", dataset="cifar"),
+        "dataset is 'cifar'; it must be 'cifar-10' or 'cifar-100'",
     ),
     "cifar-10 with coarse labels": (
         cifar("cifar-10", "test_batch.bin", CIFAR["test_batch.bin"], labels="coarse"),

@@ -62,7 +62,7 @@ def test_cifar_10_is_read_with_channels_last(folder, tmp_path):
 )
 def test_cifar_100_has_two_kinds_of_labels(labels, column, title, classes, tmp_path):
     images, written = write_cifar(tmp_path / "cifar-100-binary", "cifar-100", 3)
-    pool = load_cifar(tmp_path, name="cifar-100", labels=labels)
+    pool = load_cifar(tmp_path, dataset="cifar-100", labels=labels)
     assert (pool.name, pool.num_classes) == (title, classes)
     for split, x, y in zip((pool.train, pool.test), images, written, strict=True):
         np.testing.assert_array_equal(split[0], x)

@@ -141,7 +141,7 @@ def write_pool(folder, train="train", test="t10k", first=0, suffix=""):
 @pytest.mark.parametrize("folder", ["", "fashion-mnist"])
 def test_the_official_file_names_are_found(suffix, folder, tmp_path):
     write_pool(tmp_path / folder, suffix=suffix)
-    pool = load_idx(tmp_path, name="fashion-mnist")
+    pool = load_idx(tmp_path, dataset="fashion-mnist")
     assert (pool.name, pool.kind, pool.num_classes) == ("fashion-mnist", "real", 10)
     np.testing.assert_array_equal(pool.train[0], np.arange(12).reshape(2, 2, 3, 1))
     np.testing.assert_array_equal(pool.train[1], [1, 0])
@@ -154,7 +154,7 @@ def test_the_official_file_names_are_found(suffix, folder, tmp_path):
 )
 def test_emnist_is_turned_upright_and_counted_from_zero(split, first, num_classes, tmp_path):
     write_pool(tmp_path, f"emnist-{split}-train", f"emnist-{split}-test", first, ".gz")
-    pool = load_idx(tmp_path, name="emnist", split=split)
+    pool = load_idx(tmp_path, dataset="emnist", split=split)
     np.testing.assert_array_equal(pool.train[0][0, ..., 0], [[0, 3], [1, 4], [2, 5]])
     np.testing.assert_array_equal(pool.train[1], [1, 0])
     assert (pool.num_classes, pool.train[0].shape) == (num_classes, (2, 3, 2, 1))
@@ -180,16 +180,16 @@ def test_idx_files_that_do_not_fit_are_refused(file, raw, message, tmp_path):
 def test_missing_or_unknown_idx_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no train-images-idx3-ubyte \(or .*\.gz\) in"):
         load_idx(tmp_path)
-    with pytest.raises(ValueError, match="name is 'cifar'"):
-        load_idx(tmp_path, name="cifar")
+    with pytest.raises(ValueError, match="dataset is 'cifar'"):
+        load_idx(tmp_path, dataset="cifar")
     with pytest.raises(ValueError, match="split is 'all'"):
-        load_idx(tmp_path, name="emnist", split="all")
+        load_idx(tmp_path, dataset="emnist", split="all")
 
 
 @pytest.mark.skipif("FEDJAX_MM_DATA" not in os.environ, reason="FEDJAX_MM_DATA names no folder")
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_the_real_files(name):
-    pool = load_idx(os.environ["FEDJAX_MM_DATA"], name=name)
+    pool = load_idx(os.environ["FEDJAX_MM_DATA"], dataset=name)
     assert pool.train[0].shape == (60_000, 28, 28, 1)
     assert pool.test[0].shape == (10_000, 28, 28, 1)
     if name == "mnist":

@@ -388,7 +388,7 @@ def targets():
         "leaf": both(changing(LEAF, in_leaf(load_leaf), json.dumps), spoiling(leaf.encode(), None)),
         "leaf, texts": changing(PLAYS, in_texts, json.dumps),
         "cifar": spoiling(
-            CIFAR, beside(write_cifar, "train.bin", partial(load_cifar, name="cifar-100"))
+            CIFAR, beside(write_cifar, "train.bin", partial(load_cifar, dataset="cifar-100"))
         ),
         "npz": spoiling(npz(), written("x.npz", load_npz)),
         "celeba, identities": spoiling(IDENTITIES.encode(), in_celeba("identity_CelebA.txt")),

@@ -52,5 +52,5 @@ def test_mnist_reaches_97_percent_within_20_rounds():
     directory = os.environ.get("FEDJAX_MM_DATA")
     if not directory:
         pytest.skip("FEDJAX_MM_DATA is not set to the directory of the IDX files")
-    accuracies = accuracies_of(load_idx(directory, name="mnist"), 100, 20)
+    accuracies = accuracies_of(load_idx(directory, dataset="mnist"), 100, 20)
     assert accuracies.max() >= 0.97, accuracies

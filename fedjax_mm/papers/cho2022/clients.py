@@ -71,7 +71,7 @@ def check_files(dataset: Dataset, directory: Path | None) -> None:
         return
     if dataset == "digits":
         raise ValueError("the digits come with the package; leave out --data")
-    check = check_sent140 if dataset == "sent140" else partial(check_idx, name=_IDX[dataset])
+    check = check_sent140 if dataset == "sent140" else partial(check_idx, dataset=_IDX[dataset])
     check(directory)
 
 
@@ -127,7 +127,7 @@ def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -
 
 def _pool(dataset: Dataset, directory: Path | None) -> Pool:
     if directory is not None:
-        return load_idx(directory, name=_IDX[dataset])
+        return load_idx(directory, dataset=_IDX[dataset])
     # Partition the pool's test examples too, because clients have their own test examples.
     both = digits()
     x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
