@@ -27,7 +27,6 @@ from pydantic import (
     GetPydanticSchema,
     ValidationInfo,
     create_model,
-    model_validator,
 )
 
 from fedjax_mm import checked
@@ -97,8 +96,11 @@ class WithFiles(Config):
     def check_files(self) -> None:
         """Raises `OSError` if data files are missing, or `ValueError` if they do not fit."""
 
-    @model_validator(mode="after")
-    def _files_exist(self, info: ValidationInfo) -> Self:
+    def with_files(self, info: ValidationInfo) -> Self:
+        """Returns the settings after checking the files, except for a finished result.
+
+        Validators call this last, so that wrong settings are reported before missing files.
+        """
         if info.context is not FINISHED:
             try:
                 self.check_files()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
@@ -147,7 +147,7 @@ class _Network(_Learning, WithFiles):
     """The fraction of clients with flipped labels."""
 
     @model_validator(mode="after")
-    def _network_fits(self) -> Self:
+    def _network_fits(self, info: ValidationInfo) -> Self:
         if self.dropout_rate and self.model != "mlp":
             raise ValueError(
                 f"dropout_rate is {self.dropout_rate:g}, but model is {self.model!r}; only 'mlp' "
@@ -161,7 +161,7 @@ class _Network(_Learning, WithFiles):
                 f"flipped is {self.flipped:g}, but one pool of test examples stands for all "
                 "clients; give a test_fraction, so that each has its own"
             )
-        return self
+        return self.with_files(info)
 
     @property
     def has_characters(self) -> bool:

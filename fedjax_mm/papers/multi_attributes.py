@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
@@ -141,9 +141,9 @@ class MultiAttributes(Together):
                 check_idx(self.directory, dataset=learner.name)
 
     @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _settings_fit(self, info: ValidationInfo) -> Self:
         self.check_models()
-        return self
+        return self.with_files(info)
 
 
 def run(config: MultiAttributes, execution: Execution | None = None) -> xr.Dataset:

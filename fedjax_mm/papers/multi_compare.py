@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx
@@ -82,7 +82,7 @@ class MultiCompare(Seeded):
                 check_idx(str(self.directory), dataset=name)
 
     @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _settings_fit(self, info: ValidationInfo) -> Self:
         unknown = [name for name in self.methods if name not in METHODS]
         if unknown:
             raise ValueError(f"methods has {unknown[0]!r}; choose from {', '.join(METHODS)}")
@@ -91,7 +91,7 @@ class MultiCompare(Seeded):
         for problem in self.chosen.values():
             for name in self.methods:
                 METHODS[name].assign(problem.sizes(len(problem.models), self.num_rounds))
-        return self
+        return self.with_files(info)
 
     @property
     def chosen(self) -> "dict[str, Synthetic | Digits | Images]":

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
@@ -67,12 +67,12 @@ class GainVersusModels(Trainings):
         check_files(self.directory, *self.learners)
 
     @model_validator(mode="after")
-    def _models_fit(self) -> Self:
+    def _models_fit(self, info: ValidationInfo) -> Self:
         for num_models in self.num_models:
             mfa_rr(self.num_clients, num_models, cohort_size=self.cohort_size)
         if len(set(self.sources)) < len(self.learners):
             raise ValueError(f"learners are {', '.join(self.sources)}; give each data of its own")
-        return self
+        return self.with_files(info)
 
     @property
     def sources(self) -> list[str]:

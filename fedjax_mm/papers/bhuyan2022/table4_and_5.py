@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.papers.bhuyan2022 import accuracy, together
@@ -45,9 +45,9 @@ class Different(Together):
         check_files(self.directory, *self.learners)
 
     @model_validator(mode="after")
-    def _models_fit(self) -> Self:
+    def _models_fit(self, info: ValidationInfo) -> Self:
         self.check_models()
-        return self
+        return self.with_files(info)
 
 
 def run(config: Different, execution: Execution | None = None) -> xr.Dataset:

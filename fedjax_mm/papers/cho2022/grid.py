@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import jax.numpy as jnp
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
 from fedjax_mm.base import Algorithm
 from fedjax_mm.experiments.fields import (
@@ -169,7 +169,7 @@ class Comparison(Seeded):
         clients.check_files(self.dataset, self.directory)
 
     @model_validator(mode="after")
-    def _clients_fit(self) -> Self:
+    def _clients_fit(self, info: ValidationInfo) -> Self:
         population = self.population
         if population.cohort_size > population.num_clients:
             raise ValueError(
@@ -182,7 +182,7 @@ class Comparison(Seeded):
             )
         if self.partition.endswith("clusters") and self.dataset == "emnist" and self.directory:
             raise ValueError("EMNIST's 62 labels do not make 5 equal clusters; choose dirichlet")
-        return self
+        return self.with_files(info)
 
     @property
     def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -93,10 +93,10 @@ class Trained(Seeded):
             self.deals(self.pool())
 
     @model_validator(mode="after")
-    def _clients_fit(self) -> Self:
+    def _clients_fit(self, info: ValidationInfo) -> Self:
         for costs in self.costs:
             check_sizes(self.sizes, self.clients, **costs)
-        return self
+        return self.with_files(info)
 
     @property
     def sizes(self) -> list[int]:
