@@ -9,8 +9,9 @@ XLA_FLAGS of the caller come last, and win.
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,13 +23,14 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     # else, and XLA ends the process where it does not know a flag.
     _QUICK = f"--xla_cpu_use_fusion_emitters=false {_QUICK}"
 _GIVEN = os.environ.get("XLA_FLAGS", "")
+# JAX compresses by Zstandard where it can, and cannot read what another Python has not.
+_HAS_ZSTD = sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard")
+_FOLDER = f"jaxlib-{version('jaxlib')}-cpu-{'zstd' if _HAS_ZSTD else 'zlib'}"
 # In the environment, for workers and child processes.
 os.environ |= {
     "XLA_FLAGS": _GIVEN if _QUICK in _GIVEN else f"{_QUICK} {_GIVEN}".strip(),
     "XDG_CACHE_HOME": _PLACE,  # where the command line keeps its own
-    "JAX_COMPILATION_CACHE_DIR": str(
-        Path(_PLACE) / "fedjax_mm" / "xla" / f"jaxlib-{version('jaxlib')}-cpu"
-    ),
+    "JAX_COMPILATION_CACHE_DIR": str(Path(_PLACE) / "fedjax_mm" / "xla" / _FOLDER),
     "JAX_COMPILATION_CACHE_MAX_SIZE": "-1",  # at a limit each of thousands of entries is looked at
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

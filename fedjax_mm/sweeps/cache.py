@@ -4,13 +4,13 @@ import os
 import re
 import shutil
 from contextlib import suppress
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-_BYTES = 2**30  # limit for one version and platform
+_BYTES = 2**30  # limit for one folder
 _REJECTED = re.compile(r"Error reading persistent compilation cache entry for '[^']*': (.*)", re.S)
 _LEAST_SECONDS = 3.0  # compilation time of loaded programs before loading is judged
 
@@ -19,13 +19,14 @@ def use_compilation_cache(directory: Path | None = None) -> Path:
     """Enables the on-disk cache of compiled programs, and returns its path.
 
     A later process with the same program, devices and versions loads it instead of compiling it.
-    Each combination of jaxlib version and platform has its own folder, limited to 1 GiB or to
-    JAX_COMPILATION_CACHE_MAX_SIZE if set. The least recently used programs are evicted first.
+    Each combination of jaxlib version, platform and compression has its own folder, limited to
+    1 GiB or to JAX_COMPILATION_CACHE_MAX_SIZE if set. The least recently used programs are evicted
+    first.
 
     Args:
       directory: the parent of these folders; defaults to `cache_directory`.
     """
-    version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}"
+    version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}-{_compression()}"
     place = (directory or cache_directory()) / version
     jax.config.update("jax_compilation_cache_dir", str(place))
     if "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
@@ -33,6 +34,18 @@ def use_compilation_cache(directory: Path | None = None) -> Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return place
+
+
+def _compression() -> str:
+    """Returns JAX's compression of cached programs, which must match to read them.
+
+    JAX uses Zstandard if Python has it (since 3.14) or the package zstandard is installed.
+    """
+    for module in ("compression.zstd", "zstandard"):
+        with suppress(ImportError):
+            import_module(module)
+            return "zstd"
+    return "zlib"
 
 
 def cache_directory() -> Path:
@@ -48,7 +61,7 @@ def cache_directory() -> Path:
 
 
 class Kept(NamedTuple):
-    """The cached programs of one version and platform.
+    """The cached programs in one folder.
 
     Attributes:
       folder: the path of the folder.
@@ -62,7 +75,7 @@ class Kept(NamedTuple):
 
 
 def kept_programs(directory: Path) -> list[Kept]:
-    """Lists the programs in a cache directory, by version and platform."""
+    """Lists the programs in a cache directory, by folder."""
     found = list[Kept]()
     for folder in sorted(directory.glob("jaxlib-*")):
         sizes = dict[str, int]()

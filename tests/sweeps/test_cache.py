@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import jax
 import jaxlib
@@ -12,6 +13,7 @@ import xarray as xr
 from fedjax_mm import cli
 from fedjax_mm.cli.machine import tell_of_accelerators, watched
 from fedjax_mm.sweeps import devices
+from fedjax_mm.sweeps.cache import use_compilation_cache
 
 ONE = """
 num_models = 3
@@ -41,6 +43,7 @@ def command_line(code, *arguments, cache):
 WITHOUT_A_CACHE = """
 import os
 import sys
+from types import ModuleType
 from fedjax_mm import cli
 
 try:
@@ -68,7 +71,7 @@ def test_the_command_line_uses_devices_and_keeps_compiled_programs(tmp_path):
         without, _, said = done.stderr.rpartition("end of the first")
         assert ("compilation cache: off" in without) == (code is WITHOUT_A_CACHE)
         assert "devices: cpu:0, cpu:1" in said
-        place = tmp_path / "fedjax_mm" / "xla" / f"jaxlib-{jaxlib.__version__}-cpu"
+        [place] = (tmp_path / "fedjax_mm" / "xla").glob(f"jaxlib-{jaxlib.__version__}-cpu-*")
         assert str(place) in said
         assert {path.parent for path in tmp_path.rglob("*-cache")} == {place}
         entries.append(sorted(p.name for p in place.glob("*-cache")))
@@ -77,6 +80,17 @@ def test_the_command_line_uses_devices_and_keeps_compiled_programs(tmp_path):
     assert entries[0]
     assert entries[0] == entries[1]
     xr.testing.assert_identical(*results)
+
+
+def test_programs_of_another_compression_have_their_own_folder(tmp_path, monkeypatch):
+    """JAX warns at each program that it cannot read, and does not replace it."""
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)  # in Python since 3.14
+    names = []
+    for package in (None, ModuleType("zstandard")):
+        monkeypatch.setitem(sys.modules, "zstandard", package)
+        names.append(use_compilation_cache(tmp_path).name)
+    assert names == [f"jaxlib-{jaxlib.__version__}-cpu-{kind}" for kind in ("zlib", "zstd")]
 
 
 def test_compiled_programs_are_shown_and_cleared(tmp_path, monkeypatch, capsys):
@@ -105,6 +119,7 @@ def test_compiled_programs_are_shown_and_cleared(tmp_path, monkeypatch, capsys):
 
 SMALL_CACHE = """
 import sys
+from types import ModuleType
 from contextlib import suppress
 from pathlib import Path
 from fedjax_mm.sweeps import cache
