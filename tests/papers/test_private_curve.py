@@ -61,7 +61,7 @@ def test_epsilon_is_that_of_the_noise(result):
 
 def test_it_is_judged_and_drawn(result, tmp_path):
     findings = ITEM.findings(result, SMALL)
-    assert [each.text.split(" costs")[0] for each in findings.checks] == ["the largest noise"]
+    assert [each.text.split(",")[0] for each in findings.checks] == ["with the most models"]
     (table,) = findings.tables
     assert table.header == ("noise_multiplier", "epsilon", "num_models = 2")
     assert [row[1] for row in table.rows] == ["inf", "2.75"]

@@ -65,7 +65,10 @@ def test_equal_plans_are_no_trouble_in_single_precision():
     costs = jnp.arange(planning.MEMORY, dtype=jnp.float32)
     everything = jnp.ones(planning.MEMORY, bool)
     mean, deviation = planning.posterior(overlaps, overlaps[:2], costs, everything, SHAPE)
-    np.testing.assert_allclose(mean, costs.mean(), rtol=1e-2)
+    # The matrix is all ones plus NOISE on its diagonal; its condition magnifies rounding errors.
+    condition = planning.MEMORY / planning.NOISE
+    room = condition * np.finfo(np.float32).eps * costs.std()
+    np.testing.assert_allclose(mean, costs.mean(), rtol=0, atol=room)
     assert (deviation >= 0).all()
     assert np.isfinite(planning.expected_improvement(mean, deviation, 0.0)).all()
 

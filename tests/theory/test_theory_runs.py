@@ -96,7 +96,7 @@ def test_errors_that_fall_too_slowly_contradict_the_order(growing):
     alone = validate(Growing, GROWING.model_dump() | {"samples": ["fixed"]})
     found = item.findings(slow.assign_coords(sample=["fixed"]), alone)
     assert set(verdicts(found).values()) == {"not tested"}
-    text = "where samples do not grow, (t/M + gamma) times the error does, by more than 5 %"
+    text = "with samples of fixed size, (t/M + gamma) times the error grows by more than 5 %"
     assert found.checks[0].text == f"{text} (0.9 left out, mean over M and E)"
     assert found.checks[0].outcome == "passed"
 

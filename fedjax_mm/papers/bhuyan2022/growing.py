@@ -171,7 +171,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
 ITEMS = (
     Item(
         id="theory-mfa-growing",
-        title="Theorem 2's bound and the error of MFA-RR with growing samples",
+        title="Theorem 2's bound and MFA-RR's error with growing samples",
         settings=Growing(),
         run=run,
         measure=measure,
