@@ -14,6 +14,7 @@ from fedjax_mm.files import check_regular
 
 SomeConfig = TypeVar("SomeConfig", bound=Config)
 
+_DEEPEST = 50  # levels of tables and lists; no setting needs a tenth of them
 _TOO_DEEP = "lists or tables are nested too deeply; no setting is nested that deeply"
 
 
@@ -65,6 +66,8 @@ def validate(
     try:
         for override in overrides:
             values = _with_override(values, override)
+        if _is_too_deep(values):
+            raise ValueError(_TOO_DEEP)
         try:
             return kind.model_validate(values, context=context)
         except ValidationError as error:
@@ -72,6 +75,15 @@ def validate(
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     raise ValueError(" ".join(words.split()))  # keys may contain line breaks
+
+
+def _is_too_deep(values: Mapping[str, Any]) -> bool:
+    # Do not rely on RecursionError, because its depth depends on the version of Python.
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        contents = (each.values() if isinstance(each, Mapping) else each for each in level)
+        level = [each for inner in contents for each in inner if isinstance(each, Mapping | list)]
+    return bool(level)
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ SPOILT = {
     "2000 brackets": (f"x = {NESTED}", (), "are nested too deeply"),
     "2000 brackets of --set": ("", ("--set", f"num_rounds={NESTED}"), "too deep"),
     "3000 tables of --set": ("", ("--set", ".".join("a" * 3000) + "=1"), "too deep"),
+    "a table of 100 dots": (f"[{'.'.join('a' * 100)}]", (), "too deep"),
     "a table of 3000 dots": (f"[{'.'.join('a' * 3000)}]", (), "too deep"),
     "a long value": (f"precision = '{'x' * 10**6}'", (), "xxx...: "),
     "a long name": ("", ("--out", "x" * 300), "name too long; choose another directory with --out"),
