@@ -221,7 +221,7 @@ def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " cli
 
 
 def check_probability(name: str, value: Any) -> tuple[Any, int | None]:
-    """Returns a checked probability, and the number of clients if it is an array."""
+    """Checks a probability, and returns it with its length, which is None for a scalar."""
     if not isinstance(value, jax.Array) and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; give a number, or one for each client")
     ndim = min(np.ndim(value), 1)

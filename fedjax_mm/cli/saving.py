@@ -1,4 +1,4 @@
-"""Result directories: their content before a command, and checkpoints during it."""
+"""Checks a result directory before a command, and saves checkpoints in it during the command."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

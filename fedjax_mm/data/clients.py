@@ -286,8 +286,8 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
     if len(lengths) != 1:
         raise ValueError(f"examples have the lengths {sorted(lengths)}; give arrays of one length")
-    # Pad shorter partitions with row 0, which is never read because it is beyond every client's
-    # places.
+    # Pad shorter partitions with row 0, which is never read, because no client's slice of `order`
+    # reaches the padding.
     order = np.zeros((len(counts), counts.sum(1).max()), np.int64)
     for places, parts in zip(order, deals, strict=True):
         rows = np.concatenate([np.asarray(each) for each in parts])

@@ -106,7 +106,7 @@ class ImagesLearner(Config):
         return classification(data, module, scale=1 / 255, column=column)
 
     def algorithm(self, runs: Together) -> Algorithm:
-        """Returns FedAvg weighted by numbers of examples."""
+        """Returns FedAvg with clients weighted by their number of examples."""
         del runs
         steps, size = self.local_steps, self.batch_size
         return fedavg(local_sgd(self.learning_rate, steps=steps, batch_size=size))

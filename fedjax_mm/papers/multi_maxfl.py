@@ -102,7 +102,7 @@ class MultiAppeal(Seeded):
 
 
 def _answers(y: np.ndarray) -> list[np.ndarray]:
-    """Returns the answers to the questions about the digits."""
+    """Returns the labels of the digits for each question."""
     return [y, y % 5, y // 5]
 
 

@@ -71,7 +71,7 @@ class PrivateCurve(Seeded):
 
 
 def run(config: PrivateCurve, execution: Execution | None = None) -> xr.Dataset:
-    """Runs every number of models with every noise multiplier."""
+    """Runs all combinations of the numbers of models and the noise multipliers."""
     sizes = config.model_dump(include={"num_clients", "iid"})
     data = synthetic(**sizes, alpha=0.0, beta=0.0, seed=config.seed, test_fraction=0.2)
     grid = Grid(

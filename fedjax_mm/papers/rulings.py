@@ -52,7 +52,7 @@ class Evidence(NamedTuple):
       supports: the p-value of the evidence for the statement, or NaN if it is not tested.
       contradicts: the p-value of the evidence against the statement.
       seeds: the number of samples, or None if nothing was random.
-      needed: the number of seeds at which one of the tests would decide.
+      needed: the number of seeds with which one of the tests would reach a decision.
     """
 
     name: str

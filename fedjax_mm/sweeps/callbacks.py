@@ -80,7 +80,7 @@ class Callback(NamedTuple):
       on_start: called with the compiled plan before the first round.
       on_batch: called before a batch's first segment.
       on_segment: called after each segment, which takes about a second.
-      on_parts: called with the number of finished parts and of all parts, if an executor is used.
+      on_parts: called with the numbers of finished and total parts, if an executor is used.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr, sweep

@@ -52,9 +52,9 @@ class Share(NamedTuple):
 def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
     """Returns the consecutive runs of a part, balanced by cost.
 
-    Every run belongs to exactly one part. Parts may be empty, and contain runs of few programs,
-    because each part compiles its own. The split depends only on the grid and the number of parts,
-    so all machines agree on it.
+    Every run belongs to exactly one part. A part may be empty, and its runs need only a few
+    programs, because every part compiles the programs that it needs. The split depends only on the
+    grid and the number of parts, so all machines agree on it.
     """
     costs = [
         np.asarray(each.grid.costs(each.index)) * each.traced.facts.updates_per_round

@@ -61,7 +61,7 @@ class MeanEstimation:
         return jnp.ones((), self.empirical_means.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's index, because its samples matter only through their mean."""
+        """Returns the client's index instead of samples, because the loss only needs their mean."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; mean estimation has no examples, use None")

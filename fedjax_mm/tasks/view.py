@@ -66,7 +66,7 @@ def client_losses(
       (6,)
     """
     num_clients = task.num_clients if num_clients is None else num_clients
-    # Call a view's method, because views may change losses, for example for attackers.
+    # Call the method of a view, because a view may change losses, as it does for attackers.
     if isinstance(task, View):
         return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):

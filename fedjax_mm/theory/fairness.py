@@ -1,4 +1,4 @@
-"""Costs of a trial with cohorts: Pawlik's fairness measures, section 2.3, eqs. (1) to (8)."""
+"""Pawlik's fairness measures, the costs of a trial with cohorts (section 2.3, eqs. 1 to 8)."""
 
 from typing import NamedTuple
 

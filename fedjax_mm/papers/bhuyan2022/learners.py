@@ -45,7 +45,7 @@ class _Learner(Config):
         return self.learning_rate
 
     def algorithm(self, runs: Trainings) -> Algorithm:
-        """Returns FedAvg weighted by numbers of examples."""
+        """Returns FedAvg with clients weighted by their number of examples."""
         return fedavg(local_sgd(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size))
 
     def start(self, task: Classification) -> Any:

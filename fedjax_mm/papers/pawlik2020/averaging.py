@@ -278,7 +278,7 @@ def table(measured: xr.Dataset, config: Averaging) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figure:
-    """Draws measured means and bounds over T at the lowest noise, with one panel per rate."""
+    """Plots measured means and bounds against T at the lowest noise, with one panel per rate."""
     panels = []
     for rate in measured["rate"].values:
         here = measured.sel(rate=rate).isel(sigma=0)

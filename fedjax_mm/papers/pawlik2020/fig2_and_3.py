@@ -152,7 +152,7 @@ def slopes(best: xr.DataArray) -> xr.DataArray:
 
 
 def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
-    """Rules on the slope over cohort sizes, and on clusters of values due to few test images."""
+    """Judges the slope over cohort sizes, and whether few test images cause clusters of values."""
     first, last = (measured.isel(contacts=place, drop=True) for place in (0, -1))
     yield ruling("parameters", fact(_parameters() == 1_663_370, f"{_parameters():,}"))
     for key, runs in {"limited-values": first, "doubled-limits": last}.items():
