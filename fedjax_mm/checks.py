@@ -42,7 +42,7 @@ def check_numbers(
 
     Raises:
       TypeError: if it is not a number but, for example, None or a string.
-      ValueError: if it has the wrong number of axes, or if a number is not finite or is not allowed.
+      ValueError: if it has the wrong number of axes, or contains a number that is not allowed.
     """
     is_array = isinstance(value, jax.Array)  # includes traced arrays
     if not is_array and np.asarray(value).dtype.kind not in "iuf":
