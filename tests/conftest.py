@@ -23,7 +23,8 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     # else, and XLA ends the process where it does not know a flag.
     _QUICK = f"--xla_cpu_use_fusion_emitters=false {_QUICK}"
 _GIVEN = os.environ.get("XLA_FLAGS", "")
-# JAX compresses by Zstandard where it can, and cannot read what another Python has not.
+# The folder of `fedjax_mm.sweeps.cache`, which imports JAX and so must not be imported before the
+# environment is set.
 _HAS_ZSTD = sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard")
 _FOLDER = f"jaxlib-{version('jaxlib')}-cpu-{'zstd' if _HAS_ZSTD else 'zlib'}"
 # In the environment, for workers and child processes.

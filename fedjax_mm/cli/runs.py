@@ -224,7 +224,9 @@ def _read(
 ) -> tuple[Experiment, AnyExecutor | None]:
     """Reads the experiment in a file, with axes if it is a sweep, and its executor."""
     with refusing():
-        if path.stem in (".", ".."):  # the result would be written outside OUT
+        # Refuse names whose stem would lead outside OUT. Do not compare `path.stem`, because Python
+        # 3.14 returns another one for names that begin with dots.
+        if path.name.rpartition(".")[0] in (".", ".."):
             raise ValueError(f"{path}: results have the file's name; give it one with letters")
         mine, overrides = split_off(overrides)
         experiment = load(path, Experiment, overrides)

@@ -101,7 +101,7 @@ class WithFiles(Config):
 
         Validators call this last, so that wrong settings are reported before missing files.
         """
-        if info.context is not FINISHED:
+        if info.context != FINISHED:
             try:
                 self.check_files()
             except OSError as error:
