@@ -1,10 +1,12 @@
-"""Layers with fast gradients on CPUs, which are plain JAX operations on other platforms."""
+"""Layers with fast gradients on CPUs and on GPUs, which are plain JAX operations elsewhere."""
 
 # XLA's CPU compiler uses its matrix kernels for a convolution only if channels are the innermost
 # dimension. The gradients are written here as channels-last convolutions, because JAX's are not,
 # and XLA does not transpose them inside a loop. `sequential_vmap` computes one kernel at a time,
 # because `jax.vmap` over clients with different kernels produces grouped convolutions, which are
-# even slower. The gradients of `max_pool` and `matmul` access memory less often.
+# even slower. The gradients of `max_pool` and `matmul` access memory less often. On GPUs grouped
+# convolutions are slow too, so that images are unfolded into patches, and clients are the batch of
+# one matrix product.
 
 from functools import partial, reduce
 from typing import Literal, TypeAlias
@@ -21,6 +23,7 @@ Padding: TypeAlias = Literal["SAME"] | list[tuple[int, int]]
 
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
+_ALIGNED = 8  # the inner dimension of a product on GPUs is a multiple of this
 _MOST_OUTER_PRODUCTS = 16  # up to this number, outer products are faster than a matrix product
 
 
@@ -51,7 +54,9 @@ def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width fea
             f"x has {x.shape[3]} channels and the kernel is for {kernel.shape[2]}; "
             "give [batch, height, width, channels] and [rows, columns, channels, features]"
         )
-    return lax.platform_dependent(x, kernel, cpu=_conv_cpu, default=_conv)
+    return lax.platform_dependent(
+        x, kernel, cpu=_conv_cpu, cuda=_conv_patches, rocm=_conv_patches, default=_conv
+    )
 
 
 def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
@@ -85,6 +90,23 @@ def matmul(
 
 def _conv(x: Array, kernel: Array, padding: Padding = "SAME") -> Array:
     return lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=CHANNEL_LAST)
+
+
+def _conv_patches(x: Array, kernel: Array) -> Array:
+    rows, columns, inputs, features = kernel.shape
+    height, width = x.shape[1:3]
+    padding = ((0, 0), ((rows - 1) // 2, rows // 2), ((columns - 1) // 2, columns // 2), (0, 0))
+    padded = jnp.pad(x, padding)
+    patches = [
+        padded[:, row : row + height, column : column + width]
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    matrix = kernel.reshape(rows * columns * inputs, features)
+    # Fill up with zeros, because tensor cores read rows whose lengths are multiples of 16 bytes.
+    fill = -len(matrix) % _ALIGNED
+    patches.append(jnp.zeros((*x.shape[:3], fill), x.dtype))
+    return jnp.concatenate(patches, axis=3) @ jnp.pad(matrix, ((0, fill), (0, 0)))
 
 
 def _forward(x: Array, kernel: Array) -> Array:

@@ -32,6 +32,8 @@ from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
 from fedjax_mm.tasks.view import View
 
+_TESTED_AT_ONCE = 200  # images of each run, because a hundred runs share a GPU's memory
+
 EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accuracy"}
 """The ways to score a model, and the names of their accuracies in a result."""
 
@@ -230,7 +232,8 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
     tested = client_data([pool.test])
     data = FederatedData(pool.name, pool.kind, pool.num_classes, train, tested)
     # Skip the check, because data with several draws have no clients until a draw is selected.
-    return classification(data, McMahanCNN(pool.num_classes), scale=1 / 255, check=False)
+    module = McMahanCNN(pool.num_classes)
+    return classification(data, module, scale=1 / 255, block_size=_TESTED_AT_ONCE, check=False)
 
 
 def dealt(
