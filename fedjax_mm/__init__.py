@@ -4,6 +4,8 @@ from typing import Any
 
 import lazy_loader
 
+from fedjax_mm import compiler as compiler  # sets flags of XLA before JAX starts
+
 # Import each name on first use, because importing everything would take as long as importing JAX,
 # mostly for modules that a program never uses. `__init__.pyi` lists the names and their modules,
 # both for this and for type checkers.

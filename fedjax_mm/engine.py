@@ -28,6 +28,7 @@ from fedjax_mm.asynchrony.batches import (
 from fedjax_mm.asynchrony.dispatch import Dispatch, first_jobs
 from fedjax_mm.base import Algorithm, Assignment, Metrics, Params, Task
 from fedjax_mm.chunks import ClientMap
+from fedjax_mm.compiler import check_fusions
 from fedjax_mm.parts import check_assignment
 from fedjax_mm.record import (
     Counts,
@@ -86,6 +87,7 @@ def engine_of(
 
     Invalid arguments raise the same errors as in `simulate`.
     """
+    check_fusions()
     options = Options(checks.check_client_map(client_map), checks.check_client_axis(client_axis))
     if isinstance(assignment, Dispatch):
         stacks = stacks_of(tasks, algorithm, assignment, by="dispatch")

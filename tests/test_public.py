@@ -24,6 +24,7 @@ LAYERS = [
         "base",
         "checked",
         "checks",
+        "compiler",
         "files",
         "interrupts",
         "loops",

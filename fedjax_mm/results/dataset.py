@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Trace
+from fedjax_mm.compiler import flags_of_results
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
 from fedjax_mm.record import Counts
@@ -233,7 +234,7 @@ class Manifest(Mapping[str, Any], str):
 
 
 def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
-    """Returns the provenance of a result: versions, device, seed, random generator and revision.
+    """Returns the provenance of a result: versions, device, seed, generator, flags and revision.
 
     Args:
       config: the settings of the run.
@@ -253,6 +254,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
         },
         "seed": seed,
         "prng": jax.config.values["jax_default_prng_impl"],
+        "xla_flags": flags_of_results(),
         "git_revision": _git_revision(),
         "data": data,
         "config": dict(config),

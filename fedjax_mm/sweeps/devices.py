@@ -1,6 +1,5 @@
 """Multiple devices: splits a program's replicas, or the clients of a cohort, over a mesh."""
 
-import os
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_mm.compiler import PATIENT, add_flags
 from fedjax_mm.results.dataset import cpu_cores
 
 _MOST_DEVICES = 512  # limits CPU devices, because each has its own threads and memory
@@ -23,21 +23,6 @@ _ACCELERATORS = {
     "cuda12": ("/proc/driver/nvidia/version", "jax_plugins"),
     "tpu": ("/dev/accel0", "libtpu"),
 }
-
-# Let XLA wait 30 years, because by default it aborts the process after a device has waited 40
-# seconds for another, which is normal if clients take very different numbers of local steps. An
-# unknown flag would also abort the process, but jaxlib has had these since 0.9, and a test starts
-# a process with them.
-_PATIENT = " ".join(
-    f"--xla_cpu_collective_{name}_seconds={10**9}"
-    for name in ("call_warn_stuck_timeout", "call_terminate_timeout", "timeout")
-)
-
-
-def flags_of_user() -> str:
-    """Returns XLA_FLAGS without the flags of `use_cpu_devices`, which do not affect results."""
-    return os.environ.get("XLA_FLAGS", "").replace(_PATIENT, "").strip()
-
 
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, one per core by default.
@@ -58,9 +43,7 @@ def use_cpu_devices(count: int | None = None) -> None:
     if not 1 <= count <= _MOST_DEVICES:
         raise ValueError(f"the number of devices is {count}; it must be 1 to {_MOST_DEVICES}")
     jax.config.update("jax_num_cpu_devices", count)
-    given = os.environ.get("XLA_FLAGS", "")
-    if _PATIENT not in given:
-        os.environ["XLA_FLAGS"] = f"{_PATIENT} {given}".strip()  # the user's flags win
+    add_flags(PATIENT)
 
 
 def missing_plugin() -> str | None:

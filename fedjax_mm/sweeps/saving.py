@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.checks import check_alike
+from fedjax_mm.compiler import flags_of_results
 from fedjax_mm.record import Record
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.stacks import with_params
 from fedjax_mm.sweeps.callbacks import Segment
 from fedjax_mm.sweeps.checkpoint import Checkpoints, Saved
-from fedjax_mm.sweeps.devices import agree, flags_of_user
+from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
@@ -62,7 +63,7 @@ def identity(
         "--devices": device["count"],
         # XLA's CPU client has one thread per core, or per device if there are more devices.
         "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
-        "XLA_FLAGS": flags_of_user(),
+        "XLA_FLAGS": flags_of_results(),
         "shared data": shared.hexdigest(),
         "keep": grid.keep,
         "share": None if programs is None else runs.hexdigest(),
