@@ -9,10 +9,10 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.cli.terminal import console, say, show_table, shown_progress
-from fedjax_mm.results.dataset import open_result
 from fedjax_mm.results.export import export_result
+from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.labels import places
-from fedjax_mm.sweeps.errors import RefusedError, refusing
+from fedjax_mm.sweeps.errors import refusing
 
 _FIRST = ("excess_loss", "test_accuracy", "accuracy", "appeal", "loss", "test_loss")
 _NO_METRICS = ("diverged", "ended")
@@ -25,15 +25,15 @@ def show(path: Path) -> None:
     Raises:
       RefusedError: if the path holds no result.
     """
-    file = path / "result.nc" if path.is_dir() else path
-    remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
-    if not file.is_file():
-        raise RefusedError(f"{file} does not exist; {remedy}")
-    try:
-        dataset = open_result(file)
-        about = _about(dataset)
-    except Exception as error:  # damaged content can raise any exception
-        raise RefusedError(f"{file}: this is not a result; {remedy}") from error
+    file = path / RESULT if path.is_dir() else path
+    with refusing():
+        dataset = open_result(path)
+        try:
+            about = _about(dataset)
+        except Exception as error:  # foreign content can raise any exception
+            raise ValueError(
+                f"{file}: this is not a result; give a directory that run, sweep or reproduce wrote"
+            ) from error
     show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
     show_last(dataset)

@@ -337,38 +337,8 @@ def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
     return both.assign_attrs(manifest=about)
 
 
-def open_result(directory: Path | str) -> xr.Dataset:
-    """Loads the result in a directory, with its manifest as a mapping in `attrs`.
-
-    Args:
-      directory: the directory of a ``result.nc``, or any NetCDF file.
-
-    Raises:
-      OSError: if the result does not exist or cannot be read.
-
-    Example:
-      >>> import pathlib, tempfile
-      >>> from fedjax_mm import fedavg, mfa_rr, open_result, sweep
-      >>> from fedjax_mm.sweeps import Grid, Setup
-      >>> from fedjax_mm.tasks import quadratic
-      >>> def build(learning_rate):
-      ...     algorithm = fedavg(learning_rate, local_steps=5)
-      ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, mfa_rr(24, 2))
-      >>> result = sweep(Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=20))
-      >>> with tempfile.TemporaryDirectory() as directory:
-      ...     _ = result.to_netcdf(pathlib.Path(directory, "result.nc"))
-      ...     opened = open_result(directory)
-      >>> opened.attrs["manifest"]["data"]
-      'not stated'
-    """
-    path = Path(directory)
-    if path.is_dir() or not path.suffix:
-        path /= "result.nc"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist; give the directory of a result, such as the one that "
-            "`fedjax-mm run` names at its end"
-        )
+def load_dataset(path: Path) -> xr.Dataset:
+    """Loads a NetCDF file, with its manifest as a mapping in `attrs`, without looking for damage."""
     with xr.open_dataset(path, engine="netcdf4") as file:
         dataset = file.load().drop_encoding()
     if "manifest" in dataset.attrs:
