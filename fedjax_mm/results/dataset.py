@@ -18,11 +18,8 @@ import xarray as xr
 from fedjax_mm.base import Trace
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
-from fedjax_mm.record import Counts
+from fedjax_mm.record import MESSAGE_BITS, Counts, own_dims
 from fedjax_mm.results.labels import check_selectable, label
-
-MESSAGE_BITS = "message_bits"
-"""The name of the metric with the bits of one client's message, if updates are compressed."""
 
 _BITS = 32  # per uncompressed number
 
@@ -95,7 +92,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         plain = _BITS * np.asarray(trace.upload_size, np.int64)
         sizes["bits_up"] = updates * np.where(np.isnan(bits), plain, bits)
     metrics = {
-        name: ((*axes, *_own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
+        name: ((*axes, *own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
         for name, x in trace.metrics.items()
     }
     coords["round"] = _rounds(trace.round)
@@ -183,11 +180,6 @@ def _rounds(rounds: Any) -> np.ndarray:
 
 def _words(dims: Mapping[str, Any] | Sequence[str]) -> str:
     return repr(dims) if isinstance(dims, str) else ", ".join(map(repr, dims)) or "not given"
-
-
-def _own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
-    """Returns a metric's dimensions after the model dimension."""
-    return tuple("client" if is_per_client and i == 0 else f"{name}_{i}" for i in range(number))
 
 
 def check_counts(counts: Any) -> None:
@@ -338,7 +330,7 @@ def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
 
 
 def load_dataset(path: Path) -> xr.Dataset:
-    """Loads a NetCDF file, with its manifest as a mapping in `attrs`, without looking for damage."""
+    """Loads a NetCDF file, with its manifest as a mapping in `attrs`."""
     with xr.open_dataset(path, engine="netcdf4") as file:
         dataset = file.load().drop_encoding()
     if "manifest" in dataset.attrs:
