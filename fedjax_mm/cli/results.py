@@ -102,6 +102,11 @@ def show_last(dataset: xr.Dataset) -> None:
         title = "In the round that stopped the run, or else the last, means over models and seeds"
     axes = [str(dim) for dim in mean.sizes]
     points = [at for at, _ in places(mean, *axes)]
+    number = len(points)
+    if number > _MOST_ROWS and axes != [
+        "algorithm"
+    ]:  # evenly spaced, because the first points may be of one algorithm
+        points = [points[i * number // _MOST_ROWS] for i in range(_MOST_ROWS)]
     digits = 6 if axes == ["algorithm"] else 4
     cells = {
         name: [_text(mean.sel(at), error.sel(at), name, digits) for at in points]
@@ -118,11 +123,9 @@ def show_last(dataset: xr.Dataset) -> None:
         shown.pop()
     columns = labels | {name: cells[name] for name in shown}
     rows = list(zip(*columns.values(), strict=True))
-    if len(rows) > _MOST_ROWS:  # evenly spaced, because the first rows may belong to one algorithm
-        rows = [rows[i * len(rows) // _MOST_ROWS] for i in range(_MOST_ROWS)]
     show_table([*columns], rows, title=title)
-    if len(rows) < len(points):
-        words = f"{len(rows)} of {len(points):,} points, evenly spread; the file has all"
+    if len(points) < number:
+        words = f"{len(points)} of {number:,} points, evenly spread; the file has all"
         say(f"  {words}", style="dim")
     if len(shown) < len(cells):
         rest = ", ".join(name for name in cells if name not in shown)

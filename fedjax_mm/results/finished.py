@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import xarray as xr
 
-from fedjax_mm.files import check_regular, is_sealed, save_json, sealed
+from fedjax_mm.files import check_regular, is_sealed, load_json, save_json, sealed
 from fedjax_mm.results.dataset import load_dataset
 
 RESULT = "result.nc"
@@ -48,7 +48,6 @@ def open_result(directory: Path | str) -> xr.Dataset:
         path /= RESULT
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; {remedy}, or its result.nc")
-    check_regular(path)
     for name in _ABOUT if path.name == RESULT else ():
         content, damage = read_about(path.with_name(name), (RESULT,))
         is_own = not path.with_name(name).exists() or (content and "digest" not in content)
@@ -58,6 +57,7 @@ def open_result(directory: Path | str) -> xr.Dataset:
                 "unchecked with xarray.open_dataset"
             )
     try:
+        check_regular(path)
         return load_dataset(path)
     except Exception as error:  # damaged content can raise any exception
         raise ValueError(f"{path}: this is not a result; {remedy}, or its result.nc") from error
@@ -144,11 +144,11 @@ def read_about(path: Path, only: Sequence[str] | None = None) -> Finished:
     if not path.exists():
         return Finished({}, f"{path.name} is missing")
     try:
-        content = json.loads(path.read_text())
+        content = load_json(path)
         files = dict(content.get("files", {}))
         dict(content.get("manifest", content)["config"])
         [each["verdict"] for each in content.get("statements", [])]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return Finished({}, f"{path.name} is damaged")
     if "digest" not in content or not is_sealed(content):
         return Finished(content, f"{path.name} is damaged")
