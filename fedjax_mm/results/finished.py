@@ -50,6 +50,7 @@ def open_result(directory: Path | str) -> xr.Dataset:
         raise FileNotFoundError(f"{path} does not exist; {remedy}, or its result.nc")
     for name in _ABOUT if path.name == RESULT else ():
         content, damage = read_about(path.with_name(name), (RESULT,))
+        # A manifest without a digest is the user's own.
         is_own = not path.with_name(name).exists() or (content and "digest" not in content)
         if damage and not is_own:
             raise ValueError(
