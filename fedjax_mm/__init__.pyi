@@ -38,7 +38,8 @@ from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging, local_sgd
 from .record import join_traces
-from .results.dataset import open_result, save_dataset, to_dataset
+from .results.dataset import save_dataset, to_dataset
+from .results.finished import open_result
 from .simulate import advance, init, params_of, simulate
 from .sweeps.sweep import sweep
 

@@ -93,11 +93,17 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
         raise ValueError(
             f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
         )
-    if cohort.scale is not None and np.shape(cohort.scale) != shape:
-        raise ValueError(
-            f"{what} returns a scale of shape {np.shape(cohort.scale)}; give one number for each "
-            f"client, {shape}"
-        )
+    for name, given in {"a scale": cohort.scale, "takes_part": cohort.takes_part}.items():
+        if given is None:
+            continue
+        dtype, kinds = jnp.asarray(given).dtype, jnp.bool_ if name == "takes_part" else np.number
+        is_right = jnp.issubdtype(dtype, kinds) and not jnp.issubdtype(dtype, np.complexfloating)
+        if np.shape(given) != shape or not is_right:
+            one = "bool" if name == "takes_part" else "real number"
+            raise ValueError(
+                f"{what} returns {name} of shape {np.shape(given)}, {dtype}; give one {one} for "
+                f"each client, {shape}"
+            )
 
 
 def start_states(

@@ -31,7 +31,7 @@ _SHAPES = ("one number", "one number for each, [clients]")
 def check_numbers(
     name: str, value: Any, is_allowed: Callable[[Any], Any], allowed: str, *, ndim: int = 0
 ) -> None:
-    """Raises an error if a number in `value` is not finite or not allowed.
+    """Raises an error if a number in `value`, or as JAX rounds it, is not finite or not allowed.
 
     Args:
       name: the argument's name, for error messages.
@@ -44,6 +44,9 @@ def check_numbers(
       TypeError: if it is not a number but, for example, None or a string.
       ValueError: if it has the wrong number of axes, or contains a number that is not allowed.
     """
+    if np.ma.is_masked(value):  # JAX ignores masks
+        masked = np.ma.count_masked(value)
+        raise ValueError(f"{name} has {masked} masked entries; fill them, as by .filled(0)")
     is_array = isinstance(value, jax.Array)  # includes traced arrays
     if not is_array and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; it must be a number, and {allowed}")
@@ -53,9 +56,14 @@ def check_numbers(
     # Accept tracers, because they have no values and are checked by the code that vmaps or jits.
     if isinstance(value, jax.core.Tracer):
         return
-    numbers = np.asarray(value)
+    held = numbers = np.asarray(value)
+    if numbers.dtype.kind == "f":
+        with np.errstate(over="ignore", under="ignore"):
+            held = numbers.astype(jax.dtypes.canonicalize_dtype(numbers.dtype))
     if not np.all(np.isfinite(numbers) & is_allowed(numbers)):
         raise ValueError(f"{name} is {value}; it must {allowed}")
+    if not np.all(np.isfinite(held) & (is_allowed(held) | (held != 0))):
+        raise ValueError(f"{name} is {value}, which is {held} in {held.dtype}; it must {allowed}")
 
 
 def check_positive(name: str, value: Any) -> None:

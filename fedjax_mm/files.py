@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_DEEPEST = 100  # most levels of JSON, far below Python's limit of recursion
 
 
 def prepare_directory(path: Path) -> None:
@@ -39,6 +41,38 @@ def check_regular(path: Path) -> None:
     """Raises `ValueError` for special files, such as named pipes, because reading may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path}: not a regular file")
+
+
+def read_regular(path: Path) -> bytes:
+    """Reads a file, or raises `ValueError` if it is a special file."""
+    check_regular(path)
+    return path.read_bytes()
+
+
+def load_json(path: Path) -> Any:
+    """Reads JSON, which may come from someone else.
+
+    Raises:
+      OSError: if the file cannot be read.
+      ValueError: if it is a special file, is not JSON, or is nested too deeply.
+    """
+    words = f"it is nested more than {_DEEPEST} levels deep"
+    try:
+        content = json.loads(read_regular(path))
+    except RecursionError:
+        raise ValueError(words) from None
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [x for each in level for x in _inside(each)]
+    if level:
+        raise ValueError(words)
+    return content
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def write_aside(path: Path, write: Callable[[Path], Any]) -> None:

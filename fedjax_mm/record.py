@@ -64,9 +64,12 @@ class MessageSizes(NamedTuple):
     down: tuple[int, ...]
 
 
+MESSAGE_BITS = "message_bits"
+"""The name of the metric with the bits of one client's message, if updates are compressed."""
+
 RESERVED = (
     *("seed", "round", "model", "client", "diverged", "ended"),
-    *(*Counts._fields, "parameters_up", "parameters_down"),
+    *(*Counts._fields, "parameters_up", "parameters_down", "bits_up", MESSAGE_BITS),
 )
 """Names that occur in every result, so metrics and axes must not use them."""
 
@@ -218,7 +221,7 @@ def measure(
         metrics = task.metrics(key, params)
         of_algorithm = algorithm.metrics(task, params, server) if algorithm.metrics else {}
         check_metrics(f"metrics of the task {type(task).__name__}", metrics)
-        check_metrics(f"metrics of {name_of(algorithm)}", of_algorithm)
+        check_metrics(f"metrics of {name_of(algorithm)}", of_algorithm, MESSAGE_BITS)
         leaves = jax.tree.leaves(params) + ([metrics["loss"]] if "loss" in metrics else [])
         check_no_repeats(metrics, of_algorithm)
         is_finite = jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves]))
@@ -257,11 +260,17 @@ def measure(
     names = dict.fromkeys(name for each in metrics for name in each)
     check_no_repeats(names, own or {})
     all_of = {name: of_all(name) for name in names} | (own or {})
+    check_dims(all_of, of_clients)
     return Measured(all_of, by_model(stacks, finite))
 
 
-def check_metrics(what: str, found: Any) -> None:
+def check_metrics(what: str, found: Any, allowed: str = "") -> None:
     """Raises an error if a metrics function does not return a dict of real numbers or arrays.
+
+    Args:
+      what: the function, for error messages.
+      found: what it returned.
+      allowed: a reserved name that it may use.
 
     Raises:
       TypeError: if it returns anything else.
@@ -271,7 +280,7 @@ def check_metrics(what: str, found: Any) -> None:
         raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")
     for name, value in found.items():
         check_name("a metric", name)
-        if name in RESERVED:
+        if name in RESERVED and name != allowed:
             raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
         if isinstance(value, list | tuple | dict):
             raise TypeError(f"the metric {name!r} is a {type(value).__name__}; give an array")
@@ -289,6 +298,32 @@ def check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> N
     """Raises `ValueError` if a task's metric has the name of one recorded by the run itself."""
     for name in metrics.keys() & others.keys():
         raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
+
+
+def own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
+    """Returns the names of a metric's dimensions after the model dimension."""
+    return tuple("client" if is_per_client and i == 0 else f"{name}_{i}" for i in range(number))
+
+
+def check_dims(
+    metrics: Mapping[str, Any], of_clients: Sequence[str], axes: Mapping[str, Any] | None = None
+) -> None:
+    """Raises `ValueError` if a dimension of a metric has the name of a metric or axis.
+
+    xarray would take a metric of this name for the coordinates of the dimension.
+
+    Args:
+      metrics: arrays ``[models, ...]`` by name.
+      of_clients: the names of metrics with one number per client.
+      axes: the axes of a sweep.
+    """
+    for name, x in metrics.items():
+        for dim in own_dims(name, x.ndim - 1, name in of_clients):
+            if dim in metrics or dim in (axes or {}):
+                kind = "a metric" if dim in metrics else "an axis"
+                raise ValueError(
+                    f"{kind} is called {dim!r}, like a dimension of the metric {name!r}; rename it"
+                )
 
 
 def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:

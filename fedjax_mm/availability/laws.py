@@ -214,9 +214,8 @@ def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " cli
       >>> share_of_examples([1.0, 2.0, 4.0], -1.0).tolist()
       [1.0, 0.5, 0.25]
     """
-    n = jnp.asarray(weights, float)
-    check_numbers("weights", n, lambda x: x > 0, "be positive", ndim=1)
-    powers = n**exponent
+    check_numbers("weights", weights, lambda x: x > 0, "be positive", ndim=1)
+    powers = jnp.asarray(weights, float) ** exponent
     return powers / powers.max()
 
 
@@ -225,8 +224,8 @@ def check_probability(name: str, value: Any) -> tuple[Any, int | None]:
     if not isinstance(value, jax.Array) and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; give a number, or one for each client")
     ndim = min(np.ndim(value), 1)
-    value = jnp.asarray(value, float) if ndim else value
     check_numbers(name, value, lambda p: (p >= 0) & (p <= 1), "lie between 0 and 1", ndim=ndim)
+    value = jnp.asarray(value, float) if ndim else value
     return value, np.shape(value)[0] if ndim else None
 
 

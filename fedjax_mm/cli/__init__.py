@@ -20,7 +20,7 @@ import typer
 import fedjax_mm
 from fedjax_mm.cli.experiments import export, init, merge, run, show, sweep
 from fedjax_mm.cli.options import ExecutorName, Out, Overrides, Overwrite, Resume, SaveEvery, number
-from fedjax_mm.cli.terminal import console, notes, say, show_table
+from fedjax_mm.cli.terminal import console, notes, printable, say, show_table
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
 
@@ -112,7 +112,7 @@ def _leave(error: Exception) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"fedjax-mm: {' '.join(message.split())}", file=sys.stderr)
+    print(f"fedjax-mm: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 

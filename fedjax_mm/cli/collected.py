@@ -5,8 +5,8 @@ This module does not need JAX, so that results can be shown on a different machi
 
 from __future__ import annotations
 
-import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from io import BytesIO
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from PIL import Image
 from pydantic import BaseModel, ValidationError
 
+from fedjax_mm.files import load_json, read_regular
 from fedjax_mm.papers import ALL
 from fedjax_mm.papers.published import all_statements
 from fedjax_mm.papers.schema import Check, Published, Statement, Table, Verdict, count, not_run
@@ -24,6 +25,7 @@ Content = TypeVar("Content", bound=BaseModel)
 
 _LEADS = ("shows", "text")
 _ROWS = 30  # table rows on the page; longer tables stay in the summary
+_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _SIGNS = {"unfinished", "result.nc", "figure.png"}  # files of a result that may be incomplete
 
 
@@ -33,6 +35,12 @@ class Device(BaseModel):
     kind: str
     count: int
     cpu_cores: int | None = None
+
+
+class Config(BaseModel, extra="allow"):
+    """The settings in a manifest."""
+
+    num_seeds: int | None = None
 
 
 class Manifest(BaseModel):
@@ -45,7 +53,7 @@ class Manifest(BaseModel):
     git_revision: str | None = None
     data: str
     datasets: list[str] = []
-    config: dict[str, Any]
+    config: Config
     wall_seconds: dict[str, float]
 
     @property
@@ -62,11 +70,23 @@ class Manifest(BaseModel):
         }
 
 
+class Paper(BaseModel, extra="allow"):
+    """An item's entry in `published.toml`."""
+
+    open: list[str] = []
+    values: dict[str, Any] = {}
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """All other keys."""
+        return self.model_extra or {}
+
+
 class Summary(BaseModel):
     """The contents of `summary.json`."""
 
     id: str
-    paper: dict[str, Any]
+    paper: Paper
     statements: tuple[Statement, ...]
     checks: tuple[Check, ...]
     tables: tuple[Table, ...]
@@ -76,13 +96,13 @@ class Summary(BaseModel):
     @property
     def lead(self) -> str:
         """Returns the item's subject from `published.toml`."""
-        return next((self.paper[key] for key in _LEADS if type(self.paper.get(key)) is str), "")
+        texts = (self.paper.others.get(key) for key in _LEADS)
+        return next((text for text in texts if isinstance(text, str)), "")
 
     @property
     def published(self) -> dict[str, str]:
         """Returns the published numbers and statements by name."""
-        rest = {key: self.paper[key] for key in self.paper if key not in ("open", "values")}
-        texts = _flat(rest | self.paper.get("values", {}))
+        texts = _flat(self.paper.others | self.paper.values)
         return {name: text for name, text in texts if text != self.lead}
 
     @property
@@ -90,7 +110,7 @@ class Summary(BaseModel):
         """Returns the number of seeds, or its range over the comparisons."""
         parts = (part for statement in self.statements for part in statement.parts)
         taken = {part.seeds for part in parts if part.seeds is not None}
-        counts = sorted(taken or filter(None, [self.manifest.config.get("num_seeds")]))
+        counts = sorted(taken or filter(None, [self.manifest.config.num_seeds]))
         return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "none"
 
     @property
@@ -208,12 +228,12 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
         raise ValueError(f"summary.json is of an unknown item, {summary.id!r}; update fedjax-mm")
     figure = b""
     try:
-        figure = (folder / "figure.png").read_bytes()
-        with Image.open(BytesIO(figure)) as image:
-            image.verify()
+        figure = read_regular(folder / "figure.png")
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            Image.open(BytesIO(figure)).verify()
     except FileNotFoundError:
         problems.append(f"{place}: figure.png is missing; make the item again")
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, *_TOO_LARGE):
         figure = b""
         problems.append(f"{place}: figure.png is broken; make the item again")
     if not (folder / "result.nc").is_file():
@@ -226,7 +246,7 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
 def _load(kind: type[Content], path: Path) -> Content:
     """Parses a file's content, raising a one-line `ValueError` if it is invalid."""
     try:
-        return kind.model_validate(json.loads(path.read_text()))
+        return kind.model_validate(load_json(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "all of it"

@@ -9,10 +9,10 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.cli.terminal import console, say, show_table, shown_progress
-from fedjax_mm.results.dataset import open_result
 from fedjax_mm.results.export import export_result
+from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.labels import places
-from fedjax_mm.sweeps.errors import RefusedError, refusing
+from fedjax_mm.sweeps.errors import refusing
 
 _FIRST = ("excess_loss", "test_accuracy", "accuracy", "appeal", "loss", "test_loss")
 _NO_METRICS = ("diverged", "ended")
@@ -25,15 +25,15 @@ def show(path: Path) -> None:
     Raises:
       RefusedError: if the path holds no result.
     """
-    file = path / "result.nc" if path.is_dir() else path
-    remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
-    if not file.is_file():
-        raise RefusedError(f"{file} does not exist; {remedy}")
-    try:
-        dataset = open_result(file)
-        about = _about(dataset)
-    except Exception as error:  # damaged content can raise any exception
-        raise RefusedError(f"{file}: this is not a result; {remedy}") from error
+    file = path / RESULT if path.is_dir() else path
+    with refusing():
+        dataset = open_result(path)
+        try:
+            about = _about(dataset)
+        except Exception as error:  # foreign content can raise any exception
+            raise ValueError(
+                f"{file}: this is not a result; give a directory that run, sweep or reproduce wrote"
+            ) from error
     show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
     show_last(dataset)
@@ -102,6 +102,11 @@ def show_last(dataset: xr.Dataset) -> None:
         title = "In the round that stopped the run, or else the last, means over models and seeds"
     axes = [str(dim) for dim in mean.sizes]
     points = [at for at, _ in places(mean, *axes)]
+    number = len(points)
+    if number > _MOST_ROWS and axes != [
+        "algorithm"
+    ]:  # evenly spaced, because the first points may be of one algorithm
+        points = [points[i * number // _MOST_ROWS] for i in range(_MOST_ROWS)]
     digits = 6 if axes == ["algorithm"] else 4
     cells = {
         name: [_text(mean.sel(at), error.sel(at), name, digits) for at in points]
@@ -118,11 +123,9 @@ def show_last(dataset: xr.Dataset) -> None:
         shown.pop()
     columns = labels | {name: cells[name] for name in shown}
     rows = list(zip(*columns.values(), strict=True))
-    if len(rows) > _MOST_ROWS:  # evenly spaced, because the first rows may belong to one algorithm
-        rows = [rows[i * len(rows) // _MOST_ROWS] for i in range(_MOST_ROWS)]
     show_table([*columns], rows, title=title)
-    if len(rows) < len(points):
-        words = f"{len(rows)} of {len(points):,} points, evenly spread; the file has all"
+    if len(points) < number:
+        words = f"{len(points)} of {number:,} points, evenly spread; the file has all"
         say(f"  {words}", style="dim")
     if len(shown) < len(cells):
         rest = ", ".join(name for name in cells if name not in shown)

@@ -22,8 +22,8 @@ from fedjax_mm.experiments.executors import AnyExecutor
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
-from fedjax_mm.results.dataset import join_seeds, manifest, open_result, save_dataset
-from fedjax_mm.results.finished import RESULT, find_finished, read_about, save_about
+from fedjax_mm.results.dataset import join_seeds, load_dataset, manifest, save_dataset
+from fedjax_mm.results.finished import RESULT, find_finished, open_result, read_about, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
@@ -148,7 +148,7 @@ def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) 
     """Returns whether a result already contains these seeds, and completes its files if so."""
     if not (directory / RESULT).exists():
         return False
-    dataset = open_result(directory)
+    dataset = load_dataset(directory / RESULT)
     of = experiment.first_seed + experiment.num_seeds
     wanted = {name: now[name] for name in ("config", "versions", "git_revision")}
     wanted["config"] = {**wanted["config"], "num_seeds": of}

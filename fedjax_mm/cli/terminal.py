@@ -18,9 +18,27 @@ _Report = Callable[[str, int, int], None]
 _LOG_SECONDS = 30.0
 _NO_FORECAST = "forecast after a round"
 
+
+def printable(text: str) -> str:
+    r"""Escapes control characters, with which text from others could change the terminal.
+
+    Example:
+      >>> printable(chr(27) + "[31m") == r"\x1b[31m"
+      True
+    """
+    return "".join(x if x.isprintable() or x == "\n" else repr(x)[1:-1] for x in text)
+
+
+class _Console(Console):
+    """A console that prints all text, including the cells of tables, by `printable`."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(printable(text), **how)
+
+
 # Disable markup and emoji, because labels, paths and messages may contain "[/x]" or ":x:".
-console = Console(markup=False, emoji=False)
-notes = Console(stderr=True, markup=False, emoji=False)
+console = _Console(markup=False, emoji=False)
+notes = _Console(stderr=True, markup=False, emoji=False)
 
 
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:

@@ -13,8 +13,8 @@ import xarray as xr
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.papers.item import Item
-from fedjax_mm.results.dataset import join_seeds, manifest, open_result, save_dataset
-from fedjax_mm.results.finished import RESULT, read_about, save_about
+from fedjax_mm.results.dataset import join_seeds, manifest, save_dataset
+from fedjax_mm.results.finished import RESULT, open_result, read_about, save_about
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import refusing

@@ -19,11 +19,8 @@ from fedjax_mm.base import Trace
 from fedjax_mm.compiler import flags_of_results
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
-from fedjax_mm.record import Counts
+from fedjax_mm.record import MESSAGE_BITS, Counts, own_dims
 from fedjax_mm.results.labels import check_selectable, label
-
-MESSAGE_BITS = "message_bits"
-"""The name of the metric with the bits of one client's message, if updates are compressed."""
 
 _BITS = 32  # per uncompressed number
 
@@ -96,7 +93,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         plain = _BITS * np.asarray(trace.upload_size, np.int64)
         sizes["bits_up"] = updates * np.where(np.isnan(bits), plain, bits)
     metrics = {
-        name: ((*axes, *_own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
+        name: ((*axes, *own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
         for name, x in trace.metrics.items()
     }
     coords["round"] = _rounds(trace.round)
@@ -184,11 +181,6 @@ def _rounds(rounds: Any) -> np.ndarray:
 
 def _words(dims: Mapping[str, Any] | Sequence[str]) -> str:
     return repr(dims) if isinstance(dims, str) else ", ".join(map(repr, dims)) or "not given"
-
-
-def _own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
-    """Returns a metric's dimensions after the model dimension."""
-    return tuple("client" if is_per_client and i == 0 else f"{name}_{i}" for i in range(number))
 
 
 def check_counts(counts: Any) -> None:
@@ -339,38 +331,8 @@ def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
     return both.assign_attrs(manifest=about)
 
 
-def open_result(directory: Path | str) -> xr.Dataset:
-    """Loads the result in a directory, with its manifest as a mapping in `attrs`.
-
-    Args:
-      directory: the directory of a ``result.nc``, or any NetCDF file.
-
-    Raises:
-      OSError: if the result does not exist or cannot be read.
-
-    Example:
-      >>> import pathlib, tempfile
-      >>> from fedjax_mm import fedavg, mfa_rr, open_result, sweep
-      >>> from fedjax_mm.sweeps import Grid, Setup
-      >>> from fedjax_mm.tasks import quadratic
-      >>> def build(learning_rate):
-      ...     algorithm = fedavg(learning_rate, local_steps=5)
-      ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, mfa_rr(24, 2))
-      >>> result = sweep(Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=20))
-      >>> with tempfile.TemporaryDirectory() as directory:
-      ...     _ = result.to_netcdf(pathlib.Path(directory, "result.nc"))
-      ...     opened = open_result(directory)
-      >>> opened.attrs["manifest"]["data"]
-      'not stated'
-    """
-    path = Path(directory)
-    if path.is_dir() or not path.suffix:
-        path /= "result.nc"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist; give the directory of a result, such as the one that "
-            "`fedjax-mm run` names at its end"
-        )
+def load_dataset(path: Path) -> xr.Dataset:
+    """Loads a NetCDF file, with its manifest as a mapping in `attrs`."""
     with xr.open_dataset(path, engine="netcdf4") as file:
         dataset = file.load().drop_encoding()
     if "manifest" in dataset.attrs:

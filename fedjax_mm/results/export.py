@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from fedjax_mm.checked import checked
-from fedjax_mm.files import save_json
+from fedjax_mm.files import load_json, save_json
 from fedjax_mm.results.tracked import Run, Tracked
 
 _RESULT_TAG = "fedjax_mm.result"  # tags every MLflow run with the digest of the result
@@ -236,7 +236,7 @@ class _TensorBoard:
         about = self.root / "export.json"
         if self.root.is_dir() and any(self.root.iterdir()):
             try:
-                is_same = json.loads(about.read_text())["result"] == result.digest
+                is_same = load_json(about)["result"] == result.digest
             except (OSError, ValueError, KeyError, TypeError):
                 is_same = False
             if not is_same:

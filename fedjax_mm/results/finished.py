@@ -6,11 +6,62 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_mm.files import is_sealed, save_json, sealed
-from fedjax_mm.results.dataset import open_result
+import xarray as xr
+
+from fedjax_mm.files import check_regular, is_sealed, load_json, save_json, sealed
+from fedjax_mm.results.dataset import load_dataset
 
 RESULT = "result.nc"
 """The name of the file that holds a result's Dataset."""
+
+_ABOUT = ("summary.json", "manifest.json")
+
+
+def open_result(directory: Path | str) -> xr.Dataset:
+    """Loads the result in a directory, with its manifest as a mapping in `attrs`.
+
+    Args:
+      directory: the directory of a ``result.nc``, or any NetCDF file.
+
+    Raises:
+      OSError: if the result does not exist.
+      ValueError: if it cannot be read, or differs from the digest in the summary or manifest in its
+        directory.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from fedjax_mm import fedavg, mfa_rr, open_result, sweep
+      >>> from fedjax_mm.sweeps import Grid, Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, mfa_rr(24, 2))
+      >>> result = sweep(Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=20))
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     _ = result.to_netcdf(pathlib.Path(directory, "result.nc"))
+      ...     opened = open_result(directory)
+      >>> opened.attrs["manifest"]["data"]
+      'not stated'
+    """
+    path, remedy = Path(directory), "give a directory that run, sweep or reproduce wrote"
+    if not path.is_file() and (path.is_dir() or not path.suffix):
+        path /= RESULT
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; {remedy}, or its result.nc")
+    for name in _ABOUT if path.name == RESULT else ():
+        content, damage = read_about(path.with_name(name), (RESULT,))
+        # A manifest without a digest is the user's own.
+        is_own = not path.with_name(name).exists() or (content and "digest" not in content)
+        if damage and not is_own:
+            raise ValueError(
+                f"{path.parent}: {damage}; make the result again with --resume, or open it "
+                "unchecked with xarray.open_dataset"
+            )
+    try:
+        check_regular(path)
+        return load_dataset(path)
+    except Exception as error:  # damaged content can raise any exception
+        raise ValueError(f"{path}: this is not a result; {remedy}, or its result.nc") from error
 
 
 class Finished(NamedTuple):
@@ -84,20 +135,27 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def read_about(path: Path) -> Finished:
-    """Reads a file written by `save_about`, and describes any damage since then."""
+def read_about(path: Path, only: Sequence[str] | None = None) -> Finished:
+    """Reads a file written by `save_about`, and describes any damage since then.
+
+    Args:
+      path: the path of a summary or manifest.
+      only: the names of other files to compare with their digests; None means all.
+    """
     if not path.exists():
         return Finished({}, f"{path.name} is missing")
     try:
-        content = json.loads(path.read_text())
-        files = dict(content["files"])
+        content = load_json(path)
+        files = dict(content.get("files", {}))
         dict(content.get("manifest", content)["config"])
         [each["verdict"] for each in content.get("statements", [])]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return Finished({}, f"{path.name} is damaged")
     if "digest" not in content or not is_sealed(content):
         return Finished(content, f"{path.name} is damaged")
     for name, digest in files.items():
+        if only is not None and name not in only:
+            continue
         file = path.with_name(name)
         if not file.is_file():
             return Finished(content, f"{name} is missing")
@@ -109,7 +167,7 @@ def read_about(path: Path) -> Finished:
 def _manifest_of(path: Path) -> Mapping[str, Any]:
     """Returns the manifest in a result's Dataset, or {} if it cannot be read."""
     try:
-        about = open_result(path).attrs["manifest"]
+        about = load_dataset(path).attrs["manifest"]
     except (OSError, ValueError, RuntimeError, KeyError):
         return {}
     return about if isinstance(about, Mapping) else {}

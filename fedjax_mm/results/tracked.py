@@ -10,8 +10,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.files import plain
-from fedjax_mm.results.dataset import open_result
-from fedjax_mm.results.finished import RESULT, digest_of
+from fedjax_mm.results.finished import RESULT, digest_of, open_result
 
 _ONCE = ("diverged", "ended")  # numbers that describe a whole run
 
@@ -67,14 +66,8 @@ class Tracked(NamedTuple):
           OSError: if it does not exist.
           ValueError: if it is not a result, or has no curves.
         """
+        dataset = open_result(path)
         file = (path / RESULT if path.is_dir() else path).resolve()
-        remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
-        if not file.is_file():
-            raise FileNotFoundError(f"{file} does not exist; {remedy}")
-        try:
-            dataset = open_result(file)
-        except Exception as error:  # damaged content can raise any exception
-            raise ValueError(f"{file}: this is not a result; {remedy}") from error
         leading = [
             str(dim)
             for values in dataset.data_vars.values()

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 _BYTES = 2**30  # limit for one folder
+_WRITTEN = "-cache", "-atime", ".lockfile"  # ends of the names of JAX's files
 _REJECTED = re.compile(r"Error reading persistent compilation cache entry for '[^']*': (.*)", re.S)
 _LEAST_SECONDS = 3.0  # compilation time of loaded programs before loading is judged
 
@@ -79,17 +79,29 @@ def kept_programs(directory: Path) -> list[Kept]:
     found = list[Kept]()
     for folder in sorted(directory.glob("jaxlib-*")):
         sizes = dict[str, int]()
-        for path in folder.iterdir():
+        for path in _written(folder):
             with suppress(FileNotFoundError):  # another process may remove it
                 sizes[path.name] = path.stat().st_size
-        number = sum(name.endswith("-cache") for name in sizes)
-        found.append(Kept(folder, number, sum(sizes.values())))
+        if sizes:
+            number = sum(name.endswith("-cache") for name in sizes)
+            found.append(Kept(folder, number, sum(sizes.values())))
     return found
 
 
 def clear(kept: Kept) -> None:
-    """Removes compiled programs."""
-    shutil.rmtree(kept.folder)
+    """Removes compiled programs, and the folder if nothing else is in it."""
+    for path in _written(kept.folder):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not empty
+        kept.folder.rmdir()
+
+
+def _written(folder: Path) -> list[Path]:
+    # Skip links and all other files, because a folder of this name may be anything, for example
+    # the source of jaxlib.
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.name.endswith(_WRITTEN) and path.is_file()]
 
 
 def rejection(warning: str) -> str | None:

@@ -17,7 +17,7 @@ import filelock
 import jax
 import numpy as np
 
-from fedjax_mm.files import is_sealed, prepare_directory, save_json, sealed, write_aside
+from fedjax_mm.files import is_sealed, load_json, prepare_directory, save_json, sealed, write_aside
 from fedjax_mm.results.finished import RESULT, differences
 from fedjax_mm.sweeps.devices import agree
 
@@ -181,10 +181,10 @@ class Checkpoints:
         if not path.exists() and not self.has_work:
             return None
         try:
-            saved = json.loads(path.read_text())
+            saved = load_json(path)
             if not is_sealed(saved):
                 raise ValueError("its digest does not match")
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"{path} is damaged, or was edited, so that the run cannot be continued; delete "
                 f"{self._place} to start again"

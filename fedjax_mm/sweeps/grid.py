@@ -19,7 +19,14 @@ from jaxtyping import Array, Int
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.checked import refusing_unknown
-from fedjax_mm.checks import check_choice, check_client_map, check_count, described, whole
+from fedjax_mm.checks import (
+    check_choice,
+    check_client_map,
+    check_count,
+    check_numbers,
+    described,
+    whole,
+)
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.parts import check_instance, check_seed
@@ -161,8 +168,8 @@ class Grid:
             raise ValueError(f"an axis is called {name!r}, like {what}; rename it")
         check_selectable(name)
         check_values(name, values)
-        if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
-            raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
+        if self.is_numeric(name):
+            check_numbers(f"the axis {name!r}", values, np.isfinite, "be finite", ndim=1)
 
     def is_numeric(self, name: str) -> bool:
         """Whether an axis has floats, and possibly integers, so that one program covers all values.

@@ -17,7 +17,7 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks import check_choice
-from fedjax_mm.files import is_sealed, plain, sealed, write_aside
+from fedjax_mm.files import is_sealed, plain, read_regular, sealed, write_aside
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import differences
 from fedjax_mm.sweeps.checkpoint import arrays_in, write_arrays
@@ -217,7 +217,7 @@ def load_piece(path: Path) -> Piece:
       Traceback (most recent call last):
       ValueError: ...1-of-3.npz is damaged; compute this part again
     """
-    content = path.read_bytes()
+    content = read_regular(path)
     try:
         return piece_of(arrays_in(content, path.name))
     except Exception as error:  # damaged content can raise any exception

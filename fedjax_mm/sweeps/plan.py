@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from fedjax_mm.interrupts import noted_signals
+from fedjax_mm.record import check_dims
 from fedjax_mm.sweeps.devices import Layout, agree, layout
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
@@ -320,9 +321,11 @@ def _place(
     remedy = "take fewer seeds or points, or record less often (record_every)"
     check_fits(what, runs * (records * _RECORD_BYTES + 8), limit, remedy)
     programs = programs_of(grid) if programs is None else list(programs)
-    metrics = {name for program in programs for name in program.traced.record.metrics}
-    for name in metrics & grid.axes.keys():
+    each = [program.traced for program in programs]
+    metrics = {name: x for traced in each for name, x in traced.record.metrics.items()}
+    for name in metrics.keys() & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, like one of the task's metrics; rename it")
+    check_dims(metrics, [name for traced in each for name in traced.facts.per_client], grid.axes)
     for program in programs:
         facts = program.traced.facts
         arrivals = grid.num_rounds * facts.updates_per_round

@@ -88,7 +88,10 @@ def thresholds(task: Task) -> Float[Array, " clients"]:
 
 def per_client(task: Task) -> tuple[str, ...]:
     """Returns the names of metrics with one number per client."""
-    return tuple(getattr(task, "per_client", ()))
+    names = getattr(task, "per_client", ())
+    if isinstance(names, str):
+        raise ValueError(f"per_client is {names!r}; give a tuple of names, ({names!r},)")
+    return tuple(names)
 
 
 def changes(task: Task) -> bool:

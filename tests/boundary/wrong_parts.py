@@ -426,6 +426,8 @@ CASES = {
     "rate text": (averaged("0.1"), "learning_rate is '0.1'; it must be a number", NOT_A_NUMBER),
     "rate True": (averaged(True), "learning_rate is True; it must be a number", NOT_A_NUMBER),
     "rate 0": (averaged(0), "learning_rate is 0; it must be positive"),
+    "rate 0 in float32": (averaged(1e-320), "rate is 1e-320, which is 0.0 in float32; it must be"),
+    "rate infinite in float32": (averaged(1e300), "which is inf in float32; it must be positive"),
     "rate negative": (averaged(-0.1), "learning_rate is -0.1; it must be positive"),
     "rate NaN": (averaged(float("nan")), "learning_rate is nan; it must be positive"),
     "rate infinite": (averaged(float("inf")), "learning_rate is inf; it must be positive"),
@@ -785,7 +787,11 @@ CASES = {
         ),
         "mu is -0.1; it must be positive",
     ),
-    "axis NaN": (lambda: swept(axes={"rate": [0.1, np.nan]}), "has values that are not finite"),
+    "axis NaN": (
+        lambda: swept(axes={"rate": [0.1, np.nan]}),
+        "the axis 'rate' is .*nan.*must be finite",
+    ),
+    "axis in float32": (lambda: swept(axes={"rate": [0.1, 1e300]}), "inf.* in float32; it must be"),
     "axis a number": (
         lambda: swept(axes={"rate": 0.1}),
         "the axis 'rate' is 0.1; give a list of v",

@@ -39,6 +39,10 @@ CASES = {
     ),
     "probability none": (lambda: bernoulli(None), "probability is None; give a number", TypeError),
     "probability of pairs": (lambda: bernoulli(np.ones((2, 2))), "probability is of shape"),
+    "masked probabilities": (
+        lambda: bernoulli(np.ma.array(np.full(4, 0.5), mask=[True, False, False, False])),
+        "probability has 1 masked entries; fill them",
+    ),
     "one of the probabilities": (lambda: bernoulli([0.5, 2.0]), "it must lie between 0 and 1"),
     "presence of others": (
         lambda: available(ALL, bernoulli(np.full(3, 0.5))),

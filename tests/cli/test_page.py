@@ -5,9 +5,12 @@ import contextlib
 import html
 import io
 import json
+import os
 import re
 import shlex
+import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -248,8 +251,40 @@ def broken(folder):
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | changed))
 
+    def special(name, make):
+        (folder / name).unlink()
+        make(folder / name)
+
+    def nested(levels):
+        return '{"a": ' * levels + "1" + "}" * levels
+
     figure = (folder / "figure.png").read_bytes()
+    huge = figure[:16] + (60_000).to_bytes(4) * 2 + figure[24:29]
+    huge += zlib.crc32(huge[12:]).to_bytes(4) + figure[33:]
+    zero = Path("/dev/zero")
+    deep = "summary.json is not JSON: it is nested more than"
     return {
+        "nested lists": (lambda: (folder / "summary.json").write_text("[" * 100_000), deep),
+        "nested tables": (lambda: (folder / "summary.json").write_text(nested(500)), deep),
+        "no number": (
+            lambda: edit(manifest=MANIFEST | {"config": {"num_seeds": [1]}}),
+            "summary.json: manifest.config.num_seeds: Input should be a valid integer",
+        ),
+        "no table": (
+            lambda: edit(paper={"values": "x"}),
+            "summary.json: paper.values: Input should",
+        ),
+        "no points": (lambda: edit(paper={"open": 1}), "summary.json: paper.open: Input should be"),
+        "a pipe": (lambda: special("summary.json", os.mkfifo), "summary.json: not a regular file"),
+        "a figure of a pipe": (lambda: special("figure.png", os.mkfifo), "figure.png is broken"),
+        "a figure without end": (
+            lambda: special("figure.png", lambda path: path.symlink_to(zero)),
+            "figure.png is broken",
+        ),
+        "a huge figure": (
+            lambda: (folder / "figure.png").write_bytes(huge),
+            "figure.png is broken",
+        ),
         "no summary": ((folder / "summary.json").unlink, "summary.json is missing"),
         "not JSON": (lambda: (folder / "summary.json").write_text('{"id": "m'), "is not JSON"),
         "not text": (lambda: (folder / "summary.json").write_bytes(b"\xff\xfe"), "is not JSON"),
@@ -290,12 +325,12 @@ def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
         assert broken(tmp_path / "probe")[way][1] in line
         assert line in printed
     assert len([line for line in lines if line.startswith("mfa-fig4: summary.json is mi")]) == 1
-    # What has a summary is shown: the good one, the probe, and four without figure or result.
+    # What has a summary is shown: the good one, the probe, and seven without figure or result.
     shown = {page.stem for page in (tmp_path / "report").glob("*.md")}
     shown = shown if kind == "md" else set(reader.ids)
     assert {"good", *(f"spoilt-{ways.index(way)}" for way in ("no figure", "no result"))} <= shown
     assert "log" not in shown
-    assert f"items: 6, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
+    assert f"items: 9, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
 
 
 def test_other_runs_have_a_line(tmp_path):

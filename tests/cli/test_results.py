@@ -1,7 +1,9 @@
 """What `init` writes, and what `show` and the tables say of a result."""
 
 import io
+import os
 import re
+import string
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -132,6 +134,34 @@ def test_show_names_what_there_is_no_room_for(monkeypatch, capsys):
     assert [f"│ {name} │" in out for name in ("A", "B")] == [True, True]
 
 
+def test_only_the_points_that_are_shown_are_formatted(monkeypatch, capsys):
+    """A point takes 10 ms, and a sweep may have 100,000."""
+    many = dataset().sel(algorithm="A").drop_vars("algorithm")
+    many = xr.concat([many.isel(learning_rate=0)] * 2000, xr.Variable("learning_rate", range(2000)))
+    text, formatted = results._text, []
+
+    def counted(*given):
+        formatted.append(given)
+        return text(*given)
+
+    monkeypatch.setattr(results, "_text", counted)
+    results.show_last(many)
+    assert "40 of 2,000 points, evenly spread" in " ".join(capsys.readouterr().out.split())
+    assert len(formatted) == 2 * 40  # metrics and rows
+
+
+def test_text_of_others_does_not_reach_the_terminal_raw(tmp_path):
+    bad = "\x1b]0;title\x07\x1b[31m\u202e\x9b"
+    made = dataset().assign_coords(algorithm=[f"A{bad}", "B"]).rename({"loss": f"loss{bad[-2:]}"})
+    made.attrs["manifest"] |= {"data": bad}
+    save_dataset(made, tmp_path / "result.nc")
+    code, out, err = call("show", tmp_path)
+    assert (code, err) == (0, "")
+    _, _, err = call("show", tmp_path / bad)
+    assert not set(bad) & set(out + err) - set(string.printable)
+    assert r"A\x1b]0;title\x07\x1b[31m\u202e\x9b" in out
+
+
 def test_show_takes_the_round_that_met_the_target(capsys):
     ended = (("algorithm", "learning_rate", "seed"), np.array([[[0, 0, 0], [-1] * 3]] * 2))
     results.show_last(dataset(ended=ended))
@@ -164,10 +194,13 @@ def test_an_absent_run_is_not_diverged(capsys):
     assert "│ B │ 0.2 │ diverged │ diverged │" in out
 
 
-@pytest.mark.parametrize("name", ["missing", "broken", "empty", "other"])
+@pytest.mark.parametrize("name", ["missing", "broken", "empty", "other", "pipe.nc", "endless"])
 def test_show_refuses_what_is_no_result(tmp_path, name):
     (tmp_path / "broken").write_text("a")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "endless").mkdir()
+    (tmp_path / "endless" / "result.nc").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.nc")
     xr.Dataset({"x": 1}).to_netcdf(tmp_path / "other")
     code, out, err = call("show", tmp_path / name)
     assert (code, out) == (2, "")

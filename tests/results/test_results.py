@@ -15,9 +15,12 @@ import xarray as xr
 
 from fedjax_mm import fedavg, full_participation, mfa_rand, mfa_rr, sequential, simulate, to_dataset
 from fedjax_mm.base import Contribution, Trace
+from fedjax_mm.cli.results import show
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.results import dataset as results
-from fedjax_mm.results.dataset import manifest, open_result, save_dataset
+from fedjax_mm.results.dataset import manifest, save_dataset
+from fedjax_mm.results.finished import open_result, save_about
+from fedjax_mm.results.tracked import Tracked
 from fedjax_mm.tasks import quadratic
 
 COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
@@ -262,8 +265,33 @@ def test_a_file_of_ones_own_needs_no_manifest(tmp_path):
 
 def test_a_result_that_is_not_there_is_named(tmp_path):
     for given in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(FileNotFoundError, match=rf"{given}/result.nc does not exist; give the"):
+        with pytest.raises(FileNotFoundError, match=rf"{given}/result.nc does not exist; give a"):
             open_result(given)
+
+
+@pytest.mark.parametrize("about", ["manifest.json", "summary.json"])
+def test_a_result_that_was_changed_is_refused(tmp_path, about):
+    """One flipped bit of a coordinate is another axis."""
+    save_dataset(labelled(), tmp_path / "result.nc")
+    save_about(tmp_path / about, labelled().attrs["manifest"], ["result.nc"])
+    xr.testing.assert_identical(open_result(tmp_path), labelled())
+    for name in ("result.nc", about):
+        path, content = tmp_path / name, (tmp_path / name).read_bytes()
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :])
+        refused = pytest.raises(ValueError, match=f"{name} is damaged; make the result again with")
+        for read in (open_result, Tracked.read, show):
+            with refused:
+                read(tmp_path)
+            with refused:
+                read(tmp_path / "result.nc")
+        path.write_bytes(content)
+
+
+def test_a_manifest_of_ones_own_is_not_compared(tmp_path):
+    save_dataset(labelled(), tmp_path / "result.nc")
+    save_json(labelled().attrs["manifest"], tmp_path / "manifest.json")
+    xr.testing.assert_identical(open_result(tmp_path), labelled())
 
 
 def test_real_runs_read_back_equal(tmp_path):

@@ -295,7 +295,22 @@ def simulated(assignment):
         (
             (Cohort(CLIENTS, EVENS, np.ones(2)), EVENS),
             ValueError,
-            r"a scale of shape \(2,\); .* \(4,\)",
+            r"a scale of shape \(2,\), float\d+; .* \(4,\)",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, np.ones(4, complex)), EVENS),
+            ValueError,
+            r"a scale of shape \(4,\), complex\d+; give one real number for each client",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, takes_part=np.ones(1, bool)), EVENS),
+            ValueError,
+            r"takes_part of shape \(1,\), bool; give one bool for each client, \(4,\)",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, takes_part=np.ones(4, np.int32)), EVENS),
+            ValueError,
+            r"takes_part of shape \(4,\), int32; give one bool",
         ),
         ((COHORT, ()), ValueError, "a state of another structure than init"),
         ((COHORT, EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),

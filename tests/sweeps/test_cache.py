@@ -97,11 +97,20 @@ def test_compiled_programs_are_shown_and_cleared(tmp_path, monkeypatch, capsys):
     """In another place, in which other files are left alone."""
     monkeypatch.setenv("FEDJAX_MM_CACHE", "")  # so that it is as it was after the test
     (tmp_path / "mine").touch()
+    (tmp_path / "jaxlib-1.whl").touch()
+    (tmp_path / "jaxlib-source" / "src").mkdir(parents=True)
+    (tmp_path / "jaxlib-source" / "precious.c").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "0-cache").touch()
+    (tmp_path / "jaxlib-link").symlink_to(tmp_path / "elsewhere")
+    mine = set(tmp_path.rglob("*"))
     for version, sizes in {"jaxlib-1-cpu": [2**20, 2**21], "jaxlib-2-cuda": [2**22]}.items():
         (tmp_path / version).mkdir()
         for number, size in enumerate(sizes):
             (tmp_path / version / f"{number}-cache").write_bytes(bytes(size))
             (tmp_path / version / f"{number}-atime").touch()
+    (tmp_path / "jaxlib-2-cuda" / ".lockfile").touch()
+    (tmp_path / "jaxlib-source" / "0-cache").touch()
 
     def shown(*words):
         with pytest.raises(SystemExit) as end:
@@ -113,7 +122,7 @@ def test_compiled_programs_are_shown_and_cleared(tmp_path, monkeypatch, capsys):
     assert ["jaxlib-1-cpu", "2", "3"] in rows
     assert ["jaxlib-2-cuda", "1", "4"] in rows
     assert shown("--clear")[-1][0] == "removed;"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert set(tmp_path.rglob("*")) == mine
     assert shown()[-1] == ["version", "programs", "MiB"]
 
 

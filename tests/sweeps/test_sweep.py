@@ -743,8 +743,8 @@ def named(name, value):
         ({"axes": {"diverged": [0.1]}}, "called 'diverged', like a part of every result"),
         ({"axes": {"task": [0.1]}, "shared": {"task": 1.0}}, "'task', like an argument in shared"),
         ({"axes": {"learning_rate": []}}, "'learning_rate' has no values; give at least one"),
-        ({"axes": {"learning_rate": [0.1, math.nan]}}, "'learning_rate'.* not finite"),
-        ({"axes": {"learning_rate": [math.inf, 1]}}, "'learning_rate'.* not finite"),
+        ({"axes": {"learning_rate": [0.1, math.nan]}}, "'learning_rate' is .*must be finite"),
+        ({"axes": {"learning_rate": [math.inf, 1]}}, "'learning_rate' is .*must be finite"),
         ({"axes": {"learning_rate": [0.1, 0.2, 0.1]}}, r"'learning_rate' has 0\.1 twice"),
         (
             {"axes": {"assignment": [named("f", mfa_rr), named("f", mfa_rand)]}},

@@ -1,5 +1,6 @@
 """Metrics of one's own: by name, numbers and arrays, and training as it was."""
 
+import dataclasses
 import functools
 
 import jax
@@ -124,7 +125,14 @@ def test_models_without_a_metric_have_nan_in_its_shape():
         ({"norm": 3}, r"metrics\['norm'\] is 3; give a function of the parameters"),
         (["norm"], r"metrics are \['norm'\]; give functions of the parameters by name"),
         ({"norm": optax.tree.norm}, "the task has a metric 'norm' already; give yours another"),
-        ({"seed": optax.tree.norm}, "metric is called 'seed', like a part of every result; rename"),
+        *(
+            ({name: optax.tree.norm}, f"metric is called {name!r}, like a part of every result; re")
+            for name in ("seed", "bits_up", "message_bits")
+        ),
+        (
+            {"a": lambda params: params["w"], "a_0": optax.tree.norm},
+            "a metric is called 'a_0', like a dimension of the metric 'a'; rename it",
+        ),
     ],
 )
 def test_wrong_metrics_are_refused_before_anything_is_compiled(metrics, message):
@@ -139,6 +147,26 @@ def test_a_metric_of_each_client_has_a_number_for_each(length):
     shape = rf"\({length},\)" if length else r"\(\)"
     with pytest.raises(ValueError, match=f"'share' has shape {shape} .* for each of 4 clients"):
         simulate(jax.random.key(0), task, *HOW)
+
+
+def test_an_axis_and_a_dimension_of_a_metric_have_different_names():
+    def build(entries_0):
+        own = {"entries": lambda params: params["w"]}
+        return Setup(with_metrics(Towards(jnp.zeros(N)), own), HOW[0], HOW[1])
+
+    words = "an axis is called 'entries_0', like a dimension of the metric 'entries'; rename it"
+    with pytest.raises(ValueError, match=words):
+        sweep(Grid(build, {"entries_0": [1, 2]}, num_rounds=1))
+
+
+def test_names_of_metrics_of_each_client_are_a_tuple():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Named(Towards):
+        per_client = "norm"
+
+    with pytest.raises(ValueError, match=r"per_client is 'norm'; give a tuple of names, \('norm'"):
+        simulate(jax.random.key(0), Named(jnp.zeros(N)), *HOW)
 
 
 def test_what_is_of_each_client_is_a_metric():
