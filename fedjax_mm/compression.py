@@ -27,7 +27,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.checked import TracedCount, checked
 from fedjax_mm.parts import check_algorithm, check_instance
-from fedjax_mm.sums import dense_update
+from fedjax_mm.sums import dense_update, root
 
 __all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
 
@@ -131,7 +131,7 @@ def qsgd(levels: TracedCount) -> Compressor:
     """
 
     def compress(rng_key: PRNGKeyArray, vector: Float[Array, " d"]) -> Float[Array, " d"]:
-        norm = jnp.linalg.norm(vector)
+        norm = root(jnp.sum(vector**2))
         a = levels * jnp.abs(vector) / jnp.where(norm > 0, norm, 1)
         lots = jax.random.uniform(rng_key, vector.shape, jnp.float32)
         level = jnp.floor(a) + (lots < a - jnp.floor(a))

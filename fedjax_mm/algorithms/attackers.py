@@ -15,7 +15,7 @@ from fedjax_mm.base import Algorithm, ClientContext, Contribution, Index, Params
 from fedjax_mm.checked import NonNegative, Positive, checked
 from fedjax_mm.checks import check_flags
 from fedjax_mm.parts import check_algorithm, check_task
-from fedjax_mm.sums import dense_update
+from fedjax_mm.sums import dense_update, root
 from fedjax_mm.tasks.view import View
 
 
@@ -139,6 +139,6 @@ def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
     def add_noise(i: int, leaf: Array) -> Array:
         # Draw in float32, so that a seed gives the same noise with and without x64.
         draw = jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
-        return leaf + (noise * jnp.sqrt(mean_square) * draw).astype(leaf.dtype)
+        return leaf + (noise * root(mean_square) * draw).astype(leaf.dtype)
 
     return jax.tree.unflatten(structure, [add_noise(*each) for each in enumerate(leaves)])

@@ -23,6 +23,7 @@ from fedjax_mm.base import (
 from fedjax_mm.checked import Fraction, NonNegative, Positive, check_argument, checked
 from fedjax_mm.compression import is_made_by, of_weight_one
 from fedjax_mm.parts import check_algorithm
+from fedjax_mm.sums import root
 
 
 class AdaptiveClip(NamedTuple):
@@ -172,7 +173,7 @@ def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]
 
     A non-finite update becomes 0, because no factor can scale it to the norm.
     """
-    norm = optax.tree.norm(update)
+    norm = root(optax.tree.norm(update, squared=True))
     is_finite, factor = jnp.isfinite(norm), jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1))
 
     def shorten(x: Array) -> Array:

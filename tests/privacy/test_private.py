@@ -13,13 +13,14 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     mifa,
+    noisy,
     scaffold,
     simulate,
     stalevr,
 )
 from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.base import ClientContext
-from fedjax_mm.compression import compressed, sign
+from fedjax_mm.compression import compressed, qsgd, sign
 from fedjax_mm.privacy import AdaptiveClip, private
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Precise, Towards
@@ -182,6 +183,30 @@ def test_clients_one_by_one_and_models_of_another_structure(client_map):
         for each in ("vmap", client_map)
     ]
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda algorithm: private(algorithm, clip=0.05, noise_multiplier=0.4, clients_per_round=3),
+        lambda algorithm: noisy(algorithm, jnp.ones(4, bool)),
+        lambda algorithm: compressed(algorithm, qsgd(2)),
+    ],
+    ids=["private", "noisy", "qsgd"],
+)
+@pytest.mark.usefixtures("x64")
+def test_gradients_are_finite_where_an_update_is_zero(wrap):
+    """Clients 2 to 4 have no linear part, so that they send 0 in round 1, from a start of 0."""
+    task = quadratic(4, 2, mu=0.1)
+
+    @jax.jit
+    def end(rate):
+        algorithm, strategy = wrap(fedavg(rate, local_steps=2)), mfa_rand(4, 1)
+        _, trace = simulate(KEY, task, algorithm, strategy, 2)
+        return trace.metrics["excess_loss"][-1, 0]
+
+    difference = (end(0.3 + 1e-6) - end(0.3 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(jax.grad(end)(0.3), difference, rtol=1e-4)
 
 
 def test_an_update_that_is_not_finite_is_no_update():
