@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asking import assign as ask
@@ -48,8 +48,9 @@ def available(
       assignment: chooses clients and models, regardless of which clients are present.
       law: the availability law, such as ``bernoulli(0.8)``.
       when_absent: "skip" leaves the slots of absent clients empty. "replace" fills each slot with a
-        present client that was not chosen, drawn uniformly, or leaves it empty if there is none. A
-        uniform cohort of K clients then becomes a uniform cohort of K present clients.
+        present client that was not chosen, drawn uniformly. If there are too few, a random part of
+        the slots stays empty. A uniform cohort of K clients then becomes a uniform cohort of K
+        present clients, or of all of them.
       unbiased: whether each client's weight is divided by the fraction of rounds in which the
         client is present. With ``fedavg(server_scale="1/N")`` the expected step then equals the
         step without absence.
@@ -159,11 +160,19 @@ def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " c
     # Use an index that is out of range and hence dropped, because -1 would mark the last client.
     numbers = jnp.where(is_chosen, clients, len(is_present))
     is_free = is_present.at[numbers].set(False, mode="drop")
-    lots = jax.random.bits(rng_key, is_free.shape, jnp.uint32)
-    order = jnp.lexsort((lots, ~is_free)).astype(clients.dtype)  # free clients first
-    place = jnp.cumsum(is_absent) - 1
+    free_key, slot_key = jax.random.split(rng_key)
+    order = _shuffled_first(free_key, is_free).astype(clients.dtype)
+    # Fill the slots in random order, because the first ones belong to the first models and there
+    # may be too few free clients for all.
+    place = jnp.argsort(_shuffled_first(slot_key, is_absent))
     new = jnp.where(place < jnp.sum(is_free), order[jnp.minimum(place, len(order) - 1)], -1)
     return dataclasses.replace(cohort, clients=jnp.where(is_absent, new, clients))
+
+
+def _shuffled_first(rng_key: PRNGKeyArray, is_marked: Bool[Array, " n"]) -> Int[Array, " n"]:
+    """Returns all places in random order, with the marked ones first."""
+    lots = jax.random.bits(rng_key, is_marked.shape, jnp.uint32)
+    return jnp.lexsort((lots, ~is_marked))
 
 
 def _scaled(cohort: Cohort, share: Probability) -> Cohort:

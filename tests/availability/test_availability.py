@@ -166,6 +166,28 @@ def test_absent_clients_are_replaced():
     assert (abs(counts - mean) < 4 * np.sqrt(mean)).all()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "p"),
+    [
+        (mfa_rand(N, 3, cohort_size=6), 0.3),
+        (mfa_rand(N, 3, cohort_size=7), 0.4),
+        (mfa_rr(N, 2, cohort_size=8), 0.4),
+    ],
+    ids=["equal groups", "unequal groups", "frames"],
+)
+def test_replacements_favour_no_model(strategy, p):
+    """Nor a client, where fewer are present than were chosen: exchangeable ones train alike."""
+    found = cohorts(available(strategy, bernoulli(p), when_absent="replace"), 4000)
+    clients, models = np.asarray(found.clients), models_of(found)
+    for numbers, of in ((strategy.num_models, models), (N, clients)):
+        each = np.stack([((of == i) & (clients >= 0)).sum(1) for i in range(numbers)], axis=1)
+        gaps = each - each.mean(1, keepdims=True)
+        # Frames of M rounds are independent, and rounds within a frame are not.
+        gaps = gaps.reshape(-1, 4, numbers).mean(1)
+        error = gaps.std(0) / np.sqrt(len(gaps))
+        assert (abs(gaps.mean(0)) < 4 * error).all(), gaps.mean(0) / error
+
+
 def _draw_key(t):
     one = keys.assignment_key(keys.round_key(KEY, t))
     return jax.random.split(keys.presence_key(one, 0))[0]
