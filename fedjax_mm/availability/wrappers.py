@@ -53,7 +53,7 @@ def available(
         present clients, or of all of them.
       unbiased: whether each client's weight is divided by the fraction of rounds in which the
         client is present. With ``fedavg(server_scale="1/N")`` the expected step then equals the
-        step without absence.
+        step without absence, in every round, or for a `timetable` on average over its period.
 
     Raises:
       TypeError: if an argument has another type.
@@ -121,7 +121,7 @@ def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> 
     if unbiased and not _is_known(law.share):
         raise ValueError(
             "unbiased needs the shares of presence, which must be positive and which a timetable "
-            "has only with a period; give a period, or leave out unbiased"
+            "has only with a period of whole rounds; give such a period, or leave out unbiased"
         )
 
 

@@ -222,6 +222,20 @@ def test_factors_of_absence_are_unbiased():
     assert (abs(moved.mean(0) - expected) < 4 * error).all()
 
 
+@pytest.mark.parametrize("num_groups", [4, 5])
+def test_unequal_groups_are_unbiased_in_every_round(num_groups):
+    """Over seeds, a client of one of 6 has the mean factor 1 in each round of a cycle."""
+    strategy = available(full_participation(6), cyclic(num_groups), unbiased=True)
+
+    def factors(seed):
+        found = cohorts(strategy, num_groups, jax.random.key(seed))
+        return jnp.where(found.clients >= 0, found.scale, 0).mean(1)
+
+    mean = np.asarray(jax.jit(jax.vmap(factors))(jnp.arange(2000)))
+    error = mean.std(0) / np.sqrt(len(mean))
+    assert (abs(mean.mean(0) - 1) < 4 * error).all(), mean.mean(0)
+
+
 def test_presence_is_that_of_the_oracle():
     """FedAvg with only present clients, against a float64 loop."""
     with jax.enable_x64(True):
