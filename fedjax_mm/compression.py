@@ -75,7 +75,7 @@ def top_k(share: SomeShare) -> Compressor:
 
     # Count in floats, because the number of bits of a large model may not fit 32-bit integers.
     return Compressor(
-        compress, lambda d: float(_BITS + math.ceil(math.log2(max(d, 2)))) * _number(share, d)
+        compress, lambda d: float(_BITS + math.ceil(math.log2(max(d, 1)))) * _number(share, d)
     )
 
 

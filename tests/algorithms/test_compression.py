@@ -102,6 +102,10 @@ def test_messages_have_so_many_bits(rule, bits):
     assert float(rule.bits(100)) == bits
 
 
+def test_one_number_needs_no_place():
+    assert float(top_k(0.5).bits(1)) == 32
+
+
 @pytest.mark.parametrize("rule", [top_k(1.0), random_k(1.0), qsgd(1), sign()])
 def test_bits_of_large_models_are_counted(rule):
     assert float(rule.bits(200_000_000)) >= 2e8
