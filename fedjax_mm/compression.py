@@ -216,7 +216,7 @@ def compressed(
     check_algorithm(algorithm)
     check_instance("compressor", compressor, Compressor, "give one, such as top_k(0.01)")
     for name in ("private", "compressed"):
-        if is_made_by(algorithm, name):
+        if name in algorithm.wrappers:
             raise ValueError(
                 f"compressed is around {name}; compress once, and inside: "
                 "private(compressed(algorithm, compressor), ...)"
@@ -255,7 +255,8 @@ def compressed(
         own = algorithm.metrics(task, params, server_state) if algorithm.metrics else {}
         return own | {"message_bits": jnp.asarray(compressor.bits(optax.tree.size(message)), float)}
 
-    return algorithm._replace(init=init, client=client, metrics=metrics)
+    wrappers = (*algorithm.wrappers, "compressed")
+    return algorithm._replace(init=init, client=client, metrics=metrics, wrappers=wrappers)
 
 
 def _warn_of_divergence(compressor: Compressor, size: int) -> None:
@@ -270,11 +271,6 @@ def _warn_of_divergence(compressor: Compressor, size: int) -> None:
             "diverges); leave out error_feedback, because the compressor is unbiased",
             stacklevel=2,
         )
-
-
-def is_made_by(algorithm: Algorithm, name: str) -> bool:
-    """Returns whether an algorithm was made by the function with this name, such as a wrapper."""
-    return getattr(algorithm.client, "__qualname__", "").startswith(f"{name}.<locals>")
 
 
 def _message_like(

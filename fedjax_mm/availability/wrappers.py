@@ -232,4 +232,6 @@ def dropping(assignment: Assignment, probability: Probability) -> Assignment:
         arrives = cohort.participates() & (lots >= own)
         return dataclasses.replace(cohort, takes_part=arrives), state
 
-    return assignment._replace(assign=assign, num_wrappers=assignment.num_wrappers + 1)
+    return assignment._replace(
+        assign=assign, sampling=assignment.sampling, num_wrappers=assignment.num_wrappers + 1
+    )

@@ -1,5 +1,7 @@
 """Private training: clipped updates, one Gaussian noise per round and model, adaptive clipping."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,6 +255,81 @@ def test_servers_that_read_the_clients_states_are_refused(method):
     )
     with pytest.raises(ValueError, match="private: the server of this method reads the clients'"):
         simulate(KEY, Towards(jnp.ones((N, 3))), algorithm, mfa_rand(N, 2, unbiased=True), 1)
+
+
+GIVEN = {"clip": 1.0, "noise_multiplier": 0.3, "clients_per_round": 4}
+
+
+def own_wrapper(algorithm):
+    """A wrapper of one's own, which replaces a function."""
+
+    def client(context, server_state, client_state):
+        return algorithm.client(context, server_state, client_state)
+
+    return algorithm._replace(client=client)
+
+
+@pytest.mark.parametrize("between", [lambda x: noisy(x, jnp.zeros(N, bool)), own_wrapper])
+def test_wrappers_do_not_hide_each_other(between):
+    """A compressed update may be longer than the norm, and feedback would send what was cut off."""
+    hidden, small = between(private(fed(), **GIVEN)), between(compressed(fed(), sign()))
+    for wrap, name in ((compressed, "private"), (compressed, "compressed")):
+        inner = hidden if name == "private" else small
+        with pytest.raises(ValueError, match=f"compressed is around {name}; compress once"):
+            wrap(inner, sign())
+    with pytest.raises(ValueError, match="private is around private; clip and add noise once"):
+        private(hidden, **GIVEN)
+    private(small, **GIVEN)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float16", "bfloat16"])
+def test_complex_parameters_are_refused(dtype):
+    """Whose imaginary parts would get no noise."""
+    init, _, *_ = private(fed(), **GIVEN)
+    start, task = {"w": jnp.ones(3), "v": jnp.ones(3, dtype)}, Towards(jnp.ones((N, 3)))
+    if dtype != "complex64":
+        init(task, start)
+        return
+    with pytest.raises(
+        ValueError, match="private: the model has complex64 parameters, but the noi"
+    ):
+        init(task, start)
+
+
+def by_loss(context):
+    """A server that stands still where the first client's loss is small."""
+    step = context.task.client_loss(context.params, jnp.int32(0)) > 1
+    return jax.tree.map(lambda x: x + step, context.params), context.server_state
+
+
+@pytest.mark.parametrize(
+    "method",
+    [fedavg(0.3, local_steps=1, server_scale="1/N"), fed()._replace(server=by_loss)],
+    ids=["total weight", "loss"],
+)
+def test_servers_that_read_the_data_are_refused(method):
+    """Also where only the sum of the clients' numbers of examples is read."""
+    algorithm, task = private(method, **GIVEN), quadratic(N, 2, mu=0.1)
+    with pytest.raises(ValueError, match="private: the server of this method reads the clients' d"):
+        simulate(KEY, task, algorithm, mfa_rand(N, 2), 1)
+
+
+def test_a_server_may_know_the_number_of_clients():
+    def server(context):
+        return context.params, (context.task.num_clients + context.server_state).astype(int)
+
+    counting = fed()._replace(init=lambda task, params: (jnp.zeros((), int), ()), server=server)
+    algorithm, task = private(counting, **GIVEN), Towards(jnp.ones((N, 3)))
+    state, _ = simulate(KEY, task, algorithm, mfa_rand(N, 2), 3)
+    assert state.models[0].server.state.tolist() == [3 * N] * 2
+
+
+def test_a_missing_extra_is_told_before_the_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.warns(
+        UserWarning, match=r"epsilon cannot be computed.* pip install 'fedjax-mm\[pri"
+    ):
+        private(fed(), **GIVEN)
 
 
 def test_factors_of_an_assignment_are_ignored():
