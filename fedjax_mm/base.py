@@ -342,6 +342,7 @@ class Algorithm(NamedTuple):
         checked before tracing.
       metrics: returns additional metrics by name, from a model and its server state, to record
         along with the task's metrics; None means no additional ones.
+      wrappers: names of wrappers inside, at any depth, around which some wrappers must not be.
     """
 
     init: InitFn
@@ -352,6 +353,7 @@ class Algorithm(NamedTuple):
     steps_idle: bool = False
     asks_for_thresholds: bool = False
     metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
+    wrappers: tuple[str, ...] = ()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -506,7 +508,7 @@ class Sampling(NamedTuple):
     Privacy accounting uses this.
 
     Attributes:
-      most_models: the maximum number of models that a client trains in a round.
+      most_models: the maximum number of models that a client trains in a round, each once.
       rate: the maximum probability that a client participates in a round, if clients and rounds are
         independent; otherwise 1, which is always valid.
       cohort_size: the maximum number of participants per round, if they are a uniform subset that
@@ -518,7 +520,18 @@ class Sampling(NamedTuple):
     cohort_size: int | None = None
 
 
-class Assignment(NamedTuple):
+class _AssignmentFields(NamedTuple):
+    num_clients: int
+    num_models: int
+    init: Callable[[PRNGKeyArray], Any]
+    assign: AssignFn
+    observe: ObserveFn | None = None
+    metrics: Callable[[Any], Metrics] | None = None
+    sampling: Sampling | None = None
+    num_wrappers: int = 0
+
+
+class Assignment(_AssignmentFields):
     """A strategy that chooses which clients train which models.
 
     Attributes:
@@ -529,20 +542,18 @@ class Assignment(NamedTuple):
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns additional metrics ``[models, ...]`` by name, from the state, to record along
         with the tasks' metrics; None means no additional ones.
-      sampling: how clients are sampled; None if unknown or data-dependent. Replace it together with
-        `assign`, because privacy accounting relies on it.
+      sampling: how clients are sampled; None if unknown or data-dependent. Privacy accounting
+        relies on it, so `_replace` drops it unless it is given again.
       num_wrappers: the number of wrappers around the assignment, each of which draws with its own
         key.
     """
 
-    num_clients: int
-    num_models: int
-    init: Callable[[PRNGKeyArray], Any]
-    assign: AssignFn
-    observe: ObserveFn | None = None
-    metrics: Callable[[Any], Metrics] | None = None
-    sampling: Sampling | None = None
-    num_wrappers: int = 0
+    __slots__ = ()
+
+    def _replace(self, **changes: Any) -> Self:
+        return super()._replace(**({"sampling": None} | changes))
+
+    __replace__ = _replace  # of `copy.replace`
 
 
 @jax.tree_util.register_dataclass

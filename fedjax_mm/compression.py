@@ -1,6 +1,7 @@
 """Compression of client updates: top-k, random-k, QSGD and sign, with error feedback."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.checked import TracedCount, checked
 from fedjax_mm.parts import check_algorithm, check_instance
-from fedjax_mm.sums import dense_update
+from fedjax_mm.sums import dense_update, root
 
 __all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
 
@@ -42,10 +43,13 @@ class Compressor(NamedTuple):
     Attributes:
       compress: maps a key and a vector to the vector that the server decodes.
       bits: maps d to the size of the message in bits.
+      variance: maps d to omega, where ``E|C(v) - v|^2 <= omega |v|^2``, for an unbiased operator;
+        None means that the operator is biased, and so needs error feedback.
     """
 
     compress: Callable[[PRNGKeyArray, Float[Array, " d"]], Float[Array, " d"]]
     bits: Callable[[int], Scalar]
+    variance: Callable[[int], Scalar] | None = None
 
 
 @checked
@@ -71,7 +75,7 @@ def top_k(share: SomeShare) -> Compressor:
 
     # Count in floats, because the number of bits of a large model may not fit 32-bit integers.
     return Compressor(
-        compress, lambda d: float(_BITS + math.ceil(math.log2(max(d, 2)))) * _number(share, d)
+        compress, lambda d: float(_BITS + math.ceil(math.log2(max(d, 1)))) * _number(share, d)
     )
 
 
@@ -80,7 +84,7 @@ def random_k(share: SomeShare) -> Compressor:
     """Keeps a random set of k coordinates, scaled by d / k to be unbiased.
 
     A message has ``32 k + 32`` bits, for the values and for a seed from which the server draws the
-    set.
+    set. Its mean squared error is ``d / k - 1`` times that of sending nothing.
 
     Args:
       share: k / d, where k is rounded and at least 1.
@@ -99,14 +103,18 @@ def random_k(share: SomeShare) -> Compressor:
         lots = jax.random.bits(rng_key, vector.shape, jnp.uint32)
         return jnp.where(_largest(lots, k), vector * (vector.size / k).astype(vector.dtype), 0)
 
-    return Compressor(compress, lambda d: float(_BITS) * _number(share, d) + _BITS)
+    def variance(d: int) -> Scalar:
+        return d / _number(share, d) - 1
+
+    return Compressor(compress, lambda d: float(_BITS) * _number(share, d) + _BITS, variance)
 
 
 @checked
 def qsgd(levels: TracedCount) -> Compressor:
     """QSGD: rounds each coordinate stochastically to one of s levels of the norm, without bias.
 
-    A message has ``32 + d (1 + ceil(log2(s + 1)))`` bits.
+    A message has ``32 + d (1 + ceil(log2(s + 1)))`` bits. Its mean squared error is at most
+    ``min(d / s^2, sqrt(d) / s)`` times that of sending nothing.
 
     Args:
       levels: s.
@@ -123,7 +131,7 @@ def qsgd(levels: TracedCount) -> Compressor:
     """
 
     def compress(rng_key: PRNGKeyArray, vector: Float[Array, " d"]) -> Float[Array, " d"]:
-        norm = jnp.linalg.norm(vector)
+        norm = root(jnp.sum(vector**2))
         a = levels * jnp.abs(vector) / jnp.where(norm > 0, norm, 1)
         lots = jax.random.uniform(rng_key, vector.shape, jnp.float32)
         level = jnp.floor(a) + (lots < a - jnp.floor(a))
@@ -132,7 +140,10 @@ def qsgd(levels: TracedCount) -> Compressor:
     def bits(d: int) -> Scalar:
         return _BITS + d * (1 + jnp.ceil(jnp.log2(jnp.asarray(levels, float) + 1)))
 
-    return Compressor(compress, bits)
+    def variance(d: int) -> Scalar:
+        return jnp.minimum(d / levels / levels, math.sqrt(d) / levels)
+
+    return Compressor(compress, bits, variance)
 
 
 def sign() -> Compressor:
@@ -166,7 +177,7 @@ class Feedback(NamedTuple):
 
 @checked
 def compressed(
-    algorithm: Algorithm, compressor: Compressor, *, error_feedback: bool = True
+    algorithm: Algorithm, compressor: Compressor, *, error_feedback: bool | None = None
 ) -> Algorithm:
     """Wraps an algorithm so that clients compress their updates.
 
@@ -179,10 +190,14 @@ def compressed(
       algorithm: any algorithm whose messages are proportional to the clients' weights.
       compressor: the compressor, such as ``top_k(0.01)``, `random_k`, `qsgd` or `sign`.
       error_feedback: whether clients keep the unsent part, which takes one copy of the model per
-        client. Biased compressors require it.
+        client. Biased compressors require it; with an unbiased one of large variance, errors
+        accumulate until the run diverges. None means only for biased compressors.
 
     Raises:
       TypeError: if an argument has another type.
+
+    Warns:
+      UserWarning: if error feedback may diverge, when a run starts.
 
     Example:
       >>> from fedjax_mm import fedavg, full_participation, simulate
@@ -201,18 +216,22 @@ def compressed(
     check_algorithm(algorithm)
     check_instance("compressor", compressor, Compressor, "give one, such as top_k(0.01)")
     for name in ("private", "compressed"):
-        if is_made_by(algorithm, name):
+        if name in algorithm.wrappers:
             raise ValueError(
                 f"compressed is around {name}; compress once, and inside: "
                 "private(compressed(algorithm, compressor), ...)"
             )
 
+    feedback = compressor.variance is None if error_feedback is None else error_feedback
+
     def init(task: Task, params: Params) -> tuple[ServerState, Feedback]:
         server, state = start_states(algorithm, task, params)
-        if not error_feedback:
+        if not feedback:
             return server, Feedback(state, ())
         message = _message_like(algorithm, task, params, server, state)
-        return server, Feedback(state, jnp.zeros_like(ravel_pytree(message)[0]))
+        error = jnp.zeros_like(ravel_pytree(message)[0])
+        _warn_of_divergence(compressor, error.size)
+        return server, Feedback(state, error)
 
     def client(
         context: ClientContext, server_state: ServerState, client_state: Feedback
@@ -220,10 +239,10 @@ def compressed(
         sent, state = contribute(algorithm, context, server_state, client_state.state)
         update = of_weight_one(sent, context.params)
         vector, unravel = ravel_pytree(update)
-        vector = vector + client_state.error if error_feedback else vector
+        vector = vector + client_state.error if feedback else vector
         message = compressor.compress(keys.compression_key(context.rng_key), vector)
         is_active = jnp.asarray(context.takes_part) & (sent.weight > 0)
-        kept = jnp.where(is_active, vector - message, client_state.error) if error_feedback else ()
+        kept = jnp.where(is_active, vector - message, client_state.error) if feedback else ()
         # Mask the weight, because some methods give a weight even to clients that do not
         # participate.
         factor = jnp.where(is_active, sent.weight, 0)
@@ -236,12 +255,22 @@ def compressed(
         own = algorithm.metrics(task, params, server_state) if algorithm.metrics else {}
         return own | {"message_bits": jnp.asarray(compressor.bits(optax.tree.size(message)), float)}
 
-    return algorithm._replace(init=init, client=client, metrics=metrics)
+    wrappers = (*algorithm.wrappers, "compressed")
+    return algorithm._replace(init=init, client=client, metrics=metrics, wrappers=wrappers)
 
 
-def is_made_by(algorithm: Algorithm, name: str) -> bool:
-    """Returns whether an algorithm was made by the function with this name, such as a wrapper."""
-    return getattr(algorithm.client, "__qualname__", "").startswith(f"{name}.<locals>")
+def _warn_of_divergence(compressor: Compressor, size: int) -> None:
+    if compressor.variance is None:
+        return
+    with jax.ensure_compile_time_eval():
+        variance = compressor.variance(size)
+    if not isinstance(variance, jax.core.Tracer) and (most := float(variance)) > 1:
+        warnings.warn(
+            f"error_feedback is True, but the error of a message may be {most:.3g} times as large "
+            "as the update (squared norms; above 1, unsent parts can grow until the run "
+            "diverges); leave out error_feedback, because the compressor is unbiased",
+            stacklevel=2,
+        )
 
 
 def _message_like(

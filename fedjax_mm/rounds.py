@@ -118,7 +118,8 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
 
     sent = jax.vmap(dense)(jnp.arange(2.0))
     scaled = jax.tree.map(lambda x: x[1] - x[0], sent.update)
-    return Contribution((), sent.weight[1], sent.num_gradients[1], optax.tree.norm(scaled)), ()
+    norm = sums.root(optax.tree.norm(scaled, squared=True))
+    return Contribution((), sent.weight[1], sent.num_gradients[1], norm), ()
 
 
 def metric_of(

@@ -29,6 +29,19 @@ def scale_update(update: Any, factor: Scalar) -> Any:
     return jax.tree.map(scale, update, is_leaf=_is_sparse)
 
 
+def root(square: Array) -> Array:
+    """Returns the square root, whose derivative at 0, such as an update's norm has, is 0, not NaN.
+
+    Example:
+      >>> jax.grad(root)(0.0).item(), root(jnp.array(4.0)).item()
+      (0.0, 2.0)
+    """
+    is_positive = square > 0
+    # Replace 0 inside the root too, because the gradient of a dropped value must be finite. The
+    # product keeps NaN.
+    return jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, square, 1)), 0 * square)
+
+
 def zero_sum(contribution: Contribution, params: Params) -> Contribution:
     """Returns a zero sum with the shapes and types of `contribution`."""
 

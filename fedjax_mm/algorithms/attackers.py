@@ -1,6 +1,7 @@
 """Attackers: clients that report inflated losses or add noise to their updates."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,21 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys
-from fedjax_mm.asking import contribute
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Index, Params, Scalar, Task
+from fedjax_mm.asking import contribute, serve
+from fedjax_mm.base import (
+    Algorithm,
+    ClientContext,
+    Contribution,
+    Index,
+    Params,
+    Scalar,
+    ServerContext,
+    Task,
+)
 from fedjax_mm.checked import NonNegative, Positive, checked
 from fedjax_mm.checks import check_flags
 from fedjax_mm.parts import check_algorithm, check_task
-from fedjax_mm.sums import dense_update
+from fedjax_mm.sums import dense_update, root
 from fedjax_mm.tasks.view import View
 
 
@@ -93,15 +103,17 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
 
     Adds independent N(0, s^2) noise to every entry of an attacker's update, where s is `noise`
     times the root mean square of the whole update. `attacked` makes the same clients report
-    inflated losses.
+    inflated losses. Client states get no noise, so a server that reads them, such as `stalevr`'s,
+    sees them as they are.
 
     Args:
-      algorithm: any algorithm.
+      algorithm: any algorithm whose server reads the sum of updates, so not `mifa`.
       clients: ``bool[clients]``, True for attackers; it may be traced.
       noise: s divided by the root mean square of the update; 0 leaves the update unchanged.
 
     Raises:
-      ValueError: if `noise` is negative or `clients` are not ``bool[clients]``.
+      ValueError: if `noise` is negative or `clients` are not ``bool[clients]``; in a run, if the
+        server does not read the sum of updates.
 
     Example:
       >>> import jax
@@ -129,7 +141,25 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
         update = jax.tree.map(partial(jnp.where, attacks[context.client]), other, sent.update)
         return sent._replace(update=update), state
 
-    return algorithm._replace(client=client)
+    def server(context: ServerContext) -> tuple[Params, base.ServerState]:
+        def step(update: Any) -> tuple[Params, base.ServerState]:
+            return serve(algorithm, context._replace(total=context.total._replace(update=update)))
+
+        update = context.total.update
+        if not _reads(step, update):
+            raise ValueError(
+                "noisy: the server of this method does not read the sum of updates, so noise would "
+                "change nothing; take a method whose server reads it, such as fedavg"
+            )
+        return step(update)
+
+    return algorithm._replace(client=client, server=server)
+
+
+def _reads(function: Callable[[Any], Any], argument: Any) -> bool:
+    jaxpr = jax.make_jaxpr(function)(argument).jaxpr
+    used = [*jaxpr.outvars, *(value for equation in jaxpr.eqns for value in equation.invars)]
+    return not {*map(id, used)}.isdisjoint(map(id, jaxpr.invars))
 
 
 def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
@@ -139,6 +169,6 @@ def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
     def add_noise(i: int, leaf: Array) -> Array:
         # Draw in float32, so that a seed gives the same noise with and without x64.
         draw = jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
-        return leaf + (noise * jnp.sqrt(mean_square) * draw).astype(leaf.dtype)
+        return leaf + (noise * root(mean_square) * draw).astype(leaf.dtype)
 
     return jax.tree.unflatten(structure, [add_noise(*each) for each in enumerate(leaves)])

@@ -63,4 +63,4 @@ def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count =
         clients, *rest = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
         return Cohort.of_rows(clients, rest[0], drawn.num_gradients, rest[1]), state
 
-    return assignment._replace(assign=assign, sampling=None)
+    return assignment._replace(assign=assign)

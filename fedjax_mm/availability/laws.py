@@ -122,7 +122,7 @@ def markov(comes: Probability, leaves: Probability) -> Law:
 def cyclic(num_groups: Count) -> Law:
     """Cyclic participation: in round t only the clients of group ``(t - 1) mod G`` are present.
 
-    Groups have nearly equal sizes, and are drawn once per run, from its seed.
+    Groups have nearly equal sizes. They and their order are drawn once per run, from its seed.
 
     Args:
       num_groups: G, at most the number of clients.
@@ -144,7 +144,10 @@ def cyclic(num_groups: Count) -> Law:
     def init(rng_key: PRNGKeyArray, num_clients: int) -> Int[Array, " clients"]:
         if num_groups > num_clients:
             raise ValueError(f"num_groups is {num_groups}; there are {num_clients} clients only")
-        return permutation(rng_key, num_clients) % num_groups
+        group_key, order_key = jax.random.split(rng_key)
+        # Shuffle the groups too, because the first ones are larger if their sizes differ.
+        order = permutation(order_key, num_groups)
+        return order[permutation(group_key, num_clients) % num_groups]
 
     def step(
         rng_key: PRNGKeyArray, round: Round, state: Int[Array, " clients"], num_clients: int
@@ -166,7 +169,8 @@ def timetable(
         in rounds, sorted and disjoint. Round 1 lasts from 0 to 1. A client is present in a round if
         it is present at the beginning of the round.
       period: the length after which the trace repeats. If not given, the trace does not repeat, and
-        no client is present after the last interval.
+        no client is present after the last interval. Shares of presence, which `unbiased` needs,
+        count the rounds of a period, and are known only if it is a whole number.
 
     Raises:
       ValueError: if intervals are unsorted, overlapping or empty, or extend beyond the period.

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asking import assign as ask
@@ -48,11 +48,12 @@ def available(
       assignment: chooses clients and models, regardless of which clients are present.
       law: the availability law, such as ``bernoulli(0.8)``.
       when_absent: "skip" leaves the slots of absent clients empty. "replace" fills each slot with a
-        present client that was not chosen, drawn uniformly, or leaves it empty if there is none. A
-        uniform cohort of K clients then becomes a uniform cohort of K present clients.
+        present client that was not chosen, drawn uniformly. If there are too few, a random part of
+        the slots stays empty. A uniform cohort of K clients then becomes a uniform cohort of K
+        present clients, or of all of them.
       unbiased: whether each client's weight is divided by the fraction of rounds in which the
         client is present. With ``fedavg(server_scale="1/N")`` the expected step then equals the
-        step without absence.
+        step without absence, in every round, or for a `timetable` on average over its period.
 
     Raises:
       TypeError: if an argument has another type.
@@ -120,7 +121,7 @@ def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> 
     if unbiased and not _is_known(law.share):
         raise ValueError(
             "unbiased needs the shares of presence, which must be positive and which a timetable "
-            "has only with a period; give a period, or leave out unbiased"
+            "has only with a period of whole rounds; give such a period, or leave out unbiased"
         )
 
 
@@ -159,11 +160,19 @@ def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " c
     # Use an index that is out of range and hence dropped, because -1 would mark the last client.
     numbers = jnp.where(is_chosen, clients, len(is_present))
     is_free = is_present.at[numbers].set(False, mode="drop")
-    lots = jax.random.bits(rng_key, is_free.shape, jnp.uint32)
-    order = jnp.lexsort((lots, ~is_free)).astype(clients.dtype)  # free clients first
-    place = jnp.cumsum(is_absent) - 1
+    free_key, slot_key = jax.random.split(rng_key)
+    order = _shuffled_first(free_key, is_free).astype(clients.dtype)
+    # Fill the slots in random order, because the first ones belong to the first models and there
+    # may be too few free clients for all.
+    place = jnp.argsort(_shuffled_first(slot_key, is_absent))
     new = jnp.where(place < jnp.sum(is_free), order[jnp.minimum(place, len(order) - 1)], -1)
     return dataclasses.replace(cohort, clients=jnp.where(is_absent, new, clients))
+
+
+def _shuffled_first(rng_key: PRNGKeyArray, is_marked: Bool[Array, " n"]) -> Int[Array, " n"]:
+    """Returns all places in random order, with the marked ones first."""
+    lots = jax.random.bits(rng_key, is_marked.shape, jnp.uint32)
+    return jnp.lexsort((lots, ~is_marked))
 
 
 def _scaled(cohort: Cohort, share: Probability) -> Cohort:
@@ -223,4 +232,6 @@ def dropping(assignment: Assignment, probability: Probability) -> Assignment:
         arrives = cohort.participates() & (lots >= own)
         return dataclasses.replace(cohort, takes_part=arrives), state
 
-    return assignment._replace(assign=assign, num_wrappers=assignment.num_wrappers + 1)
+    return assignment._replace(
+        assign=assign, sampling=assignment.sampling, num_wrappers=assignment.num_wrappers + 1
+    )

@@ -159,10 +159,10 @@ AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 
 
 class Compression(Config):
-    """A compressor, selected by name, with or without error feedback."""
+    """A compressor, selected by name, and whether to use error feedback, as in `compressed`."""
 
     name: str
-    error_feedback: fields.Flag = True
+    error_feedback: fields.Flag | None = None
 
     def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
         """Wraps an algorithm with `compressed`, with settings replaced by `numbers`."""

@@ -33,8 +33,8 @@ def epsilon(
     The models of all rounds are assumed to be published. If a client trains one model per round, it
     changes all sums together by at most C, so a round is *one* Gaussian mechanism with noise
     multiplier z, regardless of the number of models. If it trains K models per round, the noise
-    multiplier is ``z / sqrt(K)``. `Assignment.sampling` provides K and the sampling of clients;
-    without it, K is the number of models and sampling does not amplify privacy.
+    multiplier is ``z / sqrt(K)``. `Assignment.sampling` states K and the sampling of clients, and
+    without it nothing is known.
 
     Args:
       assignment: chooses clients and models; it must not depend on their data.
@@ -50,7 +50,7 @@ def epsilon(
         uniform cohorts.
 
     Raises:
-      UncoveredError: if the assignment reads losses or learns from reports.
+      UncoveredError: if the assignment reads losses, learns from reports or states no sampling.
       ValueError: if a number is out of its range.
       ImportError: if dp-accounting is not installed.
 
@@ -91,8 +91,7 @@ def noise_for(
     spent = _spent(assignment, num_rounds, delta, neighbors)
     # Start where all rounds together have a sensitivity of one standard deviation, because loss
     # distributions with much less noise take a lot of time and memory.
-    rate = assignment.sampling.rate if assignment.sampling else 1.0
-    most = max(_LEAST_NOISE, rate * math.sqrt(num_rounds))
+    most = max(_LEAST_NOISE, _sampling_of(assignment).rate * math.sqrt(num_rounds))
     while spent(most) > epsilon:
         most *= 2
         if most > _MOST_NOISE:
@@ -135,10 +134,10 @@ def _spent(
 
 
 def _sampling_of(assignment: Assignment) -> Sampling:
-    """Returns the sampling law of an assignment that does not depend on data.
+    """Returns the sampling law that an assignment states.
 
     Raises:
-      UncoveredError: if the assignment depends on data.
+      UncoveredError: if the assignment depends on data, or states nothing.
     """
     if assignment.observe is not None:
         _refuse("learns from the clients' reports")
@@ -151,13 +150,15 @@ def _sampling_of(assignment: Assignment) -> Sampling:
         return assignment.assign(rng_key, 1, assignment.init(rng_key), look)
 
     jax.eval_shape(one_round, jax.random.key(0))
-    return assignment.sampling or Sampling(assignment.num_models)
+    if assignment.sampling is None:
+        _refuse("states no sampling, which _replace drops", ", or state it: sampling=Sampling(K)")
+    return assignment.sampling
 
 
-def _refuse(what: str) -> NoReturn:
+def _refuse(what: str, remedy: str = "") -> NoReturn:
     raise UncoveredError(
         f"epsilon is infinite: the assignment {what}, which is not accounted for; use one that "
-        "does not depend on data, such as mfa_rand or mfa_rr"
+        f"does not depend on data, such as mfa_rand or mfa_rr{remedy}"
     )
 
 

@@ -1,5 +1,7 @@
 """Client-level differential privacy: clipped updates, and noise added by the server each round."""
 
+import importlib.util
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +23,9 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.checked import Fraction, NonNegative, Positive, check_argument, checked
-from fedjax_mm.compression import is_made_by, of_weight_one
+from fedjax_mm.compression import of_weight_one
 from fedjax_mm.parts import check_algorithm
+from fedjax_mm.sums import root
 
 
 class AdaptiveClip(NamedTuple):
@@ -52,12 +55,16 @@ class Private(NamedTuple):
 
 
 class Hidden:
-    """Stand-in for the clients' states, which a private server must not read."""
+    """Stand-in for what a private server must not read, apart from public attributes."""
+
+    def __init__(self, what: str, **public: Any) -> None:
+        """Stores the public attributes."""
+        vars(self).update(public, _what=what)
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(
-            "private: the server of this method reads the clients' states, which no noise covers; "
-            "take a method whose server divides the sum by the weights, such as fedavg"
+            f"private: the server of this method reads {self._what}, which no noise covers; take a "
+            "method whose server divides the sum by the weights, such as fedavg"
         )
 
 
@@ -79,8 +86,10 @@ def private(
     `epsilon` for the accounting.
 
     The server step must divide the sum of updates by the sum of weights, as `fedavg`, `fedprox` and
-    `perfedavg` do, except with ``server_scale="1/N"``. Apply `compressed` first, so that clipping
-    comes last. Loss reports to assignments are not protected. A non-finite update counts as 0.
+    `perfedavg` do. It must not read the clients' states or data, such as their numbers of examples
+    in ``server_scale="1/N"``. Parameters must be real. Apply `compressed` first, so that clipping
+    comes last. Loss reports to assignments are not protected, nor are the attackers in
+    ``noisy(private(algorithm), ...)``, whose noise is not clipped. A non-finite update counts as 0.
     JAX's random number generator is not cryptographically secure, so use this to study privacy,
     not to release models trained on personal data.
 
@@ -93,7 +102,11 @@ def private(
 
     Raises:
       TypeError: if an argument has another type.
-      ValueError: if a number is out of range, or `count_noise` is too small for z.
+      ValueError: if a number is out of range, `count_noise` is too small for z, or the algorithm is
+        private already; in a run, if parameters are complex or the server reads hidden values.
+
+    Warns:
+      UserWarning: if dp-accounting is not installed, so that there will be no epsilon.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
@@ -110,11 +123,23 @@ def private(
     Adaptive Clipping" (2021).
     """
     check_algorithm(algorithm)
-    if is_made_by(algorithm, "private"):
+    if "private" in algorithm.wrappers:
         raise ValueError("private is around private; clip and add noise once")
+    if importlib.util.find_spec("dp_accounting") is None:
+        # Warn before the training, because `epsilon` is usually called after it.
+        warnings.warn(
+            "epsilon cannot be computed without dp-accounting; pip install 'fedjax-mm[privacy]'",
+            stacklevel=3,
+        )
     noise = noise_multiplier if adaptive is None else _noise_of_updates(noise_multiplier, adaptive)
 
     def init(task: Task, params: Params) -> tuple[Private, ClientState]:
+        for leaf in jax.tree.leaves(params):
+            if jnp.iscomplexobj(leaf):
+                raise ValueError(
+                    f"private: the model has {leaf.dtype} parameters, but the noise is real; use "
+                    "real parameters, such as real and imaginary parts"
+                )
         server, state = start_states(algorithm, task, params)
         return Private(server, jnp.asarray(clip, float)), state
 
@@ -138,8 +163,10 @@ def private(
         update = _with_noise(update_key, sent if adaptive is None else sent["update"], noise * old)
         weight = jnp.asarray(clients_per_round, context.total.weight.dtype)
         total = context.total._replace(update=update, weight=weight)
-        # Hide the clients' states, because no noise is added to them.
-        seen = context._replace(server_state=state, total=total, client_states=Hidden())
+        # Hide the clients' states and data, because no noise is added to them.
+        task: Any = Hidden("the clients' data", num_clients=context.task.num_clients)
+        hidden = {"task": task, "client_states": Hidden("the clients' states")}
+        seen = context._replace(server_state=state, total=total, **hidden)
         params, state = serve(algorithm, seen)
         if adaptive is None:
             return params, Private(state, old)
@@ -164,6 +191,7 @@ def private(
         num_steps=None if algorithm.num_steps is None else num_steps,
         steps_idle=True,
         metrics=metrics,
+        wrappers=(*algorithm.wrappers, "private"),
     )
 
 
@@ -172,7 +200,7 @@ def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]
 
     A non-finite update becomes 0, because no factor can scale it to the norm.
     """
-    norm = optax.tree.norm(update)
+    norm = root(optax.tree.norm(update, squared=True))
     is_finite, factor = jnp.isfinite(norm), jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1))
 
     def shorten(x: Array) -> Array:

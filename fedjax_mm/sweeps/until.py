@@ -35,7 +35,8 @@ class Until:
     A run ends with the first record in which all of its models meet the target. A model meets a
     bound if its value is on the required side. It is on a plateau if its best value has not
     improved by more than `min_delta` for `patience` records, and leaves the plateau if the value
-    improves later. NaN does not count as an improvement.
+    improves later. NaN does not count as an improvement, not even in the first record, which
+    `warmup` can leave out.
 
     Attributes:
       metric: a recorded metric, or a cumulative count: client_updates, gradients or idle_rounds.

@@ -76,8 +76,8 @@ def drifting(
 
     *Label shift* changes P(y) but not P(x | y): each client has a window over its examples, which
     moves from its smallest labels to its largest. With a client's n_k examples sorted by label, the
-    window contains the ``window n_k`` examples after the first ``s(t) (1 - window) n_k``, rounded.
-    Weighted means use the size of the window as n_k. A client with a single label does not shift.
+    window contains the n examples after the first ``s(t) (n_k - n)``, rounded, where n is ``window
+    n_k``, rounded. Weighted means use n as n_k. A client with a single label does not shift.
     Test examples shift in the same way if every client has its own.
 
     Args:

@@ -21,6 +21,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import ClientContext
+from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from fedjax_mm.tasks.view import client_losses, thresholds
@@ -187,12 +188,13 @@ def test_attackers_who_stay_away_judge_by_what_they_are_shown():
 )
 def test_without_attackers_nothing_changes(names):
     """States, steps and outputs included, of methods that remember something."""
-    algorithms = [METHODS[name].build(0.1, 2) for name in names]
+    algorithms = [METHODS[name].build(0.1, 2) for name in names if name != "mifa"]
     rho, nobody = jnp.linspace(-0.1, 0.1, 12), jnp.zeros(12, bool)
+    strategy = mfa_rand(12, len(algorithms), unbiased=True)
 
     def run(wrap_task, wrap):
         task, each = wrap_task(requiring(TASK, rho)), [wrap(one) for one in algorithms]
-        program = jax.jit(lambda key: simulate(key, task, each, mfa_rand(12, len(each)), 4))
+        program = jax.jit(lambda key: simulate(key, task, each, strategy, 4))
         state, trace = program(KEY)
         return state.models, trace
 
@@ -223,6 +225,49 @@ def test_who_attacks_may_be_traced():
     ends = [end(ATTACKS, 2.0, 1.0), end(~ATTACKS, 2.0, 1.0), end(ATTACKS, 3.0, 1.0)]
     ends.append(end(ATTACKS, 2.0, 0.5))
     assert all(not np.array_equal(a, b) for i, a in enumerate(ends) for b in ends[:i])
+
+
+def median(context):
+    """The coordinates' median of the updates that clients keep as their states."""
+    step = jax.tree.map(lambda x: jnp.median(x, axis=0), context.client_states)
+    return jax.tree.map(jnp.add, context.params, step), context.server_state
+
+
+def by_median():
+    """FedAvg whose clients keep their updates, and whose server reads them instead of the sum."""
+    plain = fedavg(0.1, local_steps=1)
+
+    def client(context, server_state, client_state):
+        sent, _ = plain.client(context, server_state, ())
+        return sent, dense_update(sent, context.params).update
+
+    def init(task, params):
+        return (), jax.tree.map(jnp.zeros_like, params)
+
+    return plain._replace(init=init, client=client, server=median)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "is_refused"),
+    [
+        (by_median(), True),
+        (METHODS["mifa"].build(0.1, 2), True),
+        (METHODS["stalevr"].build(0.1, 2), False),
+        (METHODS["afl"].build(0.1, 1), False),
+        (compressed(fedavg(0.1, local_steps=1), top_k(0.5)), False),
+    ],
+    ids=["median", "mifa", "stalevr", "afl", "compressed"],
+)
+def test_noise_that_no_server_reads_is_refused(algorithm, is_refused):
+    def run():
+        wrapped = noisy(noisy(algorithm, ATTACKS), ATTACKS)
+        return simulate(KEY, TASK, wrapped, mfa_rand(12, 2, unbiased=True), 1)[0].models
+
+    if not is_refused:
+        jax.eval_shape(run)
+        return
+    with pytest.raises(ValueError, match="noisy: the server of this method does not read the sum"):
+        jax.eval_shape(run)
 
 
 def test_noise_is_drawn_anew_in_each_round_and_for_each_model():

@@ -11,6 +11,7 @@ from fedjax_mm import (
     advance,
     fedavg,
     full_participation,
+    init,
     local_sgd,
     mfa_rand,
     scaffold,
@@ -101,6 +102,10 @@ def test_messages_have_so_many_bits(rule, bits):
     assert float(rule.bits(100)) == bits
 
 
+def test_one_number_needs_no_place():
+    assert float(top_k(0.5).bits(1)) == 32
+
+
 @pytest.mark.parametrize("rule", [top_k(1.0), random_k(1.0), qsgd(1), sign()])
 def test_bits_of_large_models_are_counted(rule):
     assert float(rule.bits(200_000_000)) >= 2e8
@@ -117,7 +122,48 @@ def test_compression_comes_once_and_first(name):
         compressed(inner[name], sign())
 
 
+@pytest.mark.parametrize(
+    ("rule", "is_bound"),
+    [(random_k(0.5), False), (random_k(0.25), False), (qsgd(1), True), (qsgd(16), True)],
+)
+def test_a_rule_knows_its_variance(rule, is_bound):
+    """Exactly, for random coordinates, and as a bound for QSGD: that of a vector is smaller."""
+    vector = jax.random.normal(KEY, (40,))
+    squares = ((many(rule, vector, 4000) - np.asarray(vector)) ** 2).sum(1)
+    mean, bound = squares.mean(), float(rule.variance(40)) * float(jnp.sum(vector**2))
+    error = 4 * squares.std() / np.sqrt(len(squares)) + 1e-4
+    assert mean <= bound + error
+    assert is_bound or mean >= bound - error
+
+
 # Runs
+
+
+@pytest.mark.parametrize("rule", [random_k(0.1), random_k(0.4), qsgd(1), top_k(0.1), sign()])
+def test_every_rule_learns_by_default(rule):
+    """Unbiased rules with feedback would diverge here, and the others without it stand still."""
+    task, algorithm = quadratic(24, 4, mu=0.1), compressed(fedavg(0.1, local_steps=5), rule)
+    state, trace = simulate(KEY, task, algorithm, full_participation(24), 100)
+    loss = trace.metrics["excess_loss"][:, 0]
+    assert loss[-1] < 0.6 * loss[0]
+    assert isinstance(state.models[0].clients.error, tuple) == (rule.variance is not None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "warns"),
+    [(random_k(0.4), True), (random_k(0.6), False), (qsgd(1), True), (qsgd(8), False)],
+)
+def test_feedback_that_may_diverge_is_told(rule, warns):
+    algorithm = compressed(fedavg(0.1, local_steps=1), rule, error_feedback=True)
+
+    def start():
+        return init(KEY, Towards(jnp.ones((N, DIM)), DIM), algorithm, full_participation(N))
+
+    if not warns:
+        start()
+        return
+    with pytest.warns(UserWarning, match="error_feedback is True, but the error of a message may"):
+        jax.eval_shape(start)
 
 
 @functools.cache

@@ -166,6 +166,28 @@ def test_absent_clients_are_replaced():
     assert (abs(counts - mean) < 4 * np.sqrt(mean)).all()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "p"),
+    [
+        (mfa_rand(N, 3, cohort_size=6), 0.3),
+        (mfa_rand(N, 3, cohort_size=7), 0.4),
+        (mfa_rr(N, 2, cohort_size=8), 0.4),
+    ],
+    ids=["equal groups", "unequal groups", "frames"],
+)
+def test_replacements_favour_no_model(strategy, p):
+    """Nor a client, where fewer are present than were chosen: exchangeable ones train alike."""
+    found = cohorts(available(strategy, bernoulli(p), when_absent="replace"), 4000)
+    clients, models = np.asarray(found.clients), models_of(found)
+    for numbers, of in ((strategy.num_models, models), (N, clients)):
+        each = np.stack([((of == i) & (clients >= 0)).sum(1) for i in range(numbers)], axis=1)
+        gaps = each - each.mean(1, keepdims=True)
+        # Frames of M rounds are independent, and rounds within a frame are not.
+        gaps = gaps.reshape(-1, 4, numbers).mean(1)
+        error = gaps.std(0) / np.sqrt(len(gaps))
+        assert (abs(gaps.mean(0)) < 4 * error).all(), gaps.mean(0) / error
+
+
 def _draw_key(t):
     one = keys.assignment_key(keys.round_key(KEY, t))
     return jax.random.split(keys.presence_key(one, 0))[0]
@@ -198,6 +220,20 @@ def test_factors_of_absence_are_unbiased():
     expected = 0.5 * targets.mean(0)
     error = moved.std(0) / np.sqrt(len(moved))
     assert (abs(moved.mean(0) - expected) < 4 * error).all()
+
+
+@pytest.mark.parametrize("num_groups", [4, 5])
+def test_unequal_groups_are_unbiased_in_every_round(num_groups):
+    """Over seeds, a client of one of 6 has the mean factor 1 in each round of a cycle."""
+    strategy = available(full_participation(6), cyclic(num_groups), unbiased=True)
+
+    def factors(seed):
+        found = cohorts(strategy, num_groups, jax.random.key(seed))
+        return jnp.where(found.clients >= 0, found.scale, 0).mean(1)
+
+    mean = np.asarray(jax.jit(jax.vmap(factors))(jnp.arange(2000)))
+    error = mean.std(0) / np.sqrt(len(mean))
+    assert (abs(mean.mean(0) - 1) < 4 * error).all(), mean.mean(0)
 
 
 def test_presence_is_that_of_the_oracle():

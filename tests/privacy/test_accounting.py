@@ -2,6 +2,7 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import brentq
@@ -17,7 +18,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.asynchrony import on_clock, shifted_exponential
 from fedjax_mm.availability import available, bernoulli, cyclic, dropping, markov
-from fedjax_mm.base import Assignment, Cohort
+from fedjax_mm.base import Assignment, Cohort, Sampling
 from fedjax_mm.privacy import UncoveredError, epsilon, noise_for
 
 POOL = mfa_rand(100, 2)
@@ -85,17 +86,53 @@ def test_the_number_of_models_costs_nothing_but_models_of_one_client_do():
     assert epsilon(one, **HOW) == epsilon(many, **HOW)
     halved = epsilon(one, **HOW | {"noise_multiplier": 4.0})
     clients = np.tile(np.arange(6, dtype=np.int32), (4, 1))
-    unknown = Assignment(
-        6, 4, lambda key: (), lambda key, t, state, look: (Cohort.of_rows(clients), state)
+    own = Assignment(
+        6,
+        4,
+        lambda key: (),
+        lambda key, t, state, look: (Cohort.of_rows(clients), state),
+        sampling=Sampling(4),
     )
     rare = [1] * 999 + [4]  # few clients are drawn
     for strategy in (
-        unknown,
+        own,
         mfa_rand(1000, 8, cohort_size=16, processors=rare),
         dropping(available(mfa_rand(1000, 8, processors=rare), bernoulli(1.0)), 0.97),
         on_clock(mfa_rand(6, 4, processors=4), shifted_exponential(6), first=1),
     ):
         assert epsilon(strategy, **HOW) == pytest.approx(halved, rel=1e-6)
+
+
+def three_times(rng_key, round, state, look):
+    """Lists client 0 thrice, so that it moves the sum of the only model by 3 C."""
+    return Cohort.of_rows(jnp.zeros((1, 3), jnp.int32)), state
+
+
+PRESENT = available(full_participation(100), bernoulli(0.1))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Assignment(6, 1, lambda key: (), three_times),
+        mfa_rand(100, 1)._replace(assign=three_times),
+        PRESENT._replace(assign=full_participation(100).assign),
+        PRESENT._replace(init=lambda key: PRESENT.init(key)._replace(law=())),
+        mfa_rand(100, 1, cohort_size=5)._replace(num_clients=10**6),
+        available(full_participation(100)._replace(assign=three_times), bernoulli(0.1)),
+        dropping(mfa_rand(100, 1)._replace(assign=three_times), 0.1),
+        on_clock(mfa_rand(100, 1)._replace(assign=three_times), shifted_exponential(100), first=1),
+    ],
+    ids=["own", "replaced", "amplified", "start", "number", "available", "dropping", "on_clock"],
+)
+def test_no_claim_no_epsilon(strategy):
+    """What an assignment says of its sampling is dropped with the function that it is about."""
+    with pytest.raises(UncoveredError, match="epsilon is infinite: the assignment states no sampl"):
+        epsilon(strategy, **HOW)
+    with pytest.raises(UncoveredError, match="states no sampling"):
+        noise_for(strategy, epsilon=1.0, num_rounds=10, delta=1e-5)
+    stated = strategy._replace(sampling=Sampling(3))
+    assert epsilon(stated, **HOW) > epsilon(full_participation(100), **HOW)
 
 
 def test_presence_amplifies_if_it_is_independent():

@@ -1,5 +1,7 @@
 """Private training: clipped updates, one Gaussian noise per round and model, adaptive clipping."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +15,14 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     mifa,
+    noisy,
     scaffold,
     simulate,
     stalevr,
 )
 from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.base import ClientContext
-from fedjax_mm.compression import compressed, sign
+from fedjax_mm.compression import compressed, qsgd, sign
 from fedjax_mm.privacy import AdaptiveClip, private
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Precise, Towards
@@ -184,6 +187,30 @@ def test_clients_one_by_one_and_models_of_another_structure(client_map):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda algorithm: private(algorithm, clip=0.05, noise_multiplier=0.4, clients_per_round=3),
+        lambda algorithm: noisy(algorithm, jnp.ones(4, bool)),
+        lambda algorithm: compressed(algorithm, qsgd(2)),
+    ],
+    ids=["private", "noisy", "qsgd"],
+)
+@pytest.mark.usefixtures("x64")
+def test_gradients_are_finite_where_an_update_is_zero(wrap):
+    """Clients 2 to 4 have no linear part, so that they send 0 in round 1, from a start of 0."""
+    task = quadratic(4, 2, mu=0.1)
+
+    @jax.jit
+    def end(rate):
+        algorithm, strategy = wrap(fedavg(rate, local_steps=2)), mfa_rand(4, 1)
+        _, trace = simulate(KEY, task, algorithm, strategy, 2)
+        return trace.metrics["excess_loss"][-1, 0]
+
+    difference = (end(0.3 + 1e-6) - end(0.3 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(jax.grad(end)(0.3), difference, rtol=1e-4)
+
+
 def test_an_update_that_is_not_finite_is_no_update():
     targets = TARGETS.copy()
     targets[2], targets[5] = np.inf, np.nan
@@ -228,6 +255,81 @@ def test_servers_that_read_the_clients_states_are_refused(method):
     )
     with pytest.raises(ValueError, match="private: the server of this method reads the clients'"):
         simulate(KEY, Towards(jnp.ones((N, 3))), algorithm, mfa_rand(N, 2, unbiased=True), 1)
+
+
+GIVEN = {"clip": 1.0, "noise_multiplier": 0.3, "clients_per_round": 4}
+
+
+def own_wrapper(algorithm):
+    """A wrapper of one's own, which replaces a function."""
+
+    def client(context, server_state, client_state):
+        return algorithm.client(context, server_state, client_state)
+
+    return algorithm._replace(client=client)
+
+
+@pytest.mark.parametrize("between", [lambda x: noisy(x, jnp.zeros(N, bool)), own_wrapper])
+def test_wrappers_do_not_hide_each_other(between):
+    """A compressed update may be longer than the norm, and feedback would send what was cut off."""
+    hidden, small = between(private(fed(), **GIVEN)), between(compressed(fed(), sign()))
+    for wrap, name in ((compressed, "private"), (compressed, "compressed")):
+        inner = hidden if name == "private" else small
+        with pytest.raises(ValueError, match=f"compressed is around {name}; compress once"):
+            wrap(inner, sign())
+    with pytest.raises(ValueError, match="private is around private; clip and add noise once"):
+        private(hidden, **GIVEN)
+    private(small, **GIVEN)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float16", "bfloat16"])
+def test_complex_parameters_are_refused(dtype):
+    """Whose imaginary parts would get no noise."""
+    init, _, *_ = private(fed(), **GIVEN)
+    start, task = {"w": jnp.ones(3), "v": jnp.ones(3, dtype)}, Towards(jnp.ones((N, 3)))
+    if dtype != "complex64":
+        init(task, start)
+        return
+    with pytest.raises(
+        ValueError, match="private: the model has complex64 parameters, but the noi"
+    ):
+        init(task, start)
+
+
+def by_loss(context):
+    """A server that stands still where the first client's loss is small."""
+    step = context.task.client_loss(context.params, jnp.int32(0)) > 1
+    return jax.tree.map(lambda x: x + step, context.params), context.server_state
+
+
+@pytest.mark.parametrize(
+    "method",
+    [fedavg(0.3, local_steps=1, server_scale="1/N"), fed()._replace(server=by_loss)],
+    ids=["total weight", "loss"],
+)
+def test_servers_that_read_the_data_are_refused(method):
+    """Also where only the sum of the clients' numbers of examples is read."""
+    algorithm, task = private(method, **GIVEN), quadratic(N, 2, mu=0.1)
+    with pytest.raises(ValueError, match="private: the server of this method reads the clients' d"):
+        simulate(KEY, task, algorithm, mfa_rand(N, 2), 1)
+
+
+def test_a_server_may_know_the_number_of_clients():
+    def server(context):
+        return context.params, (context.task.num_clients + context.server_state).astype(int)
+
+    counting = fed()._replace(init=lambda task, params: (jnp.zeros((), int), ()), server=server)
+    algorithm, task = private(counting, **GIVEN), Towards(jnp.ones((N, 3)))
+    state, _ = simulate(KEY, task, algorithm, mfa_rand(N, 2), 3)
+    assert state.models[0].server.state.tolist() == [3 * N] * 2
+
+
+def test_a_missing_extra_is_told_before_the_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.warns(
+        UserWarning, match=r"epsilon cannot be computed.* pip install 'fedjax-mm\[pri"
+    ):
+        private(fed(), **GIVEN)
 
 
 def test_factors_of_an_assignment_are_ignored():
