@@ -30,7 +30,7 @@ import numpy as np
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from fedjax_mm.base import Scalar, Steps
-from fedjax_mm.checks import check_choice, check_numbers, described, whole
+from fedjax_mm.checks import check_choice, check_known, check_numbers, described, whole
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,8 +80,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     """Decorator that checks a function's arguments against its annotations.
 
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
-    values. Counts of any integer type become ints. Traced numbers are accepted, because they have
-    no value yet, but their shape is checked unless they are counts. Other annotations are ignored.
+    values. Counts of any integer type become ints. Traced numbers, which have no value yet, are
+    accepted where the annotation has an array type. Other annotations are ignored.
     Unknown arguments raise an error that names them.
 
     Example:
@@ -147,11 +147,11 @@ def check_argument(name: str, value: Any, annotation: Any) -> Any:
 
     Args:
       name: the argument's name, for error messages.
-      value: any value; traced numbers are accepted.
+      value: any value.
       annotation: an annotation with a range or choices.
 
     Raises:
-      TypeError: if a number is expected but the value is, for example, None or a string.
+      TypeError: if a number is expected but the value is, for example, None, a string or traced.
       ValueError: if the value is not allowed.
 
     Example:
@@ -242,14 +242,25 @@ def _rules(
 
 def _range_or_choice(annotation: Any, choices: list[Any]) -> Rule:
     limits, base = limits_of(annotation), members_of(get_args(annotation)[0])
+    arrays = [each.dims for each in base if hasattr(each, "dims")]
     if int in base and float not in base:
         number = _whole_number(limits)
     else:
-        number = _number(limits, max(len(getattr(each, "dims", ())) for each in base))
+        number = _number(limits, max(map(len, arrays), default=0))
+    if not arrays:
+        number = _known(number)
     if not choices:
         return number
     choice = _choice(choices)
     return lambda name, value: (choice if isinstance(value, str) else number)(name, value)
+
+
+def _known(number: Rule) -> Rule:
+    def rule(name: str, value: Any) -> Any:
+        check_known(name, value)
+        return number(name, value)
+
+    return rule
 
 
 def _number(limits: Interval, ndim: int) -> Rule:

@@ -44,7 +44,7 @@ from fedjax_mm.asynchrony import (
     on_clock,
     shifted_exponential,
 )
-from fedjax_mm.base import Trace
+from fedjax_mm.base import Padded, Trace
 from fedjax_mm.data import federate
 from fedjax_mm.plots import sweep_overview
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
@@ -161,6 +161,28 @@ def swapped():
     return Trace(rounds, metrics, counts, counts, counts, upload_size=(9,), download_size=(9,))
 
 
+def traced(function):
+    """A call of a function with a traced 4."""
+    return lambda: jax.jit(lambda n: (function(n), n)[1])(4)
+
+
+TRACED = {
+    f"{name} traced": (traced(call), f"{words} is traced, but Python needs its value", TypeError)
+    for name, words, call in (
+        ("clients of MFA-RR", "num_clients", lambda n: mfa_rr(n, 2)),
+        ("models of MFA-RR", "num_models", lambda n: mfa_rr(8, n)),
+        ("cohort of MFA-RR", "cohort_size", lambda n: mfa_rr(8, 2, cohort_size=n)),
+        ("clients of MFA-Rand", "num_clients", lambda n: mfa_rand(n, 2)),
+        ("padded size", "num_models", lambda n: mfa_rand(8, Padded(n, 2))),
+        ("processors", "processors", lambda n: mfa_rand(8, 2, processors=n)),
+        ("a client's processors", r"processors\[1\]", lambda n: mfa_rand(2, 2, processors=[1, n])),
+        ("clients of FedCluster", "num_clients", lambda n: fedcluster(n, 2)),
+        ("clusters", "num_clusters", lambda n: fedcluster(8, n)),
+        ("clients of all", "num_clients", full_participation),
+        ("clients of a quadratic", "num_clients", lambda n: quadratic(n, 2, mu=0.1)),
+        ("block of a quadratic", "block_size", lambda n: quadratic(4, n, mu=0.1)),
+    )
+}
 RUN = QUADRATIC, FEDAVG, EVERYBODY
 NOT_A_NUMBER = TypeError
 UNEVEN = classification(
@@ -170,7 +192,7 @@ LONG = fedavg(local_sgd(0.1, epochs=2**30, batch_size=2))
 LOCAL = local_sgd(0.1, steps=2)
 ORDER = r"simulate takes \(rng_key, tasks, algorithm, assignment, num_rounds\)"
 
-CASES = {
+CASES = TRACED | {
     # Seeds.
     "no jobs": (dispatched(at_work=0), "at_work is 0; it must be a positive whole number"),
     "jobs of others": (dispatched(2, at_work=(3, 3, 3)), "at_work has 3 numbers; .* each of 2"),
