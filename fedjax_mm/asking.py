@@ -51,7 +51,7 @@ def assign(
             raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
-    _check_cohort(what, cohort)
+    _check_cohort(what, cohort, assignment.num_models)
     if assignment.observe is None:  # otherwise `observe` returns the next state
         check_state(f"{what} returns", state, new)
     return cohort, new
@@ -73,7 +73,7 @@ def observe_inside(assignment: Assignment) -> ObserveFn | None:
     return observe
 
 
-def _check_cohort(what: str, cohort: Cohort) -> None:
+def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
     """Raises an error if a cohort does not consist of matching arrays."""
     numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
     for name, given in numbers.items():
@@ -93,10 +93,27 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
         raise ValueError(
             f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
         )
-    if cohort.scale is not None and np.shape(cohort.scale) != shape:
-        raise ValueError(
-            f"{what} returns a scale of shape {np.shape(cohort.scale)}; give one number for each "
-            f"client, {shape}"
+    for name, numbers, kinds, wanted in (
+        ("scale", "floats", (jnp.floating, jnp.integer), shape),
+        ("takes_part", "bools", (jnp.bool_,), shape),
+        ("num_gradients", "ints", (jnp.integer,), (num_models,)),
+    ):
+        if (given := getattr(cohort, name)) is None:
+            continue
+        own = jnp.result_type(given)
+        if np.shape(given) != wanted or not any(jnp.issubdtype(own, kind) for kind in kinds):
+            raise ValueError(
+                f"{what} returns as {name} {own}{list(np.shape(given))}; give {numbers} of shape "
+                f"{wanted}"
+            )
+
+
+def check_weight(task: Task) -> None:
+    """Raises `TypeError` if a task's weight of a client is not one number."""
+    weight = jax.eval_shape(lambda client: task.weight(client), jnp.int32(0))
+    if not hasattr(weight, "shape") or weight.shape:
+        raise TypeError(
+            f"{type(task).__name__}.weight returns {described(weight)}; return one number, n_k"
         )
 
 

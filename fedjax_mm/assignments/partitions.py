@@ -359,7 +359,8 @@ def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " cli
       ValueError: if `processors` is neither a positive integer nor one per client.
     """
     name = "processors"
-    if np.ndim(processors) == 0:
+    # Do not ask NumPy for the axes of a list, which may hold tracers.
+    if not isinstance(processors, list | tuple) and np.ndim(processors) == 0:
         return np.broadcast_to(check_argument(name, processors, Count), num_clients)
     each = list(processors)
     if len(each) != num_clients:

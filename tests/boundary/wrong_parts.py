@@ -44,7 +44,7 @@ from fedjax_mm.asynchrony import (
     on_clock,
     shifted_exponential,
 )
-from fedjax_mm.base import Padded, Trace
+from fedjax_mm.base import Cohort, Padded, Trace
 from fedjax_mm.data import federate
 from fedjax_mm.plots import sweep_overview
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
@@ -125,6 +125,35 @@ class Incomplete:
 
     def init(self, rng_key):
         """Returns parameters."""
+
+
+class Plain(Incomplete):
+    """A task that no one has registered with JAX."""
+
+    def init(self, rng_key):
+        """Returns parameters."""
+        return jnp.zeros(4)
+
+    def weight(self, client):
+        """Returns n_k."""
+        return jnp.ones(())
+
+    def batch(self, rng_key, client, step, how):
+        """Returns no examples."""
+        return client
+
+    def loss(self, params, batch):
+        """Returns a loss."""
+        return jnp.sum(params**2)
+
+    def metrics(self, rng_key, params):
+        """Returns no metrics."""
+        return {}
+
+
+def plain(**functions):
+    """A task that is registered, with other functions."""
+    return jax.tree_util.register_static(type("Own", (Plain,), functions))()
 
 
 def bound(statement, **given):
@@ -342,6 +371,53 @@ CASES = TRACED | {
         "it lacks num_clients, init, weight, batch, metrics; define them in its class, because",
         TypeError,
     ),
+    "task of a plain class": (
+        simulated(tasks=Plain()),
+        "tasks is a Plain, whose class JAX does not know; register it, by @jax.tree_util.register",
+        TypeError,
+    ),
+    "losses of a batch": (
+        simulated(tasks=plain(loss=lambda self, params, batch: params)),
+        r"Own.loss returns float32\[4\]; return one float, such as a jnp.mean",
+        TypeError,
+    ),
+    "loss in an array": (
+        simulated(
+            tasks=plain(loss=lambda self, params, batch: params[:1]), algorithm=scaffold(LOCAL)
+        ),
+        r"Own.loss returns float32\[1\]; return one float",
+        TypeError,
+    ),
+    "loss an int": (
+        simulated(tasks=plain(loss=lambda self, params, batch: jnp.int32(3))),
+        r"Own.loss returns int32\[\]; return one float",
+        TypeError,
+    ),
+    "loss of Python": (
+        simulated(tasks=plain(loss=lambda self, params, batch: 3.0)),
+        "Own.loss returns 3.0; return one float",
+        TypeError,
+    ),
+    "two weights": (
+        simulated(tasks=plain(weight=lambda self, client: jnp.ones(2))),
+        r"Own.weight returns an array of shape \(2,\); return one number, n_k",
+        TypeError,
+    ),
+    "no weight": (
+        simulated(tasks=plain(weight=lambda self, client: None)),
+        "Own.weight returns None; return one number, n_k",
+        TypeError,
+    ),
+    "parameters of ints": (
+        simulated(tasks=plain(init=lambda self, rng_key: jnp.zeros(2, jnp.int32))),
+        r"Own.init returns int32\[2\]; gradients need parameters of floats",
+        TypeError,
+    ),
+    "a cohort in one row": (
+        lambda: Cohort.of_rows(jnp.arange(4)),
+        r"clients are an array of shape \(4,\); give .* as in clients\[None\] for one model",
+    ),
+    "a cohort in lists": (lambda: Cohort.of_rows([[0, 1]]), "clients are a list of 1; give an arr"),
     "dict of tasks": (simulated(tasks={"a": QUADRATIC}), "tasks is a dict of 1", TypeError),
     "generator of tasks": (simulated(tasks=(t for t in [QUADRATIC])), "a generator", TypeError),
     "a wrong task among several": (

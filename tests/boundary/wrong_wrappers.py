@@ -73,6 +73,16 @@ CASES = {
         lambda: timetable([[], [(0, 5)]], period=4),
         r"intervals\[1\] ends at 5, after the period of 4",
     ),
+    "no timetable": (
+        lambda: timetable(None),
+        r"intervals is None, not a Collection; give the pairs \(start, end\) of each client",
+        TypeError,
+    ),
+    "no timetable of a client": (
+        lambda: timetable([[(0, 1)], None]),
+        r"intervals\[1\] is None, not a Collection; give the pairs",
+        TypeError,
+    ),
     "no period": (lambda: timetable([[(0, 1)]], period=0), "period is 0; it must be positive"),
     "timetable of others": (
         lambda: available(ALL, timetable([[(0, 1)]])),

@@ -295,7 +295,22 @@ def simulated(assignment):
         (
             (Cohort(CLIENTS, EVENS, np.ones(2)), EVENS),
             ValueError,
-            r"a scale of shape \(2,\); .* \(4,\)",
+            r"as scale float\d+\[2\]; give floats of shape \(4,\)",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, np.ones(4, complex)), EVENS),
+            ValueError,
+            r"as scale complex\d+\[4\]; give floats",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, takes_part=np.ones(1, bool)), EVENS),
+            ValueError,
+            r"as takes_part bool\[1\]; give bools of shape \(4,\)",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, num_gradients=EVENS), EVENS),
+            ValueError,
+            r"as num_gradients int32\[4\]; give ints of shape \(2,\)",
         ),
         ((COHORT, ()), ValueError, "a state of another structure than init"),
         ((COHORT, EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),
