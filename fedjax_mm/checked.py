@@ -7,6 +7,7 @@ same limits, and the reference documentation shows them.
 
 import dataclasses
 import difflib
+import dis
 import functools
 import inspect
 import math
@@ -73,7 +74,39 @@ Rule: TypeAlias = Callable[[str, Any], Any]
 Raises an error if the value is not allowed.
 """
 
+_BELONGS = {  # where arguments are for that a function with such a first one does not have
+    "local": "those of local training are for local_sgd, as in local_sgd(0.1, steps=5)",
+    "grid": "those of the runs are for Grid, as in sweep(Grid(build, axes, num_rounds=20))",
+}
 _TESTS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+
+
+def brief(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator that drops the frames of this package from the tracebacks of its refusals.
+
+    ``JAX_TRACEBACK_FILTERING=off`` shows them, like those of JAX.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True  # for IPython and pytest
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            if not _is_refusal(error) or jax.config.jax_traceback_filtering == "off":
+                raise
+            raise error.with_traceback(None) from error.__cause__
+
+    return call
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Returns whether a `raise` of this package raised an error, rather than a call that failed."""
+    at: Any = error.__traceback__
+    while at.tb_next is not None:
+        at = at.tb_next
+    is_ours = at.tb_frame.f_globals.get("__name__", "").startswith("fedjax_mm")
+    return is_ours and at.tb_frame.f_code.co_code[at.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -112,7 +145,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         }
         return function(*first, *rest, **named)
 
-    return call
+    return brief(call)
 
 
 def refusing_unknown(kind: type[T]) -> type[T]:
@@ -131,6 +164,7 @@ def refusing_unknown(kind: type[T]) -> type[T]:
     init: Callable[..., None] = kind.__init__
     known = [*inspect.signature(kind).parameters]
 
+    @brief
     @functools.wraps(init)
     def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
@@ -216,8 +250,8 @@ def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
     # Require a similarity above 0.72, so that `optimizer` does not suggest `server_optimizer`.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
-    if known[0] == "local" and not close:
-        hint += "; those of local training are for local_sgd, as in local_sgd(0.1, steps=5)"
+    if not close and known[0] in _BELONGS:
+        hint += f"; {_BELONGS[known[0]]}"
     return f"{function.__name__} has no argument {name!r}; {hint}"
 
 

@@ -35,6 +35,7 @@ from fedjax_mm import (
     sequential,
     simulate,
     stalevr,
+    sweep,
     to_dataset,
     variance_reduced,
 )
@@ -48,7 +49,7 @@ from fedjax_mm.base import Cohort, Padded, Trace
 from fedjax_mm.data import federate
 from fedjax_mm.plots import sweep_overview
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
-from fedjax_mm.sweeps import Setup, Until
+from fedjax_mm.sweeps import Grid, Setup, Until
 from fedjax_mm.tasks import (
     LogisticRegression,
     Tuning,
@@ -418,6 +419,26 @@ CASES = TRACED | {
         r"clients are an array of shape \(4,\); give .* as in clients\[None\] for one model",
     ),
     "a cohort in lists": (lambda: Cohort.of_rows([[0, 1]]), "clients are a list of 1; give an arr"),
+    "axis of another name": (
+        lambda: Grid(lambda learning_rate: None, {"lr": [0.1]}, num_rounds=2),
+        "build cannot be called with lr: missing a required argument: 'learning_rate'; give axes",
+        TypeError,
+    ),
+    "axis more than build takes": (
+        lambda: Grid(lambda: None, {"lr": [0.1]}, num_rounds=2, shared={"task": QUADRATIC}),
+        "build cannot be called with lr, task: got an unexpected keyword argument",
+        TypeError,
+    ),
+    "a function for a grid": (
+        lambda: sweep(lambda rate: None, {"rate": [0.1]}),
+        r"grid is the function <lambda>, not a Grid; give Grid\(build, axes, num_rounds=...\)",
+        TypeError,
+    ),
+    "a function for a grid, with its rounds": (
+        lambda: sweep(lambda rate: None, {"rate": [0.1]}, num_rounds=2),
+        r"no argument 'num_rounds'; .* as in sweep\(Grid\(build, axes, num_rounds=20\)\)",
+        TypeError,
+    ),
     "dict of tasks": (simulated(tasks={"a": QUADRATIC}), "tasks is a dict of 1", TypeError),
     "generator of tasks": (simulated(tasks=(t for t in [QUADRATIC])), "a generator", TypeError),
     "a wrong task among several": (

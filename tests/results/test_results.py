@@ -197,6 +197,16 @@ def test_runs_in_which_nobody_trains_are_told():
     to_dataset(idle_trace([one, none, one], [none] * 3), ["seed"])
 
 
+def test_a_run_that_diverges_is_marked():
+    """From the first record whose loss is not finite."""
+    one = simulated(mfa_rand(6, 2), 4, 2)
+    assert to_dataset(one).diverged.values.tolist() == [-1, -1]
+    loss = one.metrics["loss"].at[1:, 1].set(jnp.inf)
+    marked = to_dataset(dataclasses.replace(one, metrics=one.metrics | {"loss": loss})).diverged
+    assert marked.dims == ("model",)
+    assert marked.values.tolist() == [-1, 2]
+
+
 def test_traces_of_other_rounds_are_no_replicas():
     trace = idle_trace([[0, 1, 1]] * 3, [[0, 0, 0]] * 3)
     later = dataclasses.replace(trace, round=trace.round + np.arange(3)[:, None])
