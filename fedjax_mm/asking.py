@@ -93,7 +93,7 @@ def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
         raise ValueError(
             f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
         )
-    for name, numbers, kinds, wanted in (
+    for name, kind, types, wanted in (
         ("scale", "floats", (jnp.floating, jnp.integer), shape),
         ("takes_part", "bools", (jnp.bool_,), shape),
         ("num_gradients", "ints", (jnp.integer,), (num_models,)),
@@ -101,9 +101,9 @@ def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
         if (given := getattr(cohort, name)) is None:
             continue
         own = jnp.result_type(given)
-        if np.shape(given) != wanted or not any(jnp.issubdtype(own, kind) for kind in kinds):
+        if np.shape(given) != wanted or not any(jnp.issubdtype(own, each) for each in types):
             raise ValueError(
-                f"{what} returns as {name} {own}{list(np.shape(given))}; give {numbers} of shape "
+                f"{what} returns as {name} {own}{list(np.shape(given))}; give {kind} of shape "
                 f"{wanted}"
             )
 

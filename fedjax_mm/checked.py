@@ -93,7 +93,8 @@ def brief(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except (TypeError, ValueError) as error:
-            if not _is_refusal(error) or jax.config.jax_traceback_filtering == "off":
+            shows_all = getattr(jax.config, "jax_traceback_filtering", None) == "off"
+            if shows_all or not _is_refusal(error):
                 raise
             raise error.with_traceback(None) from error.__cause__
 

@@ -55,7 +55,7 @@ def epsilon(
 
     Raises:
       UncoveredError: if the assignment reads losses or learns from reports.
-      ValueError: if a number is out of its range.
+      ValueError: if a number is out of its range, or epsilon is too large to compute.
       ImportError: if dp-accounting is not installed.
 
     Example:
@@ -82,7 +82,7 @@ def noise_for(
     """Returns the smallest noise multiplier that reaches an epsilon, to within 1e-4.
 
     Noise multipliers below 0.1, where epsilon is in the hundreds, are not tried. The arguments are
-    those of `epsilon`.
+    those of `epsilon`, whose value is at most 10,000.
 
     Raises:
       UncoveredError, ValueError, ImportError: as for `epsilon`, or if no noise multiplier suffices.

@@ -110,8 +110,9 @@ def test_a_counter_that_is_too_small_is_an_error(rounds, fits):
 def test_dimensions_and_coordinates_are_named():
     updates = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     dataset = to_dataset(trace(updates), ("rate", "seed"))
-    assert set(dataset.data_vars) == {"loss", "accuracy", "idle_rounds", *COUNTS}
-    for variable in dataset.data_vars.values():
+    assert set(dataset.data_vars) == {"loss", "accuracy", "idle_rounds", "diverged", *COUNTS}
+    assert dataset.diverged.dims == ("rate", "seed", "model")
+    for variable in dataset.drop_vars("diverged").data_vars.values():
         assert variable.dims == ("rate", "seed", "round", "model")
         assert variable.attrs["long_name"]
     assert dataset["round"].values.tolist() == [0, 10, 20, 30]
