@@ -126,7 +126,7 @@ def _spent(
     @functools.cache
     def spent(noise_multiplier: float) -> float:
         z = noise_multiplier / math.sqrt(sampling.most_models)
-        one, loss = dp.GaussianDpEvent(z), _loss(z, rate, num_rounds)
+        one, loss = dp.GaussianDpEvent(z), _loss(z / (1 + replaces), rate, num_rounds)
         if loss > _MOST_LOSS or (rate < 1 and num_rounds > _MOST_ROUNDS):
             raise ValueError(
                 f"noise_multiplier is {noise_multiplier:g} for {num_rounds:,} rounds, too little "
