@@ -51,7 +51,7 @@ def assign(
             raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
-    _check_cohort(what, cohort)
+    _check_cohort(what, cohort, assignment.num_models)
     if assignment.observe is None:  # otherwise `observe` returns the next state
         check_state(f"{what} returns", state, new)
     return cohort, new
@@ -73,7 +73,7 @@ def observe_inside(assignment: Assignment) -> ObserveFn | None:
     return observe
 
 
-def _check_cohort(what: str, cohort: Cohort) -> None:
+def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
     """Raises an error if a cohort does not consist of matching arrays."""
     numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
     for name, given in numbers.items():
@@ -93,17 +93,28 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
         raise ValueError(
             f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
         )
-    for name, given in {"a scale": cohort.scale, "takes_part": cohort.takes_part}.items():
-        if given is None:
+    for name, kind, types, wanted in (
+        ("scale", "floats", (jnp.floating, jnp.integer), shape),
+        ("takes_part", "bools", (jnp.bool_,), shape),
+        ("num_gradients", "ints", (jnp.integer,), (num_models,)),
+    ):
+        if (given := getattr(cohort, name)) is None:
             continue
-        dtype, kinds = jnp.asarray(given).dtype, jnp.bool_ if name == "takes_part" else np.number
-        is_right = jnp.issubdtype(dtype, kinds) and not jnp.issubdtype(dtype, np.complexfloating)
-        if np.shape(given) != shape or not is_right:
-            one = "bool" if name == "takes_part" else "real number"
+        own = jnp.result_type(given)
+        if np.shape(given) != wanted or not any(jnp.issubdtype(own, each) for each in types):
             raise ValueError(
-                f"{what} returns {name} of shape {np.shape(given)}, {dtype}; give one {one} for "
-                f"each client, {shape}"
+                f"{what} returns as {name} {own}{list(np.shape(given))}; give {kind} of shape "
+                f"{wanted}"
             )
+
+
+def check_weight(task: Task) -> None:
+    """Raises `TypeError` if a task's weight of a client is not one number."""
+    weight = jax.eval_shape(lambda client: task.weight(client), jnp.int32(0))
+    if not hasattr(weight, "shape") or weight.shape:
+        raise TypeError(
+            f"{type(task).__name__}.weight returns {described(weight)}; return one number, n_k"
+        )
 
 
 def start_states(

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 # the loss must not inherit the closed form of the task that it wraps.
 from typing_extensions import Protocol, runtime_checkable
 
-from fedjax_mm.checks import needs
+from fedjax_mm.checks import described, needs
 
 __all__ = [
     "Algorithm",
@@ -407,6 +407,11 @@ class Cohort:
         takes_part: Bool[Array, "models width"] | None = None,
     ) -> Self:
         """Returns the cohort with one row of clients per model."""
+        if getattr(clients, "ndim", 0) != 2:
+            raise ValueError(
+                f"clients are {described(clients)}; give an array of one row for each model, as in "
+                "clients[None] for one model"
+            )
         models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])
         scale, takes_part = jax.tree.map(jnp.ravel, (scale, takes_part))
         return cls(clients.ravel(), models, scale, num_gradients, takes_part)

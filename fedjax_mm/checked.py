@@ -7,6 +7,7 @@ same limits, and the reference documentation shows them.
 
 import dataclasses
 import difflib
+import dis
 import functools
 import inspect
 import math
@@ -30,7 +31,7 @@ import numpy as np
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from fedjax_mm.base import Scalar, Steps
-from fedjax_mm.checks import check_choice, check_numbers, described, whole
+from fedjax_mm.checks import check_choice, check_known, check_numbers, described, whole
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,15 +74,48 @@ Rule: TypeAlias = Callable[[str, Any], Any]
 Raises an error if the value is not allowed.
 """
 
+_BELONGS = {  # where arguments are for that a function with such a first one does not have
+    "local": "those of local training are for local_sgd, as in local_sgd(0.1, steps=5)",
+    "grid": "those of the runs are for Grid, as in sweep(Grid(build, axes, num_rounds=20))",
+}
 _TESTS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+
+
+def brief(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator that drops the frames of this package from the tracebacks of its refusals.
+
+    ``JAX_TRACEBACK_FILTERING=off`` shows them, like those of JAX.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True  # for IPython and pytest
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            shows_all = getattr(jax.config, "jax_traceback_filtering", None) == "off"
+            if shows_all or not _is_refusal(error):
+                raise
+            raise error.with_traceback(None) from error.__cause__
+
+    return call
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Returns whether a `raise` of this package raised an error, rather than a call that failed."""
+    at: Any = error.__traceback__
+    while at.tb_next is not None:
+        at = at.tb_next
+    is_ours = at.tb_frame.f_globals.get("__name__", "").startswith("fedjax_mm")
+    return is_ours and at.tb_frame.f_code.co_code[at.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """Decorator that checks a function's arguments against its annotations.
 
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
-    values. Counts of any integer type become ints. Traced numbers are accepted, because they have
-    no value yet, but their shape is checked unless they are counts. Other annotations are ignored.
+    values. Counts of any integer type become ints. Traced numbers, which have no value yet, are
+    accepted where the annotation has an array type. Other annotations are ignored.
     Unknown arguments raise an error that names them.
 
     Example:
@@ -112,7 +146,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         }
         return function(*first, *rest, **named)
 
-    return call
+    return brief(call)
 
 
 def refusing_unknown(kind: type[T]) -> type[T]:
@@ -131,6 +165,7 @@ def refusing_unknown(kind: type[T]) -> type[T]:
     init: Callable[..., None] = kind.__init__
     known = [*inspect.signature(kind).parameters]
 
+    @brief
     @functools.wraps(init)
     def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
@@ -147,11 +182,11 @@ def check_argument(name: str, value: Any, annotation: Any) -> Any:
 
     Args:
       name: the argument's name, for error messages.
-      value: any value; traced numbers are accepted.
+      value: any value.
       annotation: an annotation with a range or choices.
 
     Raises:
-      TypeError: if a number is expected but the value is, for example, None or a string.
+      TypeError: if a number is expected but the value is, for example, None, a string or traced.
       ValueError: if the value is not allowed.
 
     Example:
@@ -216,8 +251,8 @@ def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
     # Require a similarity above 0.72, so that `optimizer` does not suggest `server_optimizer`.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
-    if known[0] == "local" and not close:
-        hint += "; those of local training are for local_sgd, as in local_sgd(0.1, steps=5)"
+    if not close and known[0] in _BELONGS:
+        hint += f"; {_BELONGS[known[0]]}"
     return f"{function.__name__} has no argument {name!r}; {hint}"
 
 
@@ -242,14 +277,25 @@ def _rules(
 
 def _range_or_choice(annotation: Any, choices: list[Any]) -> Rule:
     limits, base = limits_of(annotation), members_of(get_args(annotation)[0])
+    arrays = [each.dims for each in base if hasattr(each, "dims")]
     if int in base and float not in base:
         number = _whole_number(limits)
     else:
-        number = _number(limits, max(len(getattr(each, "dims", ())) for each in base))
+        number = _number(limits, max(map(len, arrays), default=0))
+    if not arrays:
+        number = _known(number)
     if not choices:
         return number
     choice = _choice(choices)
     return lambda name, value: (choice if isinstance(value, str) else number)(name, value)
+
+
+def _known(number: Rule) -> Rule:
+    def rule(name: str, value: Any) -> Any:
+        check_known(name, value)
+        return number(name, value)
+
+    return rule
 
 
 def _number(limits: Interval, ndim: int) -> Rule:

@@ -83,6 +83,15 @@ def check_between(name: str, value: Any, least: int, most: int, most_name: str =
     check_numbers(name, value, lambda x: (x >= least) & (x <= most), allowed)
 
 
+def check_known(name: str, value: Any, because: str = "Python needs its value") -> None:
+    """Raises `TypeError` if a number is traced."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is traced, but {because}; close over it, give it to jax.jit in "
+            "static_argnames, or sweep over whole numbers without `together`"
+        )
+
+
 def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
     """Checks that a value is a positive 31-bit integer of any integer type, and returns an int.
 
@@ -229,11 +238,7 @@ def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
         other.
     """
     for name, value in (("num_rounds", num_rounds), ("record_every", record_every)):
-        if isinstance(value, jax.core.Tracer):
-            raise TypeError(
-                f"{name} is traced, but it sets the length of the trace; close over it, or give it "
-                "to jax.jit in static_argnames"
-            )
+        check_known(name, value, "it sets the length of the trace")
     num_rounds, every = check_count("num_rounds", num_rounds), whole(record_every)
     if every is None or every < 1 or num_rounds % every:
         raise ValueError(

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks, keys
-from fedjax_mm.asking import assign, start_states
+from fedjax_mm.asking import assign, check_weight, start_states
 from fedjax_mm.asynchrony.batches import (
     AsyncState,
     arrivals_of,
@@ -196,6 +196,7 @@ def start_models(
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         algorithm = stack.algorithm
+        check_weight(task)
         server, client = start_states(algorithm, task, params)
         if algorithm.num_steps is not None:
             # Trace `num_steps` here, so that epochs with too many steps fail before round 1.

@@ -54,6 +54,31 @@ class LocalUpdate(NamedTuple):
         return cls(jax.tree.map(jnp.subtract, params, start), {"loss": loss})
 
 
+def loss_and_gradient(task: Task) -> GradientFn:
+    """Returns the function ``(params, batch) -> (loss, gradient)`` of a task.
+
+    It raises `TypeError` if the loss is not one float, or if parameters are integers.
+    """
+    name = type(task).__name__
+
+    def loss(params: Params, batch: Any) -> Float[Array, ""]:
+        found: Any = task.loss(params, batch)
+        is_array = isinstance(found, jax.Array)
+        if not is_array or found.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+            given = jax.typeof(found).str_short() if is_array else described(found)
+            raise TypeError(f"{name}.loss returns {given}; return one float, such as a jnp.mean")
+        return found
+
+    def both(params: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+        for leaf in jax.tree.leaves(params):
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                given = jax.typeof(leaf).str_short()
+                raise TypeError(f"{name}.init returns {given}; gradients need parameters of floats")
+        return jax.value_and_grad(loss)(params, batch)
+
+    return both
+
+
 def train_locally(
     context: ClientContext,
     optimizer: optax.GradientTransformation,
@@ -75,9 +100,7 @@ def train_locally(
       num_batches: the number of batches per step.
       start: the parameters to start from; defaults to the global parameters.
     """
-    value_and_gradient = (
-        jax.value_and_grad(context.task.loss) if gradient_fn is None else gradient_fn
-    )
+    value_and_gradient = loss_and_gradient(context.task) if gradient_fn is None else gradient_fn
 
     def batches_of(step: int | Int[Array, ""]) -> list[Any]:
         first = jnp.asarray(step, jnp.int32) * num_batches
@@ -334,7 +357,7 @@ def proximal(context: ClientContext, strength: Scalar) -> GradientFn:
     """Returns the proximal gradient function ``grad F_k(w_k) + strength (w_k - w)``."""
 
     def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
-        loss, gradient = jax.value_and_grad(context.task.loss)(own, batch)
+        loss, gradient = loss_and_gradient(context.task)(own, batch)
         held = jax.tree.map(lambda g, x, w: g + strength * (x - w), gradient, own, context.params)
         return loss, held
 

@@ -27,7 +27,14 @@ _TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
 
 def check_task(value: Any, name: str = "task") -> Any:
     """Returns `value` if it is a task, or raises a `TypeError` with a remedy."""
-    return _check(name, value, "a task", Task, "such as tasks.quadratic(24, 4, mu=2e-4)")
+    task = _check(name, value, "a task", Task, "such as tasks.quadratic(24, 4, mu=2e-4)")
+    if jax.tree_util.all_leaves([task]):
+        raise TypeError(
+            f"{name} is {described(task)}, whose class JAX does not know; register it, by "
+            "@jax.tree_util.register_dataclass if it holds arrays, and else by "
+            "@jax.tree_util.register_static"
+        )
+    return task
 
 
 def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:

@@ -26,6 +26,7 @@ from fedjax_mm.base import (
     Task,
     Trace,
 )
+from fedjax_mm.checked import brief
 from fedjax_mm.checks import check_alike, check_name, described, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
@@ -143,6 +144,7 @@ def make_trace(
     )
 
 
+@brief
 def join_traces(first: Trace, *later: Trace) -> Trace:
     """Joins the traces of a run and its continuations.
 

@@ -17,12 +17,14 @@ from fedjax_mm.asking import check_state
 from fedjax_mm.asynchrony.batches import AsyncState
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
+from fedjax_mm.checked import brief
 from fedjax_mm.engine import Engine, State, engine_of
 from fedjax_mm.parts import check_instance, key_of
 from fedjax_mm.record import Bundle, Record, Work, make_trace, measure, message_sizes
 from fedjax_mm.stacks import each_params
 
 
+@brief
 def simulate(
     rng_key: PRNGKeyArray | int,
     tasks: Task | Sequence[Task],
@@ -61,7 +63,8 @@ def simulate(
 
     Returns:
       The final state, and the trace with ``1 + num_rounds / record_every`` records. The trace of an
-      asynchronous run has additional metrics; see `fedast`.
+      asynchronous run has additional metrics; see `fedast`. A model that diverges continues with
+      NaN, which `to_dataset` marks in ``diverged``.
 
     Raises:
       TypeError: if an argument has the wrong type, for example data instead of a task.
@@ -87,6 +90,7 @@ def simulate(
     return _run(engine, state, num_rounds, record_every, client_map)
 
 
+@brief
 def init(
     rng_key: PRNGKeyArray | int,
     tasks: Task | Sequence[Task],
@@ -98,6 +102,7 @@ def init(
     return engine_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
 
 
+@brief
 def advance(
     state: State,
     tasks: Task | Sequence[Task],
@@ -168,6 +173,7 @@ def _run(
     return state, make_trace(engine.stacks, rounds, first, rest.records(), sizes)
 
 
+@brief
 def params_of(state: State, model: int | None = None) -> Params:
     """Returns one model's parameters in a state, or a list of the parameters of all models.
 

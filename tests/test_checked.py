@@ -132,7 +132,7 @@ def test_whole_numbers_and_flags_become_those_of_python():
 
 
 @checked
-def factory(size: Count, ratio: Positive = 1.0, *rest: Any, way: Way = "up", **more: Any):
+def factory(size: TracedCount, ratio: Positive = 1.0, *rest: Any, way: Way = "up", **more: Any):
     """An example."""
     return size, ratio, rest, way, more
 
@@ -157,7 +157,7 @@ def test_a_checked_function_is_itself_to_others():
     assert (factory.__name__, factory.__doc__) == ("factory", "An example.")
     assert inspect.isfunction(factory)
     assert list(inspect.signature(factory).parameters) == ["size", "ratio", "rest", "way", "more"]
-    assert get_type_hints(factory, include_extras=True)["size"] == Count
+    assert get_type_hints(factory, include_extras=True)["size"] == TracedCount
 
 
 def test_annotations_are_read_once_and_not_before_the_first_call(monkeypatch):

@@ -7,7 +7,14 @@ from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, ClientContext, Params, Scalar
 from fedjax_mm.checked import NonNegative, Positive, checked
-from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, equal_weight, steps_of
+from fedjax_mm.local import (
+    LocalSGD,
+    LocalUpdate,
+    averaging,
+    equal_weight,
+    loss_and_gradient,
+    steps_of,
+)
 
 
 @checked
@@ -52,17 +59,17 @@ def perfedavg(
     num_batches, gradients_per_step = (2, 2) if variant == "FO" else (3, 4)
 
     def train(context: ClientContext) -> LocalUpdate:
-        gradient = jax.grad(context.task.loss)
+        both = loss_and_gradient(context.task)
 
         def gradient_fn(
             own: Params, inner: Any, outer: Any, *third: Any
         ) -> tuple[Float[Array, ""], Params]:
-            loss, inner_gradient = jax.value_and_grad(context.task.loss)(own, inner)
-            outer_gradient = gradient(_plus(own, -alpha, inner_gradient), outer)
+            loss, inner_gradient = both(own, inner)
+            _, outer_gradient = both(_plus(own, -alpha, inner_gradient), outer)
             if variant == "FO":
                 return loss, outer_gradient
             ahead, behind = (
-                gradient(_plus(own, side * delta, outer_gradient), *third) for side in (1, -1)
+                both(_plus(own, side * delta, outer_gradient), *third)[1] for side in (1, -1)
             )
             bend = jax.tree.map(lambda x, y: (x - y) / (2 * delta), ahead, behind)
             return loss, _plus(outer_gradient, -alpha, bend)

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
-from fedjax_mm.local import LocalSGD, equal_weight, plain_server, steps_of, train_locally
+from fedjax_mm.local import (
+    LocalSGD,
+    equal_weight,
+    loss_and_gradient,
+    plain_server,
+    steps_of,
+    train_locally,
+)
 from fedjax_mm.sums import scale_update
 
 
@@ -58,7 +65,7 @@ def prsgd(local: LocalSGD) -> Algorithm:
             own, loss = train_locally(context, optax.sgd(rate), last, how, start=own)
         # Keep the last gradient, because the client's next round applies it to the mean.
         batch = task.batch(context.rng_key, context.client, jnp.int32(last), how)
-        last_loss, gradient = jax.value_and_grad(task.loss)(own, batch)
+        last_loss, gradient = loss_and_gradient(task)(own, batch)
         step = jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
         report = {"loss": (last * loss + last_loss) / steps}
         update = scale_update(jax.tree.map(jnp.subtract, own, context.params), context.scale)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.checked import Positive, checked
-from fedjax_mm.local import LocalSGD, equal_weight, steps_of
+from fedjax_mm.local import LocalSGD, equal_weight, loss_and_gradient, steps_of
 from fedjax_mm.sums import scale_update
 
 
@@ -63,13 +63,13 @@ def scaffold(
         drift = jax.tree.map(jnp.subtract, c_k, server_state)
 
         def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
-            loss, gradient = jax.value_and_grad(task.loss)(own, batch)
+            loss, gradient = loss_and_gradient(task)(own, batch)
             return loss, jax.tree.map(jnp.subtract, gradient, drift)
 
         trained = local.train(context, gradient_fn=gradient_fn)
         if option == "I":
             everything = task.batch(context.rng_key, context.client, jnp.int32(0), base.Batching())
-            new = jax.grad(task.loss)(context.params, everything)
+            _, new = loss_and_gradient(task)(context.params, everything)
         else:
             length = K * local.rate(context.round)
             new = jax.tree.map(lambda d, x: d - (x / length).astype(d.dtype), drift, trained.update)

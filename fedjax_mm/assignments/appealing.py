@@ -9,13 +9,15 @@ from jaxtyping import PRNGKeyArray
 from fedjax_mm import checks
 from fedjax_mm.asking import assign as ask
 from fedjax_mm.base import Assignment, Cohort, Look, Round
-from fedjax_mm.checked import Count, checked
+from fedjax_mm.checked import Count, TracedCount, checked
 from fedjax_mm.cohorts import by_rows, places_of
 from fedjax_mm.parts import check_assignment
 
 
 @checked
-def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count = 10) -> Assignment:
+def appealing(
+    assignment: Assignment, *, cohort_size: Count, from_round: TracedCount = 10
+) -> Assignment:
     """Flexible participation: from a given round on, only clients that a model appeals to train it.
 
     The assignment draws a group of clients for each model. Among the clients in the group that the

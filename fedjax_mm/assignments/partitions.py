@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks, keys
 from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round, Sampling
-from fedjax_mm.checked import Count, check_argument, checked
+from fedjax_mm.checked import Count, TracedCount, check_argument, checked
 from fedjax_mm.shuffles import permutation
 
 Processors: TypeAlias = int | Sequence[int] | np.ndarray
@@ -220,7 +220,7 @@ def sequential(
     num_clients: Count,
     num_models: Count,
     *,
-    rounds_per_model: Count,
+    rounds_per_model: TracedCount,
     cohort_size: Count | None = None,
 ) -> Assignment:
     """Sequential FedAvg: clients train model 1 for T1 rounds, then model 2, and so on.
@@ -344,7 +344,8 @@ def _sizes(
     """Returns the static bound on M, the possibly traced M, and K, after `check_sizes`."""
     if not isinstance(num_models, Padded):
         return num_models, num_models, checks.check_sizes(num_clients, num_models, cohort_size)
-    size, number = (check_argument("num_models", each, Count) for each in num_models)
+    size = check_argument("num_models", num_models.size, Count)
+    number = check_argument("num_models", num_models.number, TracedCount)
     cohort_size = checks.check_sizes(num_clients, size, cohort_size)
     if isinstance(number, int):
         checks.check_between("num_models", number, 1, size, "the padded size")
@@ -358,7 +359,8 @@ def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " cli
       ValueError: if `processors` is neither a positive integer nor one per client.
     """
     name = "processors"
-    if np.ndim(processors) == 0:
+    # Do not ask NumPy for the axes of a list, which may hold tracers.
+    if not isinstance(processors, list | tuple) and np.ndim(processors) == 0:
         return np.broadcast_to(check_argument(name, processors, Count), num_clients)
     each = list(processors)
     if len(each) != num_clients:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
-from fedjax_mm.checks import check_count, described
+from fedjax_mm.checks import check_count, check_known, described
 
 WINDOW = 8
 """The number of recent updates used to compute a model's relative variance."""
@@ -144,13 +144,8 @@ def fedast(
 
 def _known(name: str, value: Any) -> int:
     """Checks that a number is a static positive integer, and returns it."""
-    number = check_count(name, value)
-    if isinstance(number, jax.core.Tracer):
-        raise ValueError(
-            f"{name} is traced; a dispatch needs whole numbers: give an axis of them without "
-            "`together`, so that each has a program of its own"
-        )
-    return int(number)
+    check_known(name, value)
+    return int(check_count(name, value))
 
 
 class Jobs(NamedTuple):

@@ -1,6 +1,6 @@
 """Availability laws: random presence of clients, drawn before the cohort of a round is chosen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fedjax_mm.base import Round, Scalar
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import check_numbers, described
+from fedjax_mm.parts import check_instance
 from fedjax_mm.shuffles import permutation
 
 Probability = Scalar | Float[Array, " clients"] | tuple[float, ...]
@@ -180,6 +181,10 @@ def timetable(
       >>> [law.step(jax.random.key(0), t, (), 2)[0].tolist() for t in (1, 2, 3, 4)]
       [[True, False], [True, True], [False, True], [False, False]]
     """
+    remedy = "give the pairs (start, end) of each client, as in [[(0, 2)], [(1, 3)]]"
+    check_instance("intervals", intervals, Collection, remedy)
+    for k, each in enumerate(intervals):
+        check_instance(f"intervals[{k}]", each, Collection, remedy)
     most = max(map(len, intervals), default=0)
     starts, ends = np.full((2, len(intervals), max(most, 1)), np.inf)
     for k, each in enumerate(intervals):

@@ -23,7 +23,7 @@ class Present(NamedTuple):
     Attributes:
       state: the state of the wrapped assignment.
       law: the state of the law.
-      number: the number of clients present in the last round.
+      number: the number of clients present in the last round; -1 before round 1.
     """
 
     state: Any
@@ -42,7 +42,7 @@ def available(
     """Wraps an assignment so that absent clients do not train.
 
     Presence is drawn before clients are chosen, and does not depend on the choice. The metric
-    ``present`` is the number of clients present in the last round.
+    ``present`` is the number of clients present in the last round, and -1 before round 1.
 
     Args:
       assignment: chooses clients and models, regardless of which clients are present.
@@ -78,7 +78,7 @@ def available(
 
     def init(rng_key: PRNGKeyArray) -> Present:
         own = law.init(keys.presence_key(rng_key, place), num_clients)
-        return Present(assignment.init(rng_key), own, jnp.full((), jnp.nan, float))
+        return Present(assignment.init(rng_key), own, jnp.full((), -1, float))
 
     def assign(
         rng_key: PRNGKeyArray, round: Round, state: Present, look: Look

@@ -1,18 +1,22 @@
 """Accounting of client-level privacy over rounds and models, using dp-accounting."""
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import jax
+from annotated_types import Gt, Interval
 from jaxtyping import PRNGKeyArray
 from scipy.optimize import brentq
 
 from fedjax_mm.base import Assignment, Look, Sampling
-from fedjax_mm.checked import Count, Fraction, Positive, checked
+from fedjax_mm.checked import Count, Fraction, check_argument, checked
 from fedjax_mm.parts import check_assignment
 
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # epsilon is meaningless below the least noise
+_INTERVAL, _MOST_INTERVALS = 1e-4, 1e5  # of the losses in a distribution
+_MOST_LOSS, _MOST_ROUNDS = 1e6, 10**6  # beyond these the accountant overflows, or takes minutes
 
 
 class UncoveredError(ValueError):
@@ -23,7 +27,7 @@ class UncoveredError(ValueError):
 def epsilon(
     assignment: Assignment,
     *,
-    noise_multiplier: Positive,
+    noise_multiplier: Annotated[float, Gt(0)],
     num_rounds: Count,
     delta: Fraction,
     neighbors: Literal["zero", "replace"] = "zero",
@@ -51,7 +55,7 @@ def epsilon(
 
     Raises:
       UncoveredError: if the assignment reads losses, learns from reports or states no sampling.
-      ValueError: if a number is out of its range.
+      ValueError: if a number is out of its range, or epsilon is too large to compute.
       ImportError: if dp-accounting is not installed.
 
     Example:
@@ -70,7 +74,7 @@ def epsilon(
 def noise_for(
     assignment: Assignment,
     *,
-    epsilon: Positive,
+    epsilon: Annotated[float, Interval(gt=0, le=10_000)],
     num_rounds: Count,
     delta: Fraction,
     neighbors: Literal["zero", "replace"] = "zero",
@@ -78,7 +82,7 @@ def noise_for(
     """Returns the smallest noise multiplier that reaches an epsilon, to within 1e-4.
 
     Noise multipliers below 0.1, where epsilon is in the hundreds, are not tried. The arguments are
-    those of `epsilon`.
+    those of `epsilon`, whose value is at most 10,000.
 
     Raises:
       UncoveredError, ValueError, ImportError: as for `epsilon`, or if no noise multiplier suffices.
@@ -112,15 +116,26 @@ def _spent(
     dp, sampling = _library(), _sampling_of(check_assignment(assignment))
     replaces = neighbors == "replace"
 
+    # A replacement is accounted without the independence of clients.
+    rate = 1.0 if replaces else sampling.rate
+
     def of_rounds(accountant: Any, one: Any) -> float:
         return float(accountant.compose(dp.SelfComposedDpEvent(one, num_rounds)).get_epsilon(delta))
 
+    @functools.cache
     def spent(noise_multiplier: float) -> float:
         z = noise_multiplier / math.sqrt(sampling.most_models)
-        one = dp.GaussianDpEvent(z)
-        if not replaces and sampling.rate < 1:
-            one = dp.PoissonSampledDpEvent(sampling.rate, one)
-        found = of_rounds(_distributions(replaces), one)
+        one, loss = dp.GaussianDpEvent(z), _loss(z / (1 + replaces), rate, num_rounds)
+        if loss > _MOST_LOSS or (rate < 1 and num_rounds > _MOST_ROUNDS):
+            raise ValueError(
+                f"noise_multiplier is {noise_multiplier:g} for {num_rounds:,} rounds, too little "
+                "or too long to compute epsilon; give more noise, which protects, or fewer rounds"
+            )
+        if rate < 1:
+            one = dp.PoissonSampledDpEvent(rate, one)
+        # Bound the work by wider intervals of larger losses. Epsilon remains an upper bound.
+        interval = max(_INTERVAL, loss / _MOST_INTERVALS)
+        found = of_rounds(_distributions(replaces, interval), one)
         if not replaces or sampling.cohort_size is None:
             return found
         # Halve z, because the Renyi accountant takes the ratio of noise to sensitivity, and a
@@ -150,9 +165,12 @@ def _sampling_of(assignment: Assignment) -> Sampling:
         return assignment.assign(rng_key, 1, assignment.init(rng_key), look)
 
     jax.eval_shape(one_round, jax.random.key(0))
-    if assignment.sampling is None:
+    sampling = assignment.sampling
+    if sampling is None:
         _refuse("states no sampling, which _replace drops", ", or state it: sampling=Sampling(K)")
-    return assignment.sampling
+    check_argument("sampling.most_models", sampling.most_models, Count)
+    check_argument("sampling.rate", sampling.rate, Annotated[float, Interval(gt=0, le=1)])
+    return sampling
 
 
 def _refuse(what: str, remedy: str = "") -> NoReturn:
@@ -162,12 +180,21 @@ def _refuse(what: str, remedy: str = "") -> NoReturn:
     )
 
 
-def _distributions(replaces: bool) -> Any:
+def _loss(z: float, rate: float, num_rounds: int) -> float:
+    """Returns about the largest privacy loss that matters, with six standard deviations."""
+    if rate == 1:
+        return num_rounds / (2 * z**2) + 6 * math.sqrt(num_rounds) / z
+    # The mean loss of a round is at most q / (2 z^2), and at most the chi-square divergence.
+    mean = rate * min(1 / (2 * z**2), rate * math.expm1(min(z**-2, 700)))
+    return max(1 / (2 * z**2) + 6 / z, num_rounds * mean)
+
+
+def _distributions(replaces: bool, interval: float) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
     one, other = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
-    return PLDAccountant(neighboring_relation=one if replaces else other)
+    return PLDAccountant(one if replaces else other, interval)
 
 
 def _renyi() -> Any:

@@ -2,11 +2,12 @@
 
 import importlib.util
 import warnings
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.asking import contribute, serve, start_states
@@ -22,9 +23,9 @@ from fedjax_mm.base import (
     ServerState,
     Task,
 )
-from fedjax_mm.checked import Fraction, NonNegative, Positive, check_argument, checked
+from fedjax_mm.checked import NonNegative, Positive, check_argument, checked
 from fedjax_mm.compression import of_weight_one
-from fedjax_mm.parts import check_algorithm
+from fedjax_mm.parts import check_algorithm, check_instance
 from fedjax_mm.sums import root
 
 
@@ -42,7 +43,7 @@ class AdaptiveClip(NamedTuple):
         the noise multiplier of `private`, which covers the updates and the number together.
     """
 
-    quantile: Fraction = 0.5
+    quantile: Annotated[Scalar, Interval(gt=0, lt=1)] = 0.5
     rate: Positive = 0.2
     count_noise: NonNegative = 0.0
 
@@ -131,6 +132,8 @@ def private(
             "epsilon cannot be computed without dp-accounting; pip install 'fedjax-mm[privacy]'",
             stacklevel=3,
         )
+    if adaptive is not None:
+        check_instance("adaptive", adaptive, AdaptiveClip, "give AdaptiveClip(quantile=0.5)")
     noise = noise_multiplier if adaptive is None else _noise_of_updates(noise_multiplier, adaptive)
 
     def init(task: Task, params: Params) -> tuple[Private, ClientState]:

@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Trace
+from fedjax_mm.checked import brief
 from fedjax_mm.compiler import flags_of_results
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
@@ -35,9 +36,11 @@ _LONG_NAMES = {
     "parameters_up": "parameters sent to the server so far",
     "parameters_down": "parameters sent to clients so far",
     "bits_up": "bits sent to the server so far",
+    "diverged": "first recorded round whose loss is not finite, or -1",
 }
 
 
+@brief
 def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr.Dataset:
     """Converts a trace to a Dataset with named dimensions.
 
@@ -50,8 +53,9 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
 
     Returns:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
-      ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models are numbered
-      from 1, as in the papers. An array metric has further dimensions: ``client``, starting at 0,
+      ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``, and ``diverged``, the
+      first recorded round in which a model's loss is not finite, or -1. Models are numbered from 1,
+      as in the papers. An array metric has further dimensions: ``client``, starting at 0,
       for the task's `per_client` metrics, and ``NAME_0`` and so on for others.
 
     Warns:
@@ -105,11 +109,22 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         | {name: (axes, x) for name, x in (counts | sizes).items()},
         coords,
     )
+    if (loss := trace.metrics.get("loss")) is not None:
+        losses = np.moveaxis(np.asarray(loss), len(axes) - 2, 0)
+        is_finite = np.isfinite(losses).all(axis=tuple(range(len(axes), losses.ndim)))
+        first = first_not_finite(is_finite)
+        rounds = np.where(first < 0, -1, coords["round"][first]).astype(np.int32)
+        dataset["diverged"] = (*dims, "model"), rounds
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
     if words := _nobody(dataset):
         warnings.warn(words, stacklevel=2)
     return dataset
+
+
+def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
+    """Returns the first non-finite record, or -1, from ``bool[records, ...]``."""
+    return np.where(is_finite.all(0), -1, np.argmin(is_finite, axis=0))
 
 
 def _cumulative(counts: Any) -> np.ndarray:

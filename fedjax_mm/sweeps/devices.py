@@ -24,6 +24,7 @@ _ACCELERATORS = {
     "tpu": ("/dev/accel0", "libtpu"),
 }
 
+
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, one per core by default.
 

@@ -6,6 +6,7 @@ program.
 """
 
 import dataclasses
+import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
@@ -153,12 +154,24 @@ class Grid:
         object.__setattr__(self, "axes", plain)
         for name in self.axes:
             self._check_axis(name)
+        self._check_build()
         for data in jax.tree.leaves(self.shared, is_leaf=lambda x: isinstance(x, FederatedData)):
             if isinstance(data, FederatedData):
                 check_federated(data, stacked=True)
         for name in self.together:
             if name not in self.axes:
                 raise ValueError(f"together has {name!r}; give names of {sorted(self.axes)}")
+
+    def _check_build(self) -> None:
+        given = [*self.axes, *self.shared, *self.per_seed]
+        given += [] if self.prepare is None else ["prepared"]
+        try:
+            inspect.signature(self.build).bind(**dict.fromkeys(given))
+        except TypeError as error:
+            raise TypeError(
+                f"build cannot be called with {', '.join(given) or 'nothing'}: {error}; give axes "
+                "and shared arguments the names of its own"
+            ) from None
 
     def _check_axis(self, name: str) -> None:
         values = self.axes[name]

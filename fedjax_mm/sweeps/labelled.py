@@ -11,7 +11,7 @@ import xarray as xr
 
 from fedjax_mm.base import Params, Trace
 from fedjax_mm.record import Counts, Record
-from fedjax_mm.results.dataset import manifest, to_dataset
+from fedjax_mm.results.dataset import first_not_finite, manifest, to_dataset
 from fedjax_mm.stacks import each_params, with_params
 from fedjax_mm.sweeps.callbacks import Segment
 from fedjax_mm.sweeps.grid import Grid
@@ -168,11 +168,6 @@ def cut(records: Record, grid: Grid) -> tuple[Record, np.ndarray]:
     return records._replace(
         metrics=metrics, counts=counts, is_finite=records.is_finite | is_over
     ), ends
-
-
-def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
-    """Returns the first non-finite record, or -1, from ``bool[records, ...]``."""
-    return np.where(is_finite.all(0), -1, np.argmin(is_finite, axis=0))
 
 
 def divergence(segment: Segment) -> str | None:

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.checks import check_choice
+from fedjax_mm.checked import checked
 from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
@@ -36,6 +36,7 @@ def sweep(
 ) -> tuple[xr.Dataset, list[Params]]: ...
 
 
+@checked
 def sweep(
     grid: Grid,
     execution: Execution | None = None,
@@ -94,7 +95,6 @@ def sweep(
       (2, 1, 2, 3, 97)
     """
     check_instance("grid", grid, Grid, "give Grid(build, axes, num_rounds=...)")
-    check_choice("on_divergence", on_divergence, "mark", "stop")
     how = execution or Execution()
     if keep is not None and keep != grid.keep:
         grid = dataclasses.replace(grid, keep=keep)

@@ -204,6 +204,13 @@ def test_nobody_is_there():
         np.testing.assert_array_equal(trace.metrics["present"][1:], 0)
 
 
+def test_nothing_is_nan_before_round_1():
+    strategy, task = available(mfa_rand(N, 2), bernoulli(0.5)), Towards(jnp.ones((N, 3)))
+    with jax.debug_nans(True):
+        _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 2)
+    np.testing.assert_array_equal(trace.metrics["present"][0], -1)
+
+
 def test_factors_of_absence_are_unbiased():
     """The mean step over many seeds is that of full participation."""
     p = jnp.linspace(0.2, 1.0, N)

@@ -61,7 +61,10 @@ CASES = {
     "a record": (lambda: run(assignment=SEEN), RECORD),
     "a record in a sweep": (lambda: sweep_over(SEEN), RECORD),
     "build": (lambda: swept(build), "a sweep's build"),
-    "prepare": (lambda: swept(prepare=lambda key, rate: 1 if rate > 0 else 0), "a sweep's prepare"),
+    "prepare": (
+        lambda: swept(lambda rate, prepared: None, prepare=lambda key, rate: 1 if rate > 0 else 0),
+        "a sweep's prepare",
+    ),
 }
 
 

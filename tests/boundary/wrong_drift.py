@@ -86,7 +86,8 @@ CASES = {
     "window text": (drift(window="half"), "window is 'half'; it must", TypeError),
     "window traced": (
         lambda: jax.eval_shape(lambda x: drifting(TASK, window=x).weight(jnp.int32(0)), 0.5),
-        "window is traced, but it sets shapes; give a number",
+        "window is traced, but Python needs its value; close over it",
+        TypeError,
     ),
     "start negative": (drift(CONCEPT, start=-1), "start is -1; it must not be negative"),
     "start None": (drift(CONCEPT, start=None), "start is None; it must", TypeError),

@@ -35,6 +35,7 @@ from fedjax_mm import (
     sequential,
     simulate,
     stalevr,
+    sweep,
     to_dataset,
     variance_reduced,
 )
@@ -44,11 +45,11 @@ from fedjax_mm.asynchrony import (
     on_clock,
     shifted_exponential,
 )
-from fedjax_mm.base import Trace
+from fedjax_mm.base import Cohort, Padded, Trace
 from fedjax_mm.data import federate
 from fedjax_mm.plots import sweep_overview
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
-from fedjax_mm.sweeps import Setup, Until
+from fedjax_mm.sweeps import Grid, Setup, Until
 from fedjax_mm.tasks import (
     LogisticRegression,
     Tuning,
@@ -127,6 +128,35 @@ class Incomplete:
         """Returns parameters."""
 
 
+class Plain(Incomplete):
+    """A task that no one has registered with JAX."""
+
+    def init(self, rng_key):
+        """Returns parameters."""
+        return jnp.zeros(4)
+
+    def weight(self, client):
+        """Returns n_k."""
+        return jnp.ones(())
+
+    def batch(self, rng_key, client, step, how):
+        """Returns no examples."""
+        return client
+
+    def loss(self, params, batch):
+        """Returns a loss."""
+        return jnp.sum(params**2)
+
+    def metrics(self, rng_key, params):
+        """Returns no metrics."""
+        return {}
+
+
+def plain(**functions):
+    """A task that is registered, with other functions."""
+    return jax.tree_util.register_static(type("Own", (Plain,), functions))()
+
+
 def bound(statement, **given):
     """A call of a theorem with one symbol changed."""
     numbers = {"N": 4, "M": 2, "E": 2, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0, "sigma": 0.0}
@@ -161,6 +191,28 @@ def swapped():
     return Trace(rounds, metrics, counts, counts, counts, upload_size=(9,), download_size=(9,))
 
 
+def traced(function):
+    """A call of a function with a traced 4."""
+    return lambda: jax.jit(lambda n: (function(n), n)[1])(4)
+
+
+TRACED = {
+    f"{name} traced": (traced(call), f"{words} is traced, but Python needs its value", TypeError)
+    for name, words, call in (
+        ("clients of MFA-RR", "num_clients", lambda n: mfa_rr(n, 2)),
+        ("models of MFA-RR", "num_models", lambda n: mfa_rr(8, n)),
+        ("cohort of MFA-RR", "cohort_size", lambda n: mfa_rr(8, 2, cohort_size=n)),
+        ("clients of MFA-Rand", "num_clients", lambda n: mfa_rand(n, 2)),
+        ("padded size", "num_models", lambda n: mfa_rand(8, Padded(n, 2))),
+        ("processors", "processors", lambda n: mfa_rand(8, 2, processors=n)),
+        ("a client's processors", r"processors\[1\]", lambda n: mfa_rand(2, 2, processors=[1, n])),
+        ("clients of FedCluster", "num_clients", lambda n: fedcluster(n, 2)),
+        ("clusters", "num_clusters", lambda n: fedcluster(8, n)),
+        ("clients of all", "num_clients", full_participation),
+        ("clients of a quadratic", "num_clients", lambda n: quadratic(n, 2, mu=0.1)),
+        ("block of a quadratic", "block_size", lambda n: quadratic(4, n, mu=0.1)),
+    )
+}
 RUN = QUADRATIC, FEDAVG, EVERYBODY
 NOT_A_NUMBER = TypeError
 UNEVEN = classification(
@@ -170,7 +222,7 @@ LONG = fedavg(local_sgd(0.1, epochs=2**30, batch_size=2))
 LOCAL = local_sgd(0.1, steps=2)
 ORDER = r"simulate takes \(rng_key, tasks, algorithm, assignment, num_rounds\)"
 
-CASES = {
+CASES = TRACED | {
     # Seeds.
     "no jobs": (dispatched(at_work=0), "at_work is 0; it must be a positive whole number"),
     "jobs of others": (dispatched(2, at_work=(3, 3, 3)), "at_work has 3 numbers; .* each of 2"),
@@ -318,6 +370,73 @@ CASES = {
     "wrapper by __getattr__": (
         simulated(tasks=Forwarding(QUADRATIC)),
         "it lacks num_clients, init, weight, batch, metrics; define them in its class, because",
+        TypeError,
+    ),
+    "task of a plain class": (
+        simulated(tasks=Plain()),
+        "tasks is a Plain, whose class JAX does not know; register it, by @jax.tree_util.register",
+        TypeError,
+    ),
+    "losses of a batch": (
+        simulated(tasks=plain(loss=lambda self, params, batch: params)),
+        r"Own.loss returns float32\[4\]; return one float, such as a jnp.mean",
+        TypeError,
+    ),
+    "loss in an array": (
+        simulated(
+            tasks=plain(loss=lambda self, params, batch: params[:1]), algorithm=scaffold(LOCAL)
+        ),
+        r"Own.loss returns float32\[1\]; return one float",
+        TypeError,
+    ),
+    "loss an int": (
+        simulated(tasks=plain(loss=lambda self, params, batch: jnp.int32(3))),
+        r"Own.loss returns int32\[\]; return one float",
+        TypeError,
+    ),
+    "loss of Python": (
+        simulated(tasks=plain(loss=lambda self, params, batch: 3.0)),
+        "Own.loss returns 3.0; return one float",
+        TypeError,
+    ),
+    "two weights": (
+        simulated(tasks=plain(weight=lambda self, client: jnp.ones(2))),
+        r"Own.weight returns an array of shape \(2,\); return one number, n_k",
+        TypeError,
+    ),
+    "no weight": (
+        simulated(tasks=plain(weight=lambda self, client: None)),
+        "Own.weight returns None; return one number, n_k",
+        TypeError,
+    ),
+    "parameters of ints": (
+        simulated(tasks=plain(init=lambda self, rng_key: jnp.zeros(2, jnp.int32))),
+        r"Own.init returns int32\[2\]; gradients need parameters of floats",
+        TypeError,
+    ),
+    "a cohort in one row": (
+        lambda: Cohort.of_rows(jnp.arange(4)),
+        r"clients are an array of shape \(4,\); give .* as in clients\[None\] for one model",
+    ),
+    "a cohort in lists": (lambda: Cohort.of_rows([[0, 1]]), "clients are a list of 1; give an arr"),
+    "axis of another name": (
+        lambda: Grid(lambda learning_rate: None, {"lr": [0.1]}, num_rounds=2),
+        "build cannot be called with lr: missing a required argument: 'learning_rate'; give axes",
+        TypeError,
+    ),
+    "axis more than build takes": (
+        lambda: Grid(lambda: None, {"lr": [0.1]}, num_rounds=2, shared={"task": QUADRATIC}),
+        "build cannot be called with lr, task: got an unexpected keyword argument",
+        TypeError,
+    ),
+    "a function for a grid": (
+        lambda: sweep(lambda rate: None, {"rate": [0.1]}),
+        r"grid is the function <lambda>, not a Grid; give Grid\(build, axes, num_rounds=...\)",
+        TypeError,
+    ),
+    "a function for a grid, with its rounds": (
+        lambda: sweep(lambda rate: None, {"rate": [0.1]}, num_rounds=2),
+        r"no argument 'num_rounds'; .* as in sweep\(Grid\(build, axes, num_rounds=20\)\)",
         TypeError,
     ),
     "dict of tasks": (simulated(tasks={"a": QUADRATIC}), "tasks is a dict of 1", TypeError),

@@ -15,8 +15,9 @@ from fedjax_mm.availability import (
     share_of_examples,
     timetable,
 )
+from fedjax_mm.base import Sampling
 from fedjax_mm.compression import compressed, qsgd, random_k, top_k
-from fedjax_mm.privacy import AdaptiveClip, private
+from fedjax_mm.privacy import AdaptiveClip, epsilon, noise_for, private
 
 ALL, FEDAVG = full_participation(4), fedavg(0.1, local_steps=1)
 DELAY = shifted_exponential(4)
@@ -25,6 +26,11 @@ DELAY = shifted_exponential(4)
 def hidden(**change):
     given = {"clip": 1.0, "noise_multiplier": 0.5, "clients_per_round": 4} | change
     return lambda: private(FEDAVG, **given)
+
+
+def spent(assignment=ALL, **change):
+    given = {"noise_multiplier": 1.0, "num_rounds": 10, "delta": 1e-5} | change
+    return lambda: epsilon(assignment, **given)
 
 
 CASES = {
@@ -70,6 +76,16 @@ CASES = {
     "interval beyond the period": (
         lambda: timetable([[], [(0, 5)]], period=4),
         r"intervals\[1\] ends at 5, after the period of 4",
+    ),
+    "no timetable": (
+        lambda: timetable(None),
+        r"intervals is None, not a Collection; give the pairs \(start, end\) of each client",
+        TypeError,
+    ),
+    "no timetable of a client": (
+        lambda: timetable([[(0, 1)], None]),
+        r"intervals\[1\] is None, not a Collection; give the pairs",
+        TypeError,
     ),
     "no period": (lambda: timetable([[(0, 1)]], period=0), "period is 0; it must be positive"),
     "timetable of others": (
@@ -165,6 +181,42 @@ CASES = {
     "rate of the clip 0": (
         hidden(adaptive=AdaptiveClip(rate=0.0)),
         "adaptive.rate is 0.0; it must be positive",
+    ),
+    "adaptive a dict": (
+        hidden(adaptive={"quantile": 0.5}),
+        r"adaptive is a dict of 1, not an AdaptiveClip; give AdaptiveClip\(quantile=0.5\)",
+        TypeError,
+    ),
+    "epsilon of rounds that are traced": (
+        lambda: jax.jit(lambda n: spent(num_rounds=n)())(2),
+        "num_rounds is traced, but Python needs its value; close over it, give it to jax.jit in",
+        TypeError,
+    ),
+    "epsilon of noise that is traced": (
+        lambda: jax.jit(lambda z: spent(noise_multiplier=z)())(2.0),
+        "noise_multiplier is traced, but Python needs its value; close over it",
+        TypeError,
+    ),
+    "epsilon with hardly any noise": (
+        spent(noise_multiplier=1e-9),
+        "noise_multiplier is 1e-09 for 10 rounds, too little or too long to compute epsilon; give",
+    ),
+    "epsilon of a billion rounds": (spent(num_rounds=10**9), "is 1 for 1,000,000,000 rounds, too"),
+    "epsilon of a billion rounds, sampled": (
+        spent(available(ALL, bernoulli(0.1)), num_rounds=10**9),
+        "noise_multiplier is 1 for 1,000,000,000 rounds, too little",
+    ),
+    "sampling no models": (
+        spent(ALL._replace(sampling=Sampling(0))),
+        "sampling.most_models is 0; it must be a positive whole number",
+    ),
+    "sampling at a negative rate": (
+        spent(ALL._replace(sampling=Sampling(1, rate=-1.0))),
+        r"sampling.rate is -1.0; it must be in \(0, 1\]",
+    ),
+    "noise for any epsilon": (
+        lambda: noise_for(ALL, epsilon=1e9, num_rounds=10, delta=1e-5),
+        r"epsilon is 1000000000.0; it must be in \(0, 10000\]",
     ),
     "private assignment": (
         lambda: private(ALL, clip=1.0, noise_multiplier=0.5, clients_per_round=4),

@@ -81,7 +81,7 @@ def test_run_equals_a_loop_over_seeds(result, label):
     dataset, _ = result
     actual = dataset.sel(algorithm=label, drop=True)
     assert np.all(actual.diverged == -1)
-    check_close(actual.drop_vars("diverged"), xr.concat(loop, dataset.seed))
+    check_close(actual, xr.concat(loop, dataset.seed))
 
 
 def test_seeds_algorithms_and_models_differ(result):

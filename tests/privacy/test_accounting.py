@@ -1,6 +1,7 @@
 """Epsilon against published values, closed forms, and what is not covered."""
 
 import math
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +76,22 @@ def test_epsilon_is_that_of_the_closed_form(z, rounds):
     assert found == pytest.approx(expected, rel=2e-3)
     back = noise_for(POOL, epsilon=found, num_rounds=rounds, delta=1e-5)
     assert back == pytest.approx(z, rel=1e-3)
+
+
+def test_a_noise_is_found_in_seconds():
+    """A law with hardly any presence needs little noise, where losses are large."""
+    few = available(full_participation(12), bernoulli(0.001))
+    start = time.process_time()
+    assert noise_for(few, epsilon=1.0, num_rounds=50, delta=1e-6) == pytest.approx(0.621, abs=5e-3)
+    assert time.process_time() - start < 30
+
+
+def test_wide_intervals_cost_no_accuracy():
+    """Where epsilon is in the hundreds and the intervals of the distribution are wide."""
+    mu = math.sqrt(10) / 0.2
+    expected = brentq(lambda eps: delta_of(eps, mu) - 1e-5, 0, 300)
+    found = epsilon(POOL, noise_multiplier=0.2, num_rounds=10, delta=1e-5)
+    assert expected <= found <= expected + 1e-4
 
 
 HOW = {"noise_multiplier": 8.0, "num_rounds": 10, "delta": 1e-5}

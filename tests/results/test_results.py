@@ -113,8 +113,9 @@ def test_a_counter_that_is_too_small_is_an_error(rounds, fits):
 def test_dimensions_and_coordinates_are_named():
     updates = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     dataset = to_dataset(trace(updates), ("rate", "seed"))
-    assert set(dataset.data_vars) == {"loss", "accuracy", "idle_rounds", *COUNTS}
-    for variable in dataset.data_vars.values():
+    assert set(dataset.data_vars) == {"loss", "accuracy", "idle_rounds", "diverged", *COUNTS}
+    assert dataset.diverged.dims == ("rate", "seed", "model")
+    for variable in dataset.drop_vars("diverged").data_vars.values():
         assert variable.dims == ("rate", "seed", "round", "model")
         assert variable.attrs["long_name"]
     assert dataset["round"].values.tolist() == [0, 10, 20, 30]
@@ -198,6 +199,16 @@ def test_runs_in_which_nobody_trains_are_told():
     with pytest.warns(UserWarning, match="of 1 of 3 runs: the assignment chose no client"):
         to_dataset(told, ["seed"])
     to_dataset(idle_trace([one, none, one], [none] * 3), ["seed"])
+
+
+def test_a_run_that_diverges_is_marked():
+    """From the first record whose loss is not finite."""
+    one = simulated(mfa_rand(6, 2), 4, 2)
+    assert to_dataset(one).diverged.values.tolist() == [-1, -1]
+    loss = one.metrics["loss"].at[1:, 1].set(jnp.inf)
+    marked = to_dataset(dataclasses.replace(one, metrics=one.metrics | {"loss": loss})).diverged
+    assert marked.dims == ("model",)
+    assert marked.values.tolist() == [-1, 2]
 
 
 def test_traces_of_other_rounds_are_no_replicas():

@@ -295,22 +295,27 @@ def simulated(assignment):
         (
             (Cohort(CLIENTS, EVENS, np.ones(2)), EVENS),
             ValueError,
-            r"a scale of shape \(2,\), float\d+; .* \(4,\)",
+            r"as scale float\d+\[2\]; give floats of shape \(4,\)",
         ),
         (
             (Cohort(CLIENTS, EVENS, np.ones(4, complex)), EVENS),
             ValueError,
-            r"a scale of shape \(4,\), complex\d+; give one real number for each client",
+            r"as scale complex\d+\[4\]; give floats",
         ),
         (
             (Cohort(CLIENTS, EVENS, takes_part=np.ones(1, bool)), EVENS),
             ValueError,
-            r"takes_part of shape \(1,\), bool; give one bool for each client, \(4,\)",
+            r"as takes_part bool\[1\]; give bools of shape \(4,\)",
         ),
         (
             (Cohort(CLIENTS, EVENS, takes_part=np.ones(4, np.int32)), EVENS),
             ValueError,
-            r"takes_part of shape \(4,\), int32; give one bool",
+            r"as takes_part int32\[4\]; give bools",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, num_gradients=EVENS), EVENS),
+            ValueError,
+            r"as num_gradients int32\[4\]; give ints of shape \(2,\)",
         ),
         ((COHORT, ()), ValueError, "a state of another structure than init"),
         ((COHORT, EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),

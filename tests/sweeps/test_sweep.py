@@ -188,7 +188,7 @@ def test_counts_among_floats_and_arrays_of_floats_are_numbers():
         assert len(programs_of(grid)) == 1
         np.testing.assert_array_equal(programs_of(grid)[0].numbers["learning_rate"], [0.5, 1])
     for values in ([1, 2], [True, 0.5], [0.5, "half"], [mfa_rr, mfa_rand]):
-        assert len(programs_of(Grid(build, {"x": values}, 2))) == 2
+        assert len(programs_of(Grid(lambda x: None, {"x": values}, 2))) == 2
 
 
 class Lowered:
@@ -282,7 +282,7 @@ def test_values_that_are_together_share_a_program():
 
 def test_numbers_per_seed_are_those_of_the_seeds_at_every_point():
     axes, more = {"learning_rate": [0.1, 0.2]}, {"per_seed": {"draw": [7, 3]}}
-    (program,) = programs_of(Grid(steps_apart, axes, 1, num_seeds=2, **more))
+    (program,) = programs_of(Grid(lambda learning_rate, draw: None, axes, 1, num_seeds=2, **more))
     assert program.numbers["draw"].tolist() == [7, 3, 7, 3]
 
 
@@ -296,7 +296,7 @@ def test_the_forecast_counts_what_a_training_costs():
 
 def test_only_axes_are_together():
     with pytest.raises(ValueError, match=r"together has 'tau'; give names of \['local_steps'\]"):
-        Grid(steps_apart, {"local_steps": [1]}, 1, together={"tau": hash})
+        Grid(lambda local_steps: None, {"local_steps": [1]}, 1, together={"tau": hash})
 
 
 def test_every_point_equals_a_single_run_in_double_precision(x64):
