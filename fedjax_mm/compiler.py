@@ -1,14 +1,12 @@
 """Flags of XLA that keep numbers right on CPUs."""
 
-# This module must not import JAX, because `fedjax_mm/__init__.py` calls it.
+# This module imports JAX and NumPy late, because `fedjax_mm/__init__.py` imports it.
 
 import functools
 import os
 import sys
 import warnings
 from importlib.metadata import version
-
-import numpy as np
 
 _FUSION = "--xla_cpu_experimental_ynn_fusion_type="
 SAFE = f"{_FUSION}LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
@@ -92,6 +90,7 @@ def canary() -> bool:
     """Returns whether XLA computes a product with a broadcast scalar correctly on this backend."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     def sums(rows: jax.Array, scalar: jax.Array) -> jax.Array:
         errors = (rows @ jnp.broadcast_to(scalar, (4, 2000))).reshape(6, 9, 2000) - 1
