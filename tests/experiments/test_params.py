@@ -211,5 +211,5 @@ def test_points_with_other_parameters_are_refused_before_anything_is_compiled():
 
     with pytest.raises(ValueError, match=r"those of model 1 differ in dim=3 from those elsewhere"):
         sweep(Grid(other, {"dim": [2, 3]}, num_rounds=1), keep="params")
-    with pytest.raises(ValueError, match="keep is 'all'; it must be None or 'params'"):
+    with pytest.raises(ValueError, match="keep is 'all'; it must be 'params' or None"):
         sweep(Grid(other, {"dim": [2]}, num_rounds=1), keep="all")

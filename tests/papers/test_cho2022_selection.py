@@ -128,6 +128,7 @@ def test_clients_decide_by_labels_that_are_not_flipped(changes, expected):
     assert config_of("maxfl-table1", **changes).stays_by == expected
 
 
+@jax.tree_util.register_static
 class Losses:
     """A task with given client losses, independent of the model."""
 

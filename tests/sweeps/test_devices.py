@@ -15,6 +15,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate
+from fedjax_mm.compiler import SAFE
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, use_cpu_devices
@@ -385,7 +386,8 @@ def test_devices_wait_for_each_other_as_long_as_it_takes():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    warn, terminate, network, last = done.stdout.split()
+    warn, terminate, network, safe, last = done.stdout.split()
+    assert safe == SAFE
     assert warn == "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1000000000"
     assert terminate == "--xla_cpu_collective_call_terminate_timeout_seconds=1000000000"
     assert network == "--xla_cpu_collective_timeout_seconds=1000000000"

@@ -107,11 +107,15 @@ def test_seeds_of_clients():
 def test_clients_are_one_after_the_other_on_a_cpu_and_grouped_elsewhere():
     x, kernels = drawn((3, 2, 5, 5, 2), (3, 3, 3, 2, 4))
     program = jax.jit(jax.vmap(conv_same)).trace(x, kernels)
-    cpu, gpu = (program.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda"))
+    cpu, gpu, tpu = (
+        program.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu")
+    )
     assert "stablehlo.while" in cpu
     assert "feature_group_count = 1 " in cpu
     assert "stablehlo.while" not in gpu
-    assert "feature_group_count = 3 " in gpu
+    assert "convolution" not in gpu  # one product of patches, batched over clients
+    assert "batching_dims = [0] x [0]" in gpu
+    assert "feature_group_count = 3 " in tpu
 
 
 def test_clients_shared_out_over_devices():
@@ -185,7 +189,9 @@ def test_second_derivatives_and_plain_operations_elsewhere(layer, shapes):
     got, want = both_of_them(*arguments)
     np.testing.assert_allclose(got, want, rtol=1e-4)
     program = jax.jit(jax.grad(lambda *a: layer(*a).sum())).trace(*arguments)
-    cpu, gpu = (program.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda"))
+    cpu, gpu, tpu = (
+        program.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu")
+    )
     assert cpu != gpu
 
 
