@@ -51,6 +51,7 @@ class Manifest(BaseModel):
     seed: int
     prng: str
     git_revision: str | None = None
+    xla_flags: str | None = None
     data: str
     datasets: list[str] = []
     config: Config
@@ -66,6 +67,7 @@ class Manifest(BaseModel):
             "device": f"{self.device.count} x {self.device.kind}, {self.device.cpu_cores} cores",
             "seed": f"{self.seed} ({self.prng})",
             "revision": self.git_revision or "not recorded",
+            "XLA flags": "not recorded" if self.xla_flags is None else self.xla_flags,
             "wall time": ", ".join(seconds),
         }
 
