@@ -1,0 +1,1 @@
+"""Patches by hand, each with one plausible fault of the package that some test should find."""
