@@ -1,0 +1,105 @@
+"""Wrappers: neutral values change nothing, gradients are right, and seeds are independent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import fedavg, mfa_rand, noisy, params_of, simulate
+from fedjax_mm.availability import available, bernoulli, dropping
+from fedjax_mm.compression import compressed, random_k, top_k
+from fedjax_mm.privacy import private
+from fedjax_mm.tasks import quadratic
+
+N, M, ROUNDS = 6, 2, 3
+EVENS = np.arange(N) % 2 == 0
+
+
+def hidden(algorithm, clip, noise):
+    return private(algorithm, clip=clip, noise_multiplier=noise, clients_per_round=N / M)
+
+
+# Each wrapper of an algorithm and an assignment, with a neutral value and with another one.
+WRAPPERS = {
+    "available": (
+        lambda f, a: (f, available(a, bernoulli(1.0))),
+        lambda f, a: (f, available(a, bernoulli(0.6))),
+    ),
+    "replaced": (
+        lambda f, a: (f, available(a, bernoulli(1.0), when_absent="replace")),
+        lambda f, a: (f, available(a, bernoulli(0.6), when_absent="replace")),
+    ),
+    "dropping": (
+        lambda f, a: (f, dropping(a, 0.0)),
+        lambda f, a: (f, dropping(a, 0.4)),
+    ),
+    "noisy": (
+        lambda f, a: (noisy(f, EVENS, noise=0.0), a),
+        lambda f, a: (noisy(f, EVENS, noise=0.5), a),
+    ),
+    "compressed": (
+        lambda f, a: (compressed(f, top_k(1.0)), a),
+        lambda f, a: (compressed(f, random_k(0.6)), a),
+    ),
+    "private": (
+        lambda f, a: (hidden(f, 1e6, 0.0), a),
+        lambda f, a: (hidden(f, 0.05, 0.3), a),
+    ),
+    "all of them": (
+        lambda f, a: (
+            hidden(compressed(noisy(f, EVENS, noise=0.0), top_k(1.0)), 1e6, 0.0),
+            dropping(available(a, bernoulli(1.0)), 0.0),
+        ),
+        lambda f, a: (
+            hidden(compressed(noisy(f, EVENS, noise=0.5), random_k(0.6)), 0.05, 0.3),
+            dropping(available(a, bernoulli(0.8)), 0.2),
+        ),
+    ),
+}
+
+
+def trained(wrap):
+    """The models after three rounds, by seed and learning rate."""
+
+    task = quadratic(N, 3, mu=0.1)
+
+    def run(seed, rate):
+        algorithm, assignment = wrap(fedavg(rate, local_steps=2, weighted=False), mfa_rand(N, M))
+        return params_of(simulate(jax.random.key(seed), task, algorithm, assignment, ROUNDS)[0])
+
+    return run
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_neutral_wrapper_changes_no_draw_and_no_model(name):
+    neutral, _ = WRAPPERS[name]
+    bare, wrapped = (
+        jax.jit(jax.vmap(trained(wrap), (0, None)))(jnp.arange(8), 0.2)
+        for wrap in (lambda f, a: (f, a), neutral)
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), wrapped, bare)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_gradients_are_those_of_finite_differences(name, x64):
+    run = trained(WRAPPERS[name][1])
+
+    def loss(rate, seed):
+        return sum(jnp.sum((x - 1) ** 2) for x in jax.tree.leaves(run(seed, rate)))
+
+    of_seeds = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))
+    seeds, step = jnp.arange(64), 1e-5
+    low, high = (of_seeds(0.2 + sign * step, seeds)[0] for sign in (-1, 1))
+    found = of_seeds(0.2, seeds)[1]
+    np.testing.assert_allclose(found, (high - low) / (2 * step), rtol=1e-4, atol=1e-7)
+    assert np.ptp(found) > 0
+
+
+@pytest.mark.parametrize("name", ["replaced", "all of them"])
+def test_seeds_do_not_depend_on_their_neighbours(name):
+    run, seeds = trained(WRAPPERS[name][1]), jnp.arange(2000)
+    together = jax.jit(jax.vmap(run, (0, None)))(seeds, 0.2)
+    alone = jax.jit(lambda seeds: jax.lax.map(lambda seed: run(seed, 0.2), seeds))(seeds)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), together, alone
+    )
