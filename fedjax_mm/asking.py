@@ -184,6 +184,17 @@ def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerS
     return params, state
 
 
+class Hidden:
+    """Stand-in for an argument that the server of a wrapped algorithm must not read."""
+
+    def __init__(self, refusal: str, **public: Any) -> None:
+        """Stores the message of the error, and the attributes that the server may read."""
+        vars(self).update(public, _refusal=refusal)
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(self._refusal)
+
+
 @contextlib.contextmanager
 def _own(
     algorithm: Algorithm, call: str, params: Params = None, update: Any = None

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asking import contribute, start_states
+from fedjax_mm.asking import Hidden, contribute, serve, start_states
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -22,6 +22,7 @@ from fedjax_mm.base import (
     Metrics,
     Params,
     Scalar,
+    ServerContext,
     ServerState,
     Task,
 )
@@ -163,6 +164,12 @@ def sign() -> Compressor:
     return Compressor(compress, lambda d: _BITS + d)
 
 
+_NOT_COMPRESSED = (
+    "compressed: the server of this method reads the clients' states, which are not compressed; "
+    "take a method whose server needs only the messages, such as fedavg"
+)
+
+
 class Feedback(NamedTuple):
     """Client state with compression.
 
@@ -195,6 +202,7 @@ def compressed(
 
     Raises:
       TypeError: if an argument has another type.
+      ValueError: when a run starts, if the server reads the clients' states, as that of `mifa`.
 
     Warns:
       UserWarning: if error feedback may diverge, when a run starts.
@@ -249,6 +257,9 @@ def compressed(
         update = jax.tree.map(lambda x: x * factor.astype(x.dtype), unravel(message))
         return sent._replace(update=update), Feedback(state, kept)
 
+    def server(context: ServerContext) -> tuple[Params, ServerState]:
+        return serve(algorithm, context._replace(client_states=Hidden(_NOT_COMPRESSED)))
+
     def metrics(task: Task, params: Params, server_state: ServerState) -> Metrics:
         _, state = algorithm.init(task, params)
         message = _message_like(algorithm, task, params, server_state, state)
@@ -256,7 +267,9 @@ def compressed(
         return own | {"message_bits": jnp.asarray(compressor.bits(optax.tree.size(message)), float)}
 
     wrappers = (*algorithm.wrappers, "compressed")
-    return algorithm._replace(init=init, client=client, metrics=metrics, wrappers=wrappers)
+    return algorithm._replace(
+        init=init, client=client, server=server, metrics=metrics, wrappers=wrappers
+    )
 
 
 def _warn_of_divergence(compressor: Compressor, size: int) -> None:

@@ -10,7 +10,7 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm.asking import contribute, serve, start_states
+from fedjax_mm.asking import Hidden, contribute, serve, start_states
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -48,25 +48,17 @@ class AdaptiveClip(NamedTuple):
     count_noise: NonNegative = 0.0
 
 
+_NO_NOISE = (
+    "private: the server of this method reads the clients' {}, which no noise covers; take a "
+    "method whose server divides the sum by the weights, such as fedavg"
+)
+
+
 class Private(NamedTuple):
     """Server state of `private`: the algorithm's server state and the clipping norm C."""
 
     state: ServerState
     clip: Float[Array, ""]
-
-
-class Hidden:
-    """Stand-in for what a private server must not read, apart from public attributes."""
-
-    def __init__(self, what: str, **public: Any) -> None:
-        """Stores the public attributes."""
-        vars(self).update(public, _what=what)
-
-    def __getattr__(self, name: str) -> Any:
-        raise ValueError(
-            f"private: the server of this method reads {self._what}, which no noise covers; take a "
-            "method whose server divides the sum by the weights, such as fedavg"
-        )
 
 
 @checked
@@ -167,9 +159,9 @@ def private(
         weight = jnp.asarray(clients_per_round, context.total.weight.dtype)
         total = context.total._replace(update=update, weight=weight)
         # Hide the clients' states and data, because no noise is added to them.
-        task: Any = Hidden("the clients' data", num_clients=context.task.num_clients)
-        hidden = {"task": task, "client_states": Hidden("the clients' states")}
-        seen = context._replace(server_state=state, total=total, **hidden)
+        task: Any = Hidden(_NO_NOISE.format("data"), num_clients=context.task.num_clients)
+        states = Hidden(_NO_NOISE.format("states"))
+        seen = context._replace(server_state=state, total=total, task=task, client_states=states)
         params, state = serve(algorithm, seen)
         if adaptive is None:
             return params, Private(state, old)

@@ -9,13 +9,16 @@ import pytest
 
 from fedjax_mm import (
     advance,
+    afl,
     fedavg,
     full_participation,
     init,
     local_sgd,
     mfa_rand,
+    mifa,
     scaffold,
     simulate,
+    stalevr,
     to_dataset,
 )
 from fedjax_mm.availability import dropping
@@ -34,6 +37,14 @@ RULES = {"top_k": top_k(0.25), "random_k": random_k(0.5), "qsgd": qsgd(4), "sign
 def many(compressor, vector, number=20_000):
     keys = jax.random.split(KEY, number)
     return np.asarray(jax.jit(jax.vmap(compressor.compress, (0, None)))(keys, vector), float)
+
+
+@pytest.mark.parametrize("method", [mifa, stalevr, functools.partial(afl, mixture_rate=0.1)])
+def test_servers_that_read_the_clients_states_are_refused(method):
+    algorithm = compressed(method(local_sgd(0.1, steps=1)), top_k(0.5))
+    assignment = mfa_rand(N, 2, unbiased=True)
+    with pytest.raises(ValueError, match="server of this method reads the clients' states"):
+        simulate(KEY, quadratic(N, 2, mu=0.1), algorithm, assignment, 1)
 
 
 # Rules
