@@ -313,6 +313,15 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
     return [[params[model] for model in stack.models] for stack in stacks]
 
 
+def are_moderate(params: Any) -> bool:
+    """Returns whether parameters are known, and finite in every floating-point type."""
+    most = float(jnp.finfo(jnp.float16).max)
+    known = [x for x in jax.tree.leaves(params) if isinstance(x, np.ndarray | jax.Array | float)]
+    if any(isinstance(x, jax.core.Tracer) for x in known):
+        return False
+    return all(np.all(np.abs(np.asarray(x)) <= most) for x in known)
+
+
 def fit_params(params: Any, like: Any) -> Any:
     """Adds a models axis to the user's initial parameters, after checking them.
 

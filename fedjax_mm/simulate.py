@@ -4,8 +4,10 @@ All functions are pure: you can jit them, differentiate them, and vmap them over
 number in the task or the algorithm. The rounds are in `engine.py`, and the records in `record.py`.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +22,11 @@ from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
 from fedjax_mm.checked import brief
 from fedjax_mm.engine import Engine, State, engine_of
 from fedjax_mm.parts import check_instance, key_of
+from fedjax_mm.pytrees import compiled
 from fedjax_mm.record import Bundle, Record, Work, make_trace, measure, message_sizes
 from fedjax_mm.stacks import each_params
+
+T = TypeVar("T")
 
 
 @brief
@@ -85,6 +90,21 @@ def simulate(
     # Check these first, because `init` already computes the initial state.
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
     client_map = checks.check_client_map(client_map)
+    parts = algorithm, assignment, num_rounds, client_map, record_every, client_axis
+    return _compiled(_simulate, rng_key, tasks, params, parts)
+
+
+def _simulate(
+    rng_key: PRNGKeyArray | int,
+    tasks: Task | Sequence[Task],
+    params: Params | None,
+    algorithm: Algorithm | Sequence[Algorithm],
+    assignment: Assignment | Dispatch,
+    num_rounds: int,
+    client_map: chunks.ClientMap,
+    record_every: int,
+    client_axis: str | None,
+) -> tuple[State, Trace]:
     engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
     state = engine.start(key_of(rng_key), params)
     return _run(engine, state, num_rounds, record_every, client_map)
@@ -99,7 +119,27 @@ def init(
     params: Params | None = None,
 ) -> State:
     """Returns the state before round 1, given the arguments of `simulate`."""
+    return _compiled(_init, rng_key, tasks, params, (algorithm, assignment))
+
+
+def _init(
+    rng_key: PRNGKeyArray | int,
+    tasks: Task | Sequence[Task],
+    params: Params | None,
+    algorithm: Algorithm | Sequence[Algorithm],
+    assignment: Assignment | Dispatch,
+) -> State:
     return engine_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
+
+
+def _compiled(
+    function: Callable[..., T], rng_key: Any, tasks: Any, params: Any, parts: tuple[Any, ...]
+) -> T:
+    with contextlib.suppress(TypeError, ValueError):  # The engine refuses it in its turn.
+        rng_key = key_of(rng_key)
+    if not checks.are_moderate(params):
+        return function(rng_key, tasks, params, *parts)
+    return compiled(function, (rng_key, tasks, params), parts)
 
 
 @brief
@@ -121,6 +161,20 @@ def advance(
     """
     check_instance("state", state, State, "give the first of the two that simulate returns")
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
+    parts = algorithm, assignment, num_rounds, client_map, record_every, client_axis
+    return compiled(_advance, (state, tasks), parts)
+
+
+def _advance(
+    state: State,
+    tasks: Task | Sequence[Task],
+    algorithm: Algorithm | Sequence[Algorithm],
+    assignment: Assignment | Dispatch,
+    num_rounds: int,
+    client_map: chunks.ClientMap,
+    record_every: int,
+    client_axis: str | None,
+) -> tuple[State, Trace]:
     engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
     is_async = isinstance(assignment, Dispatch)
     if isinstance(state.assignment, AsyncState) != is_async:
