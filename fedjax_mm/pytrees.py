@@ -44,8 +44,8 @@ _LIBRARIES = {"fedjax_mm", "jax", "jaxlib", "numpy", "optax", "flax", "chex", "j
 _LIBRARIES |= sys.stdlib_module_names - {"weakref"}
 _PLAIN = (type(None), bool, int, str, bytes, EllipsisType)
 _UNIQUE = (jax.Array, ModuleType, enum.Enum, GetSetDescriptorType, MemberDescriptorType)
+_INNER = ("__self__", "__wrapped__")
 _WRAPPING = (property, staticmethod, classmethod, functools.cached_property)
-_HEAP_TYPE = 1 << 9  # the flag of classes that are not built in
 
 
 def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[Any]) -> T:
@@ -248,6 +248,8 @@ def _opened(x: Any, mode: Mode) -> _Opened:
     if kind is MethodType:
         return _Opened(None, (), [x.__func__, x.__self__], lambda new: MethodType(*new))
     if kind is CellType:
+        if x == CellType():
+            return _Opened("empty")
         return _Opened(None, (), [x.cell_contents], lambda new: CellType(*new))
     # Lists and dicts in parts stay the same objects, because the user's functions may change them.
     if kind is dict and mode != "data":
@@ -264,16 +266,16 @@ def _opened(x: Any, mode: Mode) -> _Opened:
     if kind in _WRAPPING:
         names = "fget", "fset", "fdel", "__func__", "func"
         return _Opened(None, [getattr(x, name, None) for name in names])
-    if callable(x) and not kind.__flags__ & _HEAP_TYPE:  # functions in C
-        return _Opened(_Same(x), [getattr(x, name, None) for name in ("__self__", "__wrapped__")])
     return _opened_object(x)
 
 
 def _opened_function(x: FunctionType) -> _Opened:
-    names, assigns = _names(x.__code__)
-    if assigns:
-        raise _OpaqueError
-    read = {} if _is_library(x.__globals__.get("__name__")) else _read(names, x.__globals__)
+    read: dict[str, Any] = {}
+    if not _is_library(x.__globals__.get("__name__")):
+        names, assigns = _names(x.__code__)
+        if assigns:  # Its variables count calls, for example.
+            raise _OpaqueError
+        read = _read(names, x.__globals__)
     plain, qualname = (x.__code__, x.__globals__, x.__name__), x.__qualname__
     cells, more = x.__closure__ or (), {**(x.__kwdefaults__ or {})}
     num_cells, keywords, own = len(cells), tuple(more), tuple(vars(x))
@@ -306,14 +308,23 @@ def _opened_object(x: Any) -> _Opened:
     has_own_equality = kind.__eq__ is not object.__eq__ and kind.__hash__ is not None
     if has_own_equality and _is_library(kind.__module__):
         return _Opened(x)
-    # Refuse states that only C or slots know.
     if kind.__basicsize__ > _Same.__basicsize__ or kind.__itemsize__:
-        raise _OpaqueError
+        if callable(x) and _is_library(kind.__module__):  # a function in C, or of `jax.jit`
+            return _Opened(_Same(x), [getattr(x, name, None) for name in _INNER])
+        raise _OpaqueError  # Only C or slots know its state.
     own = vars(x)
+    if dataclasses.is_dataclass(x) and kind.__dataclass_params__.frozen:
+        return _Opened((*own,), [kind], [*own.values()], functools.partial(_remade, kind, (*own,)))
     if has_own_equality and dataclasses.is_dataclass(x):
         own = {each.name: getattr(x, each.name) for each in dataclasses.fields(x) if each.compare}
     tag = None if has_own_equality else _Same(x)
     return _Opened((tag, *own), [kind, *own.values()])
+
+
+def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
+    made = object.__new__(kind)
+    vars(made).update(zip(names, values, strict=True))
+    return made
 
 
 def _attributes(kind: type) -> dict[str, Any]:
