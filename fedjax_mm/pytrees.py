@@ -16,6 +16,7 @@ import functools
 import hashlib
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import (
     CellType,
@@ -67,12 +68,14 @@ def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[An
     if is_traced or any(getattr(jax.config, f"jax_{name}") for name in _DEBUGGING):
         return function(*data, *parts)
     try:
-        structure, leaves = _split(function, data, parts)
-        return _program(structure)(structure, leaves)
+        structure, leaves, _current.call = _split(function, data, parts)
+        return _program(structure)(leaves)
     except jax.errors.JaxRuntimeError:
         raise
     except Exception:
         pass  # Call it below, outside this block, because errors would be shown twice.
+    finally:
+        vars(_current).clear()
     return function(*data, *parts)
 
 
@@ -80,32 +83,29 @@ class _OpaqueError(Exception):
     """Raised at a value that cannot be compared with the value in another call."""
 
 
-class _Structure:
-    """Everything in a call but its leaves."""
+class _Current(threading.local):
+    """The call that is made now."""
 
-    def __init__(self, key: tuple[Any, ...], call: Callable[[Sequence[Any]], Any]) -> None:
-        self.key, self.call, self.hash = key, call, hash(key)
+    call: Callable[[Sequence[Any]], Any]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Structure) and self.key == other.key
 
-    def __hash__(self) -> int:
-        return self.hash
+_current = _Current()
 
 
 @functools.lru_cache(_MOST_PROGRAMS)
-def _program(_: _Structure) -> Callable[[_Structure, Sequence[Any]], Any]:
-    # Pass the structure again at each call, because objects of the first one may have changed when
-    # JAX traces for other shapes. Define `run` here, so that JAX frees its programs with it.
-    def run(structure: _Structure, leaves: Sequence[Any]) -> Any:
-        return structure.call(leaves)
+def _program(_: tuple[Any, ...]) -> Callable[[Sequence[Any]], Any]:
+    # Do not close over a call, because its objects may have changed when JAX traces for other
+    # shapes. Define `run` here, so that JAX frees its programs with it.
+    def run(leaves: Sequence[Any]) -> Any:
+        return _current.call(leaves)
 
-    return jax.jit(run, static_argnums=0, inline=True)
+    return jax.jit(run, inline=True)
 
 
 def _split(
     function: Callable[..., Any], data: Sequence[Any], parts: Sequence[Any]
-) -> tuple[_Structure, list[Any]]:
+) -> tuple[tuple[Any, ...], list[Any], Callable[[Sequence[Any]], Any]]:
+    """Returns the structure of a call, its leaves, and a function of new leaves that calls it."""
     walk = _Walk()
     values: list[tuple[Any, Mode]] = [(x, "data") for x in data]
     values += [(tuple(x) if type(x) is list else x, "part") for x in parts]
@@ -115,7 +115,7 @@ def _split(
         given: dict[Any, Any] = dict(enumerate(leaves))
         return function(*[rebuild(given) for rebuild in each])
 
-    return _Structure((function, *walk.key), call), walk.leaves
+    return (function, *walk.key), walk.leaves, call
 
 
 class _Walk:
@@ -212,7 +212,8 @@ def _token(x: Any) -> Any:
     kind = type(x)
     if kind in _PLAIN:
         return kind, x
-    if isinstance(x, _UNIQUE):
+    is_named = kind is FunctionType and "<" not in x.__qualname__
+    if isinstance(x, _UNIQUE) or (is_named and _is_library(x.__module__)):
         return _Same(x)
     if kind in (float, complex) or isinstance(x, np.generic):
         return kind, repr(x)  # equal for NaN, and not for 0.0 and -0.0
@@ -257,6 +258,7 @@ def _opened(x: Any, mode: Mode) -> _Opened:
     if kind in (set, frozenset) or (kind is list and mode != "data"):
         return _Opened(None, list(x))
     if not jax.tree_util.all_leaves([x]):
+        tree: Any
         children, tree = jax.tree.flatten(x, is_leaf=lambda child: child is not x)
         _, static = tree.node_data()
         return _Opened(None, [kind, static], children, tree.unflatten)
@@ -298,7 +300,8 @@ def _opened_partial(x: functools.partial[Any]) -> _Opened:
     stop, names = 1 + len(x.args), tuple(x.keywords)
 
     def make(new: list[Any]) -> functools.partial[Any]:
-        return functools.partial(*new[:stop], **dict(zip(names, new[stop:], strict=True)))
+        function, *args = new[:stop]
+        return functools.partial(function, *args, **dict(zip(names, new[stop:], strict=True)))
 
     return _Opened((stop, names), (), [x.func, *x.args, *x.keywords.values()], make)
 
@@ -306,13 +309,15 @@ def _opened_partial(x: functools.partial[Any]) -> _Opened:
 def _opened_object(x: Any) -> _Opened:
     kind: Any = type(x)
     has_own_equality = kind.__eq__ is not object.__eq__ and kind.__hash__ is not None
-    if has_own_equality and _is_library(kind.__module__):
+    is_of_library = _is_library(kind.__module__)
+    hides_state = kind.__basicsize__ > _Same.__basicsize__ or kind.__itemsize__  # in C or slots
+    if hides_state and is_of_library and callable(x):  # a function in C, or of `jax.jit`
+        return _Opened(_Same(x), [getattr(x, name, None) for name in _INNER])
+    if has_own_equality and is_of_library:
         return _Opened(x)
-    if kind.__basicsize__ > _Same.__basicsize__ or kind.__itemsize__:
-        if callable(x) and _is_library(kind.__module__):  # a function in C, or of `jax.jit`
-            return _Opened(_Same(x), [getattr(x, name, None) for name in _INNER])
-        raise _OpaqueError  # Only C or slots know its state.
-    own = vars(x)
+    if hides_state:
+        raise _OpaqueError
+    own: dict[str, Any] = {} if kind is object else vars(x)
     if dataclasses.is_dataclass(x) and kind.__dataclass_params__.frozen:
         return _Opened((*own,), [kind], [*own.values()], functools.partial(_remade, kind, (*own,)))
     if has_own_equality and dataclasses.is_dataclass(x):
@@ -322,7 +327,7 @@ def _opened_object(x: Any) -> _Opened:
 
 
 def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     vars(made).update(zip(names, values, strict=True))
     return made
 

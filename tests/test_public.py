@@ -29,6 +29,7 @@ LAYERS = [
         "interrupts",
         "loops",
         "metrics",
+        "pytrees",
         "schedules",
         "shuffles",
     },
