@@ -212,8 +212,7 @@ def _token(x: Any) -> Any:
     kind = type(x)
     if kind in _PLAIN:
         return kind, x
-    is_named = kind is FunctionType and "<" not in x.__qualname__
-    if isinstance(x, _UNIQUE) or (is_named and _is_library(x.__module__)):
+    if isinstance(x, _UNIQUE) or (kind is FunctionType and _is_constant(x)):
         return _Same(x)
     if kind in (float, complex) or isinstance(x, np.generic):
         return kind, repr(x)  # equal for NaN, and not for 0.0 and -0.0
@@ -308,19 +307,20 @@ def _opened_partial(x: functools.partial[Any]) -> _Opened:
 
 def _opened_object(x: Any) -> _Opened:
     kind: Any = type(x)
-    has_own_equality = kind.__eq__ is not object.__eq__ and kind.__hash__ is not None
     is_of_library = _is_library(kind.__module__)
     hides_state = kind.__basicsize__ > _Same.__basicsize__ or kind.__itemsize__  # in C or slots
     if hides_state and is_of_library and callable(x):  # a function in C, or of `jax.jit`
         return _Opened(_Same(x), [getattr(x, name, None) for name in _INNER])
-    if has_own_equality and is_of_library:
+    has_own_equality = kind.__eq__ is not object.__eq__ and kind.__hash__ is not None
+    is_dataclass = dataclasses.is_dataclass(x) and not hides_state
+    if has_own_equality and is_of_library and not is_dataclass:
         return _Opened(x)
     if hides_state:
         raise _OpaqueError
     own: dict[str, Any] = {} if kind is object else vars(x)
-    if dataclasses.is_dataclass(x) and kind.__dataclass_params__.frozen:
+    if is_dataclass and kind.__dataclass_params__.frozen:
         return _Opened((*own,), [kind], [*own.values()], functools.partial(_remade, kind, (*own,)))
-    if has_own_equality and dataclasses.is_dataclass(x):
+    if is_dataclass and has_own_equality:
         own = {each.name: getattr(x, each.name) for each in dataclasses.fields(x) if each.compare}
     tag = None if has_own_equality else _Same(x)
     return _Opened((tag, *own), [kind, *own.values()])
@@ -366,6 +366,12 @@ def _names(code: CodeType) -> tuple[tuple[str, ...], bool]:
         stored = {x.argval for x in dis.get_instructions(each) if x.opname == "STORE_DEREF"}
         assigns |= not stored.isdisjoint(code.co_freevars)
     return tuple(names), assigns
+
+
+def _is_constant(function: FunctionType) -> bool:
+    """Returns whether a function is defined by a library, outside of other functions."""
+    modules = function.__module__, function.__globals__.get("__name__")
+    return all(map(_is_library, modules)) and "<" not in function.__qualname__
 
 
 def _is_library(name: Any) -> bool:

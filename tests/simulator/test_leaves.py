@@ -21,12 +21,12 @@ from fedjax_mm import (
     local_sgd,
     mfa_rand,
     mfa_rr,
+    noisy,
     scaffold,
     simulate,
 )
 from fedjax_mm.asynchrony import fedast, shifted_exponential
 from fedjax_mm.availability import available, bernoulli, dropping
-from fedjax_mm.compression import compressed, random_k
 from fedjax_mm.privacy import private
 from fedjax_mm.pytrees import compiled
 from fedjax_mm.tasks import quadratic
@@ -76,7 +76,7 @@ PARTS = {
     "wrappers": (
         lambda x: (
             private(
-                compressed(fedprox(local_sgd(x, steps=2), mu=x), random_k(x)),
+                noisy(fedprox(local_sgd(x, steps=2), mu=x), np.arange(N) < 2, noise=x),
                 clip=x,
                 noise_multiplier=0.5,
                 clients_per_round=3.0,
