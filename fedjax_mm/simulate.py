@@ -1,7 +1,8 @@
 """Starts and continues runs of M models on one pool of clients, and reads their parameters.
 
 All functions are pure: you can jit them, differentiate them, and vmap them over seeds and over any
-number in the task or the algorithm. The rounds are in `engine.py`, and the records in `record.py`.
+number in the task or the algorithm. Eager calls share a program if they differ only in numbers; see
+`pytrees.py`. The rounds are in `engine.py`, and the records in `record.py`.
 """
 
 import contextlib
