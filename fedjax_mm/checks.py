@@ -314,12 +314,15 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
 
 
 def are_moderate(params: Any) -> bool:
-    """Returns whether parameters are known, and finite in every floating-point type."""
+    """Returns whether all parameters are known floats, and finite in every precision."""
     most = float(jnp.finfo(jnp.float16).max)
-    known = [x for x in jax.tree.leaves(params) if isinstance(x, np.ndarray | jax.Array | float)]
-    if any(isinstance(x, jax.core.Tracer) for x in known):
-        return False
-    return all(np.all(np.abs(np.asarray(x)) <= most) for x in known)
+
+    def is_moderate(x: Any) -> bool:
+        is_known = not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True)
+        is_float = jnp.issubdtype(getattr(x, "dtype", type(x)), jnp.floating)
+        return is_known and is_float and bool(np.all(np.abs(np.asarray(x)) <= most))
+
+    return all(map(is_moderate, jax.tree.leaves(params)))
 
 
 def fit_params(params: Any, like: Any) -> Any:
