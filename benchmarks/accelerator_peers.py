@@ -10,7 +10,8 @@ sees, and writes `DIR/peers.json` and `DIR/peers.md` after each row. Rows, proce
   before; examples are drawn while it runs.
 - Products have JAX's default precision, which is TF32 on an H100, as PyTorch's here.
 - *difference* is the largest one between any parameter and ours after a few rounds, in float32,
-  of the workload without draws (`Workload.alike`). Our own is compared with NumPy in float64.
+  of the workload without draws (`Workload.alike`), at a rate of 0.01, because W5's rate magnifies
+  rounding. *moved* is how far a parameter got. Our own are compared with NumPy in float64.
 - W5's *recipe* is pfl-research's: dropout, and epochs instead of random examples. All other rows of
   W5 have neither.
 """
@@ -33,6 +34,7 @@ from fedjax_mm.files import save_json, write_aside
 
 MODULE = "benchmarks.accelerator_peers"
 ROUNDS_ALIKE = {"W1": 50}  # of the comparison; 2 elsewhere
+RATE_ALIKE = 0.01  # of the comparison, but for W1
 
 
 class Sizes(NamedTuple):
@@ -88,6 +90,7 @@ class Made(NamedTuple):
       num_rounds: of each replica.
       updates: of all replicas in a run.
       num_steps: of a client's update.
+      initial: the parameters of the comparison at first.
       compared: returns the parameters of the comparison and what they should be; None if its draws
         cannot be left out.
     """
@@ -96,6 +99,7 @@ class Made(NamedTuple):
     num_rounds: int
     updates: int
     num_steps: int
+    initial: Sequence[np.ndarray] = ()
     compared: Callable[[Path], tuple[Any, Any]] | None = None
 
 
@@ -146,8 +150,10 @@ def _ours(name: str, sizes: Sizes, number: int = 1) -> Made:
     num_steps = 5 if name == "W1" else workload.num_steps
     rounds = sizes.rounds[name][2 if number > 1 else 0]
     made = _rounds_alone(workload, rounds, number, num_steps)
-    compared = partial(_ours_compared, _workload(name, sizes)) if number == 1 else None
-    return made._replace(compared=compared)
+    if number > 1:
+        return made
+    plain = _workload(name, sizes)
+    return made._replace(initial=_initial(plain), compared=partial(_ours_compared, plain))
 
 
 def _recipe(sizes: Sizes) -> Made:
@@ -175,8 +181,12 @@ def _ours_compared(workload: Any, directory: Path) -> tuple[Any, Any]:
         return ours, [_quadratic("numpy_rounds", workload, ROUNDS_ALIKE["W1"])()]
     if workload.model.channels:
         return ours, None
-    alike = workload.alike()
+    alike = _alike(workload)
     return ours, _flat(numpy_rounds(alike, alike.all_examples(2))())
+
+
+def _alike(workload: Any) -> Any:
+    return workload.alike()._replace(learning_rate=RATE_ALIKE)
 
 
 def _jax(build: str, name: str, sizes: Sizes) -> Made:
@@ -252,13 +262,18 @@ def _made(
         if workload.name == "W1":
             found = [in_full_precision(lambda: built(workload, rounds)())]
         else:
-            alike = workload.alike()
+            alike = _alike(workload)
             batches = alike.all_examples(rounds)
             found = _flat(in_full_precision(lambda: built(alike, rounds, batches)()))
         return found, _reference(workload, directory)
 
     updates = num_rounds * workload.cohort_size
-    return Made(run, num_rounds, updates, workload.num_steps, compared)
+    return Made(run, num_rounds, updates, workload.num_steps, _initial(workload), compared)
+
+
+def _initial(workload: Any) -> list[np.ndarray]:
+    # The quadratics start at 0.
+    return [np.zeros(1)] if workload.name == "W1" else _flat(workload.params(0))
 
 
 def _quadratic(build: str, workload: Any, num_rounds: int) -> Callable[[], np.ndarray]:
@@ -288,7 +303,7 @@ def _reference(workload: Any, directory: Path) -> list[np.ndarray]:
             arrays = [np.asarray(made.program.run())[0]]
         else:
             devices = jax.devices()[:1]
-            run = learning.ours_rounds(workload.alike(), rounds, devices=devices)
+            run = learning.ours_rounds(_alike(workload), rounds, devices=devices)
             arrays = _flat(run())
 
     def write(path: Path) -> None:
@@ -335,6 +350,7 @@ def measure(row: Row, sizes: Sizes, out: Path) -> dict[str, Any]:
     try:
         with device_of(out, alone=False):
             arrays, wanted = made.compared(out / "rows")
+        found["moved"] = _largest(arrays, made.initial)
         return found if wanted is None else found | {"difference": _largest(arrays, wanted)}
     except Exception as error:
         return found | {"not_compared": f"{type(error).__name__}: {error}"[:500]}
@@ -357,7 +373,7 @@ def versions() -> dict[str, str]:
 
 
 HEADER = ("work", "system", "form", "replicas", "updates/s", "steps/s", "set-up s", "run s")
-MORE = ("rounds", "difference")
+MORE = ("rounds", "difference", "moved")
 
 
 def write_report(found: Sequence[Found], out: Path) -> None:
@@ -392,8 +408,8 @@ def _line(row: Found) -> str:
         return markdown_line([*first, error, *[""] * (len(HEADER) + len(MORE) - len(first) - 1)])
     speeds = [format(row[name], ",.0f" if row[name] >= 100 else ".3g") for name in HEADER[4:6]]
     times = [format(row[name], ".3g") for name in ("setup_seconds", "seconds")]
-    difference = format(row["difference"], ".1e") if "difference" in row else ""
-    return markdown_line([*first, *speeds, *times, str(row["num_rounds"]), difference])
+    ends = [format(row[name], ".1e") if name in row else "" for name in MORE[1:]]
+    return markdown_line([*first, *speeds, *times, str(row["num_rounds"]), *ends])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
