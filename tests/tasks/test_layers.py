@@ -1,5 +1,7 @@
 """Layers against those of JAX and flax: values, gradients, batching, lowering."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from flax import linen as nn
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from fedjax_mm.tasks.layers import conv_same, matmul, max_pool
+from fedjax_mm.tasks.layers import conv_same, conv_valid, matmul, max_pool
 
 SHAPES = {  # batch, height, width, channels; rows, columns, features
     "first layer": ((2, 8, 8, 1), (5, 5, 3)),
@@ -27,9 +29,9 @@ every_shape = pytest.mark.parametrize(("images", "kernel"), SHAPES.values(), ids
 """A test for each of SHAPES."""
 
 
-def lax_conv(x, kernel):
+def lax_conv(x, kernel, padding="SAME"):
     return lax.conv_general_dilated(
-        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
@@ -90,6 +92,14 @@ def test_values_and_gradients(images, kernel):
     close(first, want[0])
     for got in together:
         close(got, [np.stack(rows) for rows in zip(*want, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["colors", "odd image", "even kernel", "one pixel"])
+def test_without_padding(name):
+    images, kernel = SHAPES[name]
+    arguments = drawn((2, *images), (2, *full_shape(images, kernel)))
+    plain = partial(lax_conv, padding="VALID")
+    both(*(jax.vmap(gradients_of(f)) for f in (conv_valid, plain)), *arguments)
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0)])

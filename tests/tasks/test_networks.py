@@ -16,6 +16,7 @@ from fedjax_mm.tasks.networks import (
     CharacterGRU,
     LogisticRegression,
     McMahanCNN,
+    ReddiCNN,
     glorot_uniform,
 )
 from tests.compiling import optimised
@@ -27,6 +28,8 @@ NETWORKS = {  # module, shape of one example, number of parameters
     "MLP for tweets": (MLP(2, hidden=(128, 86, 30)), (200,), 39_494),
     "McMahan's CNN": (McMahanCNN(), (28, 28, 1), 1_663_370),
     "McMahan's CNN of colors": (McMahanCNN(), (32, 32, 3), 2_156_490),
+    "Reddi's CNN": (ReddiCNN(62), (28, 28, 1), 1_206_590),
+    "Reddi's CNN of colors": (ReddiCNN(), (32, 32, 3), 1_626_442),
     "CelebA's CNN": (CelebACNN(), (84, 84, 3), 31_074),
     "GRU of characters": (CharacterGRU(), (80,), 640 + 3 * 8 * 128 + 3 * 128**2 + 512 + 10_320),
 }
@@ -124,9 +127,9 @@ def test_mcmahans_cnn_has_other_widths():
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == kernels + 8 + 16 + 64 + 2
 
 
-def lax_conv(x, kernel):
+def lax_conv(x, kernel, padding="SAME"):
     return lax.conv_general_dilated(
-        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
@@ -149,6 +152,29 @@ def test_mcmahans_cnn_is_relu_before_pooling():
 
     want = by_hand(p, x)
     np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_reddis_cnn_pools_once_and_drops_units_twice():
+    module = ReddiCNN(3, (2, 4), 5)
+    params, x = setup(module, (9, 8, 2))
+    p = {path: leaf.astype(np.float32) for path, leaf in arrays(params).items()}
+
+    @jax.jit
+    def by_hand(p, x):
+        for n in (1, 2):
+            x = lax_conv(x, p[f"convolution{n}/kernel"], "VALID") + p[f"bias{n}/bias"]
+            x = jax.nn.relu(x)
+        x = lax_pool(x).reshape(3, -1) @ p["dense/kernel"] + p["dense/bias"]
+        return jax.nn.relu(x) @ p["classes/kernel"] + p["classes/bias"]
+
+    want = by_hand(p, x)
+    np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-5, atol=1e-5)
+    keys = {"dropout": jax.random.key(0)}
+    np.testing.assert_array_equal(applied(module, params, x, rngs=keys), applied(module, params, x))
+    for rates in ({"dropout_rate": 0.5}, {"dense_dropout_rate": 0.5}):
+        dropping = module.clone(**rates)
+        np.testing.assert_array_equal(applied(dropping, params, x), applied(module, params, x))
+        assert np.all(applied(dropping, params, x, rngs=keys) != applied(module, params, x))
 
 
 def test_celebas_cnn_normalizes_by_the_batch():
