@@ -74,7 +74,7 @@ def test_mfa_rand_partitions_any_cohort(sizes, seed):
 
 
 def check_mfa_rr(rounds, sizes):
-    """Every round is a partition, and every frame has each pair once in the order of Algorithm 3."""
+    """Every round is a partition, and every frame has each pair once, as in Algorithm 3."""
     num_clients, num_models, cohort_size = sizes
     for first in range(0, 3 * num_models, num_models):
         in_frame = rounds[first : first + num_models]

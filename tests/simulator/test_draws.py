@@ -190,7 +190,7 @@ def test_draws_are_words_scaled_exactly(seed, size):
         np.asarray(drawn_by_seed(np.uint32(seed), most)).astype(object)
         for most in (size, 2**31 - 1)
     )
-    for a, b in zip(small, large, strict=True):  # low <= word < high
+    for a, b in zip(small, large, strict=True):  # bounds on the word
         low, high = b * 2**32 // (2**31 - 1), (b + 1) * 2**32 // (2**31 - 1) + 1
         assert low * size >> 32 <= a <= high * size >> 32
 

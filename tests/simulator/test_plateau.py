@@ -107,7 +107,7 @@ def test_a_run_stops_with_the_plain_loop():
         xr.testing.assert_equal(result[name], full[name].where(~is_over))
 
 
-def test_final_parameters_are_those_of_the_last_round():
+def test_final_parameters_are_those_at_the_stop():
     result, (params, *_) = swept(until=SLOW, keep="params")
     last = result.distance.sel(round=result.ended.where(result.ended >= 0, ROUNDS), model=1)
     distance = np.linalg.norm(params - quadratic(6, 2, mu=0.05).minimizer, axis=-1)
