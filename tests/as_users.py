@@ -1,8 +1,8 @@
-"""Compares numbers of programs that are compiled as users' programs are, in a process of its own.
+"""Compares results of programs that are compiled as users compile them, in a separate process.
 
-`python -m tests.as_users METHOD/ASSIGNMENT ...` prints as JSON, for each pair, how many of 2,000
-seeds have other numbers in the vmapped program than alone, or numbers that are not finite; and how
-many of 100 random programs differ from NumPy. Other tests compile without optimisations.
+`python -m tests.as_users METHOD/ASSIGNMENT ...` prints JSON: for each pair, how many of 2,000 seeds
+give non-finite results or differ between the vmapped program and a single run, and which of 100
+random programs differ from NumPy. Other tests compile without optimisations.
 """
 
 import json
@@ -47,7 +47,7 @@ ASSIGNMENTS = {
 
 
 def ridge_regression(is_demanding):
-    """Six clients of unlike sizes, with thresholds if a method needs them."""
+    """Six clients with different numbers of examples, with thresholds if `is_demanding`."""
     rng, sizes = np.random.default_rng(0), (5, 9, 3, 7, 4, 8)
     features = [rng.standard_normal((size, 4)) for size in sizes]
     targets = [x @ rng.standard_normal(4) + 1 for x in features]
@@ -56,7 +56,7 @@ def ridge_regression(is_demanding):
 
 
 def unlike(method, assignment):
-    """The number of seeds whose trace or last models differ."""
+    """Counts the seeds whose results are not finite or differ between `vmap` and `map`."""
     row, chosen = METHODS[method], ASSIGNMENTS[assignment]
     algorithm, learned = row.build(0.05, 1), ridge_regression(row.is_demanding)
 
@@ -77,7 +77,7 @@ def unlike(method, assignment):
 
 
 def operand(xp, rng, shape):
-    """A random operand of a product: an array, or a scalar or a vector that is broadcast."""
+    """Draws a matrix-valued function (plain, broadcast, transposed or constant) and its inputs."""
     kind, (rows, columns) = rng.integers(8), shape
     values = [rng.standard_normal(size).astype(np.float32) for size in (shape, rows, columns)]
     return [
@@ -93,7 +93,7 @@ def operand(xp, rng, shape):
 
 
 def sums(xp, rng):
-    """A product of random operands, an elementwise function and a sum, and its arguments."""
+    """Draws sum(weights * (left @ right - shift)^2) over a random axis, with its arguments."""
     groups, size, inner, outer = (int(rng.integers(2, most)) for most in (8, 12, 40, 3000))
     left, of_left = operand(xp, rng, (groups * size, inner))
     right, of_right = operand(xp, rng, (inner, outer))
@@ -110,7 +110,7 @@ def sums(xp, rng):
 
 
 def unlike_numpy(number=100):
-    """The seeds of random programs whose numbers are not NumPy's."""
+    """Seeds of the random programs whose results differ from NumPy's."""
     wrong = []
     for seed in range(number):
         compiled, arguments = sums(jnp, np.random.default_rng(seed))
@@ -123,7 +123,6 @@ def unlike_numpy(number=100):
 
 
 def main():
-    """Prints the numbers."""
     pairs = {pair: unlike(*pair.split("/")) for pair in sys.argv[1:]}
     print(json.dumps({"canary": canary(), "seeds": pairs, "programs": unlike_numpy()}))
 

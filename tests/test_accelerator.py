@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accelerator`: it goes on after a kill, and computes no row twice."""
+"""`python -m benchmarks.accelerator` resumes after a kill and computes no row twice."""
 
 import asyncio
 import json
@@ -25,25 +25,25 @@ ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-m", "benchmarks.accelerator", "--tiny", "--out")
 
 
-def begun(out):
-    """The times at which the rows' files were written."""
+def times_of_rows(out):
+    """Modification times of the files of rows."""
     return {path.name: path.stat().st_mtime_ns for path in (out / "rows").glob("*.json")}
 
 
-def test_a_killed_run_goes_on_and_a_finished_one_computes_nothing(tmp_path, capfd):
+def test_a_killed_run_resumes_and_a_finished_one_computes_nothing(tmp_path, capfd):
     child = subprocess.Popen(
         [*COMMAND, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     )
     lines = iter(child.stdout.readline, "")
-    names = [next(lines).split()[1], next(lines).split()[1]]  # the first is finished then
+    names = [next(lines).split()[1], next(lines).split()[1]]  # the first row is finished by then
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    first = begun(tmp_path)
+    first = times_of_rows(tmp_path)
     assert f"{names[0]}.json" in first
 
     accelerator.main(["--tiny", "--out", str(tmp_path)])
-    said, second = capfd.readouterr().out, begun(tmp_path)
+    said, second = capfd.readouterr().out, times_of_rows(tmp_path)
     for name in (*names, *(row.name for row in accelerator.rows(TINY))):
         assert (f"begin {name}\n" in said) != (f"{name}.json" in first)
     assert second.items() >= first.items()
@@ -64,19 +64,19 @@ def test_a_killed_run_goes_on_and_a_finished_one_computes_nothing(tmp_path, capf
 
     accelerator.main(["--tiny", "--out", str(tmp_path)])
     assert "begin" not in capfd.readouterr().out
-    assert begun(tmp_path) == second
+    assert times_of_rows(tmp_path) == second
 
 
-def rows_that(*makes):
+def rows_from(*makes):
     return [Row("workloads", f"W{i}", make) for i, make in enumerate(makes)]
 
 
-def test_a_row_that_fails_does_not_stop_the_others(tmp_path):
+def test_a_failing_row_does_not_stop_the_others(tmp_path):
     def fail(_):
         raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
 
     accelerator.prepare_directory(tmp_path / "rows")
-    todo = rows_that(fail, fail)
+    todo = rows_from(fail, fail)
     accelerator.work(todo, TINY, tmp_path, 100, time.time() + 100)
     found = [json.loads(accelerator.path_of(row, tmp_path).read_text()) for row in todo]
     assert [row["error"] for row in found] == ["MemoryError: RESOURCE_EXHAUSTED: out of memory"] * 2
@@ -84,28 +84,28 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path):
     assert "out of memory" in (tmp_path / "accelerator.md").read_text()
 
 
-def test_no_row_begins_after_the_budget(tmp_path):
-    accelerator.work(rows_that(None), TINY, tmp_path, 100, time.time() - 1)
+def test_no_row_starts_after_the_deadline(tmp_path):
+    accelerator.work(rows_from(None), TINY, tmp_path, 100, time.time() - 1)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("number", "reason"), [("SIGKILL", "ended with -9"), ("SIGALRM", "longer than 7 seconds")]
 )
-def test_a_worker_that_dies_in_a_row(tmp_path, number, reason):
-    """The row is recorded, and the next worker finds it finished."""
+def test_the_row_of_a_killed_worker_is_recorded(tmp_path, number, reason):
+    """Its error names the reason, and the next worker skips it."""
     accelerator.prepare_directory(tmp_path / "rows")
-    (row,) = given = rows_that(None)
+    (row,) = given = rows_from(None)
     script = f"import os, signal; print('begin {row.name}', flush=True)"
     command = [sys.executable, "-c", f"{script}; os.kill(os.getpid(), signal.{number})"]
     asyncio.run(accelerator.supervise(command, given, tmp_path, 7))
     assert reason in json.loads(accelerator.path_of(row, tmp_path).read_text())["error"]
 
 
-def test_a_worker_that_cannot_begin(tmp_path):
+def test_a_worker_that_fails_outside_of_rows_raises(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(RuntimeError, match="ended with 3 outside of its rows"):
-        asyncio.run(accelerator.supervise(command, rows_that(None), tmp_path, 7))
+        asyncio.run(accelerator.supervise(command, rows_from(None), tmp_path, 7))
 
 
 def test_a_process_measures_alone(tmp_path):
@@ -122,7 +122,7 @@ def test_a_process_measures_alone(tmp_path):
         return thread
 
     with accelerator.device_of(tmp_path, alone=False):
-        started(alone=False).join()  # processes compile together
+        started(alone=False).join()  # processes may compile at the same time
         first = started(alone=True)
         time.sleep(0.2)
         second = started(alone=False)
@@ -130,7 +130,7 @@ def test_a_process_measures_alone(tmp_path):
         assert entered == [False]
     first.join()
     second.join()
-    assert entered == [False, True, False]  # those that came later have waited
+    assert entered == [False, True, False]  # the later ones have waited
 
 
 def test_a_timeline_counts_kernels():
@@ -144,7 +144,7 @@ def test_a_timeline_counts_kernels():
     assert 0 < found.busy <= found.span
 
 
-def test_shares_of_the_ceilings():
+def test_fractions_of_the_peaks():
     row = {
         "seconds": 2.0,
         "num_rounds": 1000,
@@ -169,7 +169,7 @@ def test_shares_of_the_ceilings():
     )
 
 
-def test_rows_have_names_of_their_own():
+def test_names_of_rows_are_unique():
     for sizes in (TINY, accelerator.FULL):
         names = [row.name for row in accelerator.rows(sizes)]
         assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""Workloads: what they count."""
+"""Step counts and training of benchmark workloads."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ from fedjax_mm.tasks.networks import LogisticRegression
 
 
 def task_with(*counts):
-    """A classifier of clients with so many examples."""
+    """A classification task whose clients have these numbers of examples."""
     clients = client_data([(np.ones((n, 2), np.float32), np.zeros(n, np.int32)) for n in counts])
     return classification(
         FederatedData("ones", "synthetic", 2, clients, clients), LogisticRegression(2)
@@ -22,7 +22,7 @@ def task_with(*counts):
 @pytest.mark.parametrize(
     ("counts", "client_map", "num_devices", "computed"),
     [
-        # A chunk takes as long as its first; padding repeats it.
+        # Each slot of a chunk, padding included, takes the steps of its first client.
         ((7, 2, 5), 1, 1, 7 + 5 + 2),
         ((7, 2, 5), 2, 1, 7 + 5 + 2 * 2),
         ((7, 2, 5, 4, 1), 2, 1, 7 + 5 + 2 * 4 + 2 * 1),
@@ -31,7 +31,7 @@ def task_with(*counts):
         ((3, 3, 3), 2, 1, 4 * 3),
     ],
 )
-def test_steps_that_are_computed(counts, client_map, num_devices, computed):
+def test_computed_and_useful_steps(counts, client_map, num_devices, computed):
     algorithm = fedavg(local_sgd(0.1, epochs=1, batch_size=1))
     assignment = full_participation(len(counts))
     actual = bench.count_steps(

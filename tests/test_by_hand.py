@@ -1,4 +1,4 @@
-"""The scripts that `benchmarks/shell.py` times beside ours compute what ours compute."""
+"""The handwritten scripts that `benchmarks/shell.py` times compute the same results as ours."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ from fedjax_mm.sweeps import Execution
 
 
 def agree(first, second, atol=0.0):
-    """Whether means over the first axis agree within four standard errors, and a tolerance."""
+    """Whether means over the first axis agree within four standard errors plus `atol`."""
     error = np.sqrt(sum(x.var(0, ddof=1) / len(x) for x in (first, second)))
     return np.all(np.abs(first.mean(0) - second.mean(0)) <= 4 * error + atol)
 
 
 def test_figure_3_by_hand():
-    """Both starts, and the last fifth of the rounds, of each algorithm."""
+    """Compares the initial losses and the last 200 rounds of each algorithm."""
     item = ITEMS["mfa-fig3"]
     ours = item.make(item.settings, Execution())
     for name, theirs in figure_3.both().items():
@@ -26,7 +26,7 @@ def test_figure_3_by_hand():
 
 
 def test_grid_by_hand():
-    """All metrics at the last record of every rate; the test images and the deals differ."""
+    """Compares final metrics with a tolerance, because test images and partitions differ."""
     theirs, dims = grid.grid()[:, :, -1].mean(2), ("learning_rate", "seed", "round", "model")
     ours = run(grid.__file__.replace("grid.py", "grid.toml")).isel(algorithm=0)
     np.testing.assert_allclose(ours.learning_rate, grid.RATES)

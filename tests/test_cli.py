@@ -1,4 +1,4 @@
-"""The command line, in process: what it prints, writes and returns, and how it refuses."""
+"""The command line in process: its output, files, exit codes and error messages."""
 
 import contextlib
 import html
@@ -26,7 +26,7 @@ from fedjax_mm.sweeps import plan
 
 
 class Outcome(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 def call(*arguments):
-    """Runs the command line with these arguments; `main` always exits."""
+    """Runs the command line with these arguments and catches its exit."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
@@ -46,7 +46,7 @@ def call(*arguments):
 
 
 def words(text):
-    """The text without line breaks and runs of spaces: tables and terminals wrap."""
+    """Collapses whitespace, because tables and terminals wrap text."""
     return " ".join(text.split())
 
 
@@ -55,7 +55,7 @@ def files(directory):
 
 
 def read_json(path):
-    """Strict JSON: NaN and Infinity are refused."""
+    """Reads strict JSON, without NaN and Infinity."""
 
     def refuse(name):
         raise AssertionError(f"{name} in {path}")
@@ -78,10 +78,10 @@ def test_list_shows_every_id():
 # reproduce
 
 
-def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
-    """Figures of the same settings take one run; with other settings there is another.
+def test_items_with_equal_settings_share_their_runs(tmp_path, monkeypatch, two_figures):
+    """Figures with the same settings are computed once, and those with other settings again.
 
-    Nothing is computed: the numbers do not matter here.
+    An existing result stands in for every run, because the numbers do not matter.
     """
     runs = []
 
@@ -89,7 +89,7 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
         runs.append(config)
         return open_result(two_figures[0] / "mfa-fig1")
 
-    one, two = names = ("mfa-fig1", "mfa-fig2")  # of which the paper states the same
+    one, two = names = ("mfa-fig1", "mfa-fig2")  # with the same statements in the paper
     first = ITEMS[one]._replace(run=run)
     items = {item.id: item for item in (first, first._replace(id=two))}
     monkeypatch.setattr(reproductions, "ITEMS", items)
@@ -124,7 +124,7 @@ def test_wrong_data_sets_and_methods_are_refused(tmp_path, arguments, message):
 
 @pytest.fixture(scope="module")
 def two_figures(tmp_path_factory):
-    """Figures 3 and 1 in one command, small."""
+    """Small versions of Figures 3 and 1, from one command."""
     out = tmp_path_factory.mktemp("figures")
     sizes = ("--rounds", 30, "--seeds", 3)
     return out, call("reproduce", "mfa-fig3", "mfa-fig1", *sizes, "--out", out)
@@ -163,14 +163,14 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
         num_models = {"mfa-fig3": 12, "mfa-fig1": 2}[name]
         sizes = {"algorithm": 2, "seed": 3, "round": 31, "model": num_models}
         assert dict(result.sizes) == sizes
-        # The figures in the summary are those of the file.
+        # The numbers in the summary agree with the file.
         last = result.gap.isel(round=-1).mean(("seed", "model"))
         for label in ("MFA-Rand", "MFA-RR"):
             found = measured["gap at the end"].sel(algorithm=label).item()
             assert found == pytest.approx(last.sel(algorithm=label).item())
 
 
-def test_a_report_shows_what_was_reproduced(two_figures, tmp_path):
+def test_a_report_shows_the_reproduced_items(two_figures, tmp_path):
     out, _ = two_figures
     code, printed, err = call("report", out, "--out", tmp_path / "page.html")
     assert (code, err) == (0, "")
@@ -187,7 +187,7 @@ def test_a_report_shows_what_was_reproduced(two_figures, tmp_path):
         assert command in text
 
 
-def test_summary_says_where_it_comes_from(two_figures):
+def test_a_summary_records_its_provenance(two_figures):
     manifest = read_json(two_figures[0] / "mfa-fig3" / "summary.json")["manifest"]
     assert {"versions", "device", "seed", "prng", "git_revision", "config"} <= set(manifest)
     assert {"python", "fedjax-mm", "jax", "jaxlib", "numpy"} <= set(manifest["versions"])
@@ -200,7 +200,7 @@ def test_summary_says_where_it_comes_from(two_figures):
     assert manifest["config"] == default | {"num_rounds": 30, "num_seeds": 3}
 
 
-def test_exit_code_of_reproduce_says_whether_a_statement_is_contradicted(two_figures):
+def test_reproduce_exits_with_3_if_a_statement_is_contradicted(two_figures):
     out, outcome = two_figures
     summaries = [read_json(path) for path in sorted(out.rglob("summary.json"))]
     verdicts = [each["verdict"] for summary in summaries for each in summary["statements"]]
@@ -209,7 +209,7 @@ def test_exit_code_of_reproduce_says_whether_a_statement_is_contradicted(two_fig
 
 
 class Gain(NamedTuple):
-    """A corner of Figure 5."""
+    """A small part of Figure 5."""
 
     outcome: Outcome
     directory: Path
@@ -218,9 +218,9 @@ class Gain(NamedTuple):
 
 @pytest.fixture(scope="module")
 def gain(tmp_path_factory):
-    """By the number of rounds: enough for the target, and too few.
+    """Outcomes by number of rounds, enough for the target and too few.
 
-    The shorter run has the first records of the longer one, which alone is computed.
+    Only the longer run is computed, and the shorter one takes its first records.
     """
     item, results = ITEMS["mfa-fig5"], []
 
@@ -264,7 +264,7 @@ def test_gain_is_reproduced(gain):
         assert f"T={multi:.0f}" in outcome.out
 
 
-def test_a_target_that_is_not_reached_is_not_tested_and_no_failure(gain):
+def test_an_unreached_target_is_not_tested_and_not_a_failure(gain):
     outcome, directory, _ = gain[5]
     summary = read_json(directory / "summary.json")
     assert outcome.code == 0
@@ -277,7 +277,7 @@ def test_a_target_that_is_not_reached_is_not_tested_and_no_failure(gain):
     assert files(directory) == ["figure.png", "result.nc", "summary.json"]
 
 
-def test_the_bar_of_a_sweep_goes_forward_to_the_end(gain):
+def test_the_progress_bar_never_goes_back_and_reaches_the_end(gain):
     bar = gain[30].bar
     assert (bar[0], bar[-1]) == (0, 1)
     assert bar == sorted(bar)
@@ -298,7 +298,7 @@ def test_nested_settings_and_options_reach_the_run(tmp_path):
     assert (config["task"]["start"], config["task"]["num_clients"]) == ("zeros", 4)
     assert config["learning_rate"] == {"beta": 30, "gamma": 100, "per": "round"}
     assert (config["seed"], config["num_rounds"], config["num_seeds"]) == (7, 2, 2)
-    assert config["task"]["mu"] == 2e-4  # a neighbour of what was set
+    assert config["task"]["mu"] == 2e-4  # a default in the same table
     with xr.open_dataset(tmp_path / "mfa-fig1" / "result.nc") as result:
         assert result.client_updates.isel(round=-1).sum("model").values.tolist() == [[8, 8]] * 2
         assert result.distance.isel(round=0).std() == 0
@@ -319,7 +319,7 @@ def test_without_arguments_three_commands_are_shown():
 
 
 def example():
-    """The experiment that `fedjax-mm run --help` shows."""
+    """Extracts the experiment from the help of `fedjax-mm run`."""
     help_text = inspect.getdoc(cli.run)
     return textwrap.dedent(help_text.partition("A complete experiment:\n")[2])
 
@@ -341,8 +341,8 @@ def test_the_example_in_the_help_is_complete():
         assert line in shown
 
 
-def test_final_parameters_are_saved_and_started_from(tmp_path):
-    """Beside a result that has none, and then left out again: no file is of another run."""
+def test_final_parameters_are_saved_and_can_start_a_run(tmp_path):
+    """They can be added to a finished result, and an overwriting run without them deletes them."""
     config = tmp_path / "mine.toml"
     config.write_text(CONFIG)
     command = ("run", config, "--set", "num_seeds=2", "--out", tmp_path)
@@ -377,7 +377,7 @@ def test_run_writes_a_labelled_result(own_experiment):
         assert result.model.values.tolist() == list(range(1, 13))
         # 12 models share 24 clients, which take 5 steps each.
         assert np.all(result.gradients.sel(round=26).sum("model") == 26 * 24 * 5)
-        # In 24 rounds client 1, the only one that moves a start at zeros, has trained every model.
+        # Client 1, the only one that moves a start at zeros, trains every model within 24 rounds.
         excess = result.excess_loss.sel(algorithm="MFA-RR")
         assert np.all(excess.sel(round=26) < excess.sel(round=0))
         manifest = read_json(out / "mine" / "manifest.json")
@@ -400,7 +400,7 @@ def test_run_shows_the_last_round_in_full(own_experiment):
             assert f"{means.excess_loss.sel(algorithm=label).item():.6g}" in outcome.out
 
 
-def test_run_stops_where_a_model_diverges_and_keeps_what_came_before(monkeypatch, tmp_path):
+def test_run_stops_at_divergence_and_keeps_earlier_records(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("hot.toml").write_text(CONFIG)
     settings = ("num_rounds=80", "num_seeds=2", "algorithms.A.learning_rate=50")
@@ -424,7 +424,7 @@ def test_run_stops_where_a_model_diverges_and_keeps_what_came_before(monkeypatch
 
 
 def axes_example():
-    """The axes that `fedjax-mm sweep --help` shows."""
+    """Extracts the axes from the help of `fedjax-mm sweep`."""
     help_text = inspect.getdoc(cli.sweep)
     shown = re.search(r"\n( +\[axes\]\n.*?)\n\n", help_text, re.DOTALL)
     return textwrap.dedent(shown[1])
@@ -436,7 +436,7 @@ FEW = ("--set", "axes.num_models=[2]", "--set", "algorithms.MFA-Rand.local_steps
 
 @pytest.fixture(scope="module")
 def own_sweep(tmp_path_factory):
-    """The example, shorter, and with rates up to some that diverge."""
+    """A shorter version of the example, with some rates that diverge."""
     directory = tmp_path_factory.mktemp("sweep")
     config = directory / "mine.toml"
     config.write_text(f"{example()}\n{axes_example()}")
@@ -476,7 +476,7 @@ def test_sweep_writes_a_labelled_result_and_a_figure(own_sweep):
 
 
 def test_sweep_announces_its_plan(own_sweep):
-    """2 programs of 2 x 4 numbers and 2 seeds; 24 clients take part in each of 26 rounds."""
+    """2 programs have 8 settings and 2 seeds each, and 24 clients train in each of 26 rounds."""
     shown = words(own_sweep[1].err)
     for program in ("MFA-Rand, num_models=12 16", "MFA-RR, num_models=12 16"):
         assert program in shown
@@ -528,7 +528,7 @@ def test_a_dry_run_shows_the_plan_without_compiling_and_writes_nothing(
 
 
 class Clock:
-    """A time that stands still until it is told to go on."""
+    """A fake clock that tests advance by hand."""
 
     def __init__(self, patch):
         self.now = 1000.0
@@ -538,8 +538,8 @@ class Clock:
         return self.now
 
 
-def test_the_time_left_is_that_of_the_work_left(monkeypatch):
-    """Compiling does not count, nor what was done in an earlier run."""
+def test_the_time_left_is_estimated_from_the_work_of_this_run(monkeypatch):
+    """Compilation and the work of an earlier run do not count."""
     clock = Clock(monkeypatch)
     left = terminal.time_left()
     assert left(0, 1) == ""  # compiling
@@ -552,8 +552,8 @@ def test_the_time_left_is_that_of_the_work_left(monkeypatch):
     assert left(100, 100) == "0:00:00 left"
 
 
-def test_progress_is_in_lines_where_nobody_watches(monkeypatch, capsys):
-    """At most one in so many seconds, the share done, the label and the time left."""
+def test_progress_without_a_terminal_is_logged_in_lines(monkeypatch, capsys):
+    """At most one line per interval, with the fraction done, the label and the time left."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr(terminal, "_LOG_SECONDS", 10)
     monkeypatch.setattr(terminal, "notes", terminal.Console(stderr=True))
@@ -565,8 +565,7 @@ def test_progress_is_in_lines_where_nobody_watches(monkeypatch, capsys):
     assert lines == ["20% A, num_models=2 0:00:40 left", "40% A, num_models=2 0:00:30 left"]
 
 
-def test_a_long_round_is_not_silent(monkeypatch, capsys):
-    """What is being done is said again while nothing can be reported."""
+def test_progress_is_repeated_during_a_long_round(monkeypatch, capsys):
     said = threading.Event()
 
     def say(text, *_):
@@ -596,7 +595,7 @@ def test_bench_times_every_algorithm(monkeypatch, tmp_path):
 
 
 def test_bench_shows_every_number_in_full(monkeypatch):
-    """At 80 columns, with the numbers of a laptop."""
+    """A terminal of 80 columns has room for a laptop's numbers."""
     monkeypatch.setattr(bench, "build", lambda *_: bench.Program(lambda: None, 1.05, 1456.3))
     monkeypatch.setattr(bench, "median_seconds", lambda *_: 0.0548)
     shown = call("bench", "W1").out
@@ -605,7 +604,7 @@ def test_bench_shows_every_number_in_full(monkeypatch):
     assert "…" not in shown
 
 
-def test_bench_shows_classifiers_beside_the_peak(monkeypatch):
+def test_bench_compares_classifiers_with_the_peak(monkeypatch):
     monkeypatch.setattr(bench, "build", lambda *_: bench.Program(lambda: None, 12.34, 1456.3, 1.25))
     monkeypatch.setattr(bench, "median_seconds", lambda *_: 0.0548)
     monkeypatch.setattr(bench, "gemm_peak", lambda: {"NumPy": 100.0, "jax": 200.0})
@@ -695,7 +694,7 @@ WRONG_COMMANDS = {
     "unknown workload": (("bench", "W9"), ("'W9'", "W1, W1b, W1c, S1")),
     "no repeats": (("bench", "W1", "--repeats", 0), ("repeats is 0", "at least 1")),
 }
-"""By name: the command and what its error line must contain, in lower or upper case."""
+"""Commands with parts of their error lines (in any case), by name."""
 
 WRONG_CONFIGS = {
     "not TOML": (("mu = 0.1", "mu = = 0.1"), ("line 7", "not a toml file")),
@@ -746,7 +745,7 @@ WRONG_CONFIGS = {
     ),
     "diverging curvature": (("mu = 0.1", "mu = -0.1"), ("task.mu = -0.1", "greater than 0")),
 }
-"""By name: what is replaced in `CONFIG` by what, and what the error line must contain."""
+"""Replacements in `CONFIG` with parts of the error lines, by name."""
 
 
 WRONG_AXES = {
@@ -759,11 +758,11 @@ WRONG_AXES = {
     "none": ("", ("axes", "at least 1")),
     "rounds": ("num_rounds = [2, 4]", ("axes.num_rounds", "cannot vary within a sweep")),
 }
-"""By name: the only axis, and what the error line must contain."""
+"""Axes with parts of the error lines, by name."""
 
 
 def check_refusal(directory, command, fragments):
-    """Exit code 2, one line on stderr that has the fragments, and no file touched."""
+    """Expects exit code 2, one line on stderr with the fragments, and no changed file."""
     before = sorted(directory.rglob("*"))
     code, out, err = call(*command)
     assert code == 2
@@ -829,8 +828,8 @@ local_steps = 2
 
 
 @pytest.mark.parametrize("axes", ["", "[axes]\nlearning_rate = [0.1, 0.2]"])
-def test_a_run_in_which_nobody_trains_says_so(monkeypatch, tmp_path, axes):
-    """From zeros all losses of the quadratic are 0, so that LVR draws nobody; MFA-Rand does."""
+def test_a_run_without_participants_warns(monkeypatch, tmp_path, axes):
+    """At zeros all losses of the quadratic are 0, so LVR draws nobody while MFA-Rand does."""
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(
         CONFIG.replace("mu = 0.1", 'mu = 0.1\nstart = "zeros"') + IDLE + axes
@@ -841,7 +840,7 @@ def test_a_run_in_which_nobody_trains_says_so(monkeypatch, tmp_path, axes):
         assert call("sweep" if axes else "run", "mine.toml", "--set", "num_seeds=3").code == 0
 
 
-def test_warnings_are_lines_of_text():
+def test_our_warnings_are_single_lines():
     ours, other = UserWarning("nobody trained"), DeprecationWarning("old")
     with terminal.warnings_as_lines():
         assert warnings.formatwarning(ours, UserWarning, "a.py", 3) == "fedjax-mm: nobody trained\n"
@@ -849,7 +848,7 @@ def test_warnings_are_lines_of_text():
     assert "a.py:3" in warnings.formatwarning(ours, UserWarning, "a.py", 3)
 
 
-def test_a_root_seed_is_told_from_the_labels(monkeypatch, tmp_path):
+def test_a_root_seed_is_distinguished_from_the_labels(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(CONFIG)
     both = ("run", "mine.toml", "--set", "num_seeds=2")
@@ -860,7 +859,7 @@ def test_a_root_seed_is_told_from_the_labels(monkeypatch, tmp_path):
     assert "root of all draws" not in words(call(*both, "--out", "other").out)
 
 
-def test_an_interrupt_says_how_many_programs_were_compiled(monkeypatch, tmp_path):
+def test_an_interrupt_reports_the_number_of_compiled_programs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(f"{CONFIG}\n[axes]\nnum_models = [1, 2, 3]\n")
     lowered = []
@@ -890,7 +889,7 @@ def test_a_sweep_needs_axes(monkeypatch, tmp_path):
     check_refusal(tmp_path, ("sweep", "right.toml"), ("right.toml", "axes: missing"))
 
 
-def test_the_configuration_that_the_table_spoils_is_right(monkeypatch, tmp_path):
+def test_the_unmodified_configuration_is_valid(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("right.toml").write_text(CONFIG)
     assert call("run", "right.toml", "--set", "num_seeds=1").code == 0

@@ -1,4 +1,4 @@
-"""Numbers of programs that XLA compiles with the flags of the package."""
+"""Programs that XLA compiles with the package's flags return the right numbers."""
 
 import json
 import os
@@ -15,16 +15,15 @@ from tests.helpers import slow_unless
 from tests.methods import METHODS
 
 FUSED = SAFE.replace("INDIVIDUAL_DOT", "DOT") + ",LIBRARY_FUSION_TYPE_REDUCE"
-IS_WRONG = version("jaxlib") >= "0.10"  # with these fusions
+IS_WRONG = version("jaxlib") >= "0.10"  # with the fusions of FUSED
 
-# The methods whose first round reads the losses of models of 0, and one of each other kind.
+# Pairs whose first round reads losses at zero, and one pair of each other kind.
 QUICK = {("fedavg", "lvr"), ("scaffold", "lvr"), ("fedavg", "mfa_rr"), ("maxfl", "fedfair")}
-# AFL takes all clients, and stale variance reduction weighs those of LVR.
 PAIRS = [(method, assignment) for method in METHODS for assignment in ASSIGNMENTS]
 
 
 def run(code, flags="", **environment):
-    """The standard output and error of Python, in a process that compiles as users do."""
+    """Runs Python in a process that compiles as users do, and returns its stdout and stderr."""
     env = os.environ | USUAL | {"XLA_FLAGS": flags} | environment
     command = [sys.executable, *code]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
@@ -37,7 +36,7 @@ def numbers(pairs, flags=""):
     return json.loads(run(["-m", "tests.as_users", *names], flags)[0].splitlines()[-1])
 
 
-def test_each_of_2000_seeds_in_one_program_equals_itself_alone():
+def test_2000_vmapped_seeds_equal_single_runs():
     found = numbers(sorted(QUICK))
     assert found["canary"]
     assert set(found["seeds"].values()) == {0}
@@ -45,13 +44,13 @@ def test_each_of_2000_seeds_in_one_program_equals_itself_alone():
 
 
 @pytest.mark.parametrize("method", [slow_unless(False, name) for name in METHODS])
-def test_each_of_2000_seeds_of_each_method_and_assignment(method):
+def test_2000_vmapped_seeds_of_each_method_and_assignment(method):
     found = numbers((method, name) for name in ASSIGNMENTS)["seeds"]
     assert {pair: wrong for pair, wrong in found.items() if wrong != 0} == {}
 
 
 @pytest.mark.skipif(not IS_WRONG, reason="jaxlib 0.9 has no such fusions")
-def test_the_canary_sees_wrong_fusions():
+def test_the_canary_detects_wrong_fusions():
     assert not numbers([], FUSED)["canary"]
 
 
@@ -76,7 +75,7 @@ def test_the_flag_is_set_unless_the_user_sets_it():
 
 @pytest.mark.skipif(not IS_WRONG, reason="jaxlib 0.9 has no such fusions")
 @pytest.mark.parametrize(("arguments", "flags"), [(["late"], ""), ([], FUSED)])
-def test_a_process_that_computes_wrong_numbers_is_warned(arguments, flags):
+def test_a_process_that_computes_wrong_numbers_warns(arguments, flags):
     _, errors = run(["-c", START, *arguments], flags)
     assert "XLA returns wrong numbers in this process" in errors
     assert "XLA returns wrong" not in run(["-c", START])[1]

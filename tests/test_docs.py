@@ -1,4 +1,4 @@
-"""The code in README and the site runs, and all sources of the site exist."""
+"""Code in the README and on the site runs, and the site is complete."""
 
 import inspect
 import itertools
@@ -43,7 +43,7 @@ def test_readme_code_runs(rounds, capsys):
     assert "learning_rate" in capsys.readouterr().out
 
 
-def test_readme_names_only_commands_and_functions_that_exist():
+def test_readme_names_existing_commands_and_functions():
     commands = set(re.findall(r"^    fedjax-mm (\w+)", README, re.MULTILINE))
     assert commands == {
         command.name or command.callback.__name__ for command in app.registered_commands
@@ -56,8 +56,8 @@ def test_readme_names_only_commands_and_functions_that_exist():
 SUMMARIES = sorted((ROOT / "docs" / "summaries").glob("*.json"))
 
 
-def test_the_results_are_the_page_of_their_summaries(tmp_path):
-    """Nobody edits `docs/results.md` and `docs/results/`: `fedjax-mm report` makes them."""
+def test_the_results_pages_are_generated_from_the_summaries(tmp_path):
+    """`fedjax-mm report` writes `docs/results.md` and `docs/results/`, which nobody edits."""
     assert len(SUMMARIES) >= 42
     figures = ROOT / "docs" / "figures"
     for path in SUMMARIES:
@@ -81,14 +81,14 @@ def test_readme_counts_the_statements_of_each_paper():
     assert [row for row in rows if row not in README.splitlines()] == []
 
 
-def test_the_documented_experiment_may_be_swept():
-    """It runs in tests/experiments/test_method_tables.py."""
+def test_the_documented_experiment_can_be_swept():
+    """The experiment itself runs in tests/experiments/test_method_tables.py."""
     text, *_ = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)
     of_optimizers, axes, of_data = re.findall(
         r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE
     )
     swept = validate(Experiment, tomllib.loads(text + axes))
-    assert len(programs_of(grid_of(swept))) == 2  # an algorithm each
+    assert len(programs_of(grid_of(swept))) == 2  # one per algorithm
     swept = validate(Experiment, tomllib.loads(text + of_data))
     assert swept.task.data_seed == "seed"
     assert grid_of(swept).shape == (2, 2, 3)
@@ -106,7 +106,7 @@ def test_the_documented_experiment_may_be_swept():
     assert validate(Experiment, tomllib.loads(no_task + tasks + optimizers)).num_models == 3
 
 
-def test_the_documented_schedules_and_optimizers_are_those_that_there_are():
+def test_all_schedules_and_optimizers_are_documented():
     rows = re.findall(r"^\| `\"(\w+)\"` \| (.*) \|$", EXPERIMENTS, re.MULTILINE)
     assert {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows} == {
         name: set(table.model_fields) - set(Scheduled.model_fields)
@@ -116,7 +116,7 @@ def test_the_documented_schedules_and_optimizers_are_those_that_there_are():
     assert re.findall(r"`(\w+)`", listed) == list(OPTIMIZER_TABLES)
 
 
-def test_the_documented_methods_and_settings_are_those_that_there_are():
+def test_all_methods_and_settings_are_documented():
     rows = re.findall(r"^\| `(\w+)`.*? \| (.*) \|$", EXPERIMENTS, re.MULTILINE)[1:]
     settings = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows}
     shared = {*Method.model_fields, "local_steps", "epochs", "batch_size", "order"}
@@ -129,17 +129,20 @@ def test_the_documented_methods_and_settings_are_those_that_there_are():
 
 
 PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*.md")}
-SHORTER = {  # what stands on a page, and what a small instance of it has there
+SHORTER = {  # replacements that make the code on a page small
     "index.md": {"num_rounds=1000": "num_rounds=20", "num_seeds=20": "num_seeds=2"},
     "how-to/data.md": {"num_rounds=10": "num_rounds=2"},
     "how-to/results.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
     "how-to/sweeps.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
 }
-ELSEWHERE = {"extending.md", "how-to/tuning.md"}  # in tests/simulator/test_extending.py, below
+ELSEWHERE = {
+    "extending.md",
+    "how-to/tuning.md",
+}  # tested in tests/simulator/test_extending.py and below
 
 
 def blocks(path):
-    """The code on a page, each with its language: of fences, and of what is indented."""
+    """Yields the language and the text of each fenced or indented block of code on a page."""
     text = path.read_text()
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield language, code
@@ -160,7 +163,7 @@ def pages_with(language):
 @pytest.mark.parametrize("name", sorted({*pages_with("python")} - ELSEWHERE))
 def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # The tests have started JAX's devices before.
+    # JAX has already started its devices.
     monkeypatch.setattr(sweeps, "use_cpu_devices", lambda count: None)
     code = "\n".join(code for language, code in blocks(PAGES[name]) if language == "python")
     for old, new in SHORTER.get(name, {}).items():
@@ -170,7 +173,7 @@ def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
     plt.close("all")
 
 
-def test_all_asks_of_the_tuning_page_are_one_program(monkeypatch):
+def test_all_trials_on_the_tuning_page_share_a_program(monkeypatch):
     lower, texts = plan._lower, []
 
     def lowered(*arguments):
@@ -196,7 +199,7 @@ def test_all_asks_of_the_tuning_page_are_one_program(monkeypatch):
 def test_the_experiments_of_a_page_are_valid(name):
     """A table without algorithms changes the experiment above it.
 
-    The parts of experiments in experiments.md have a test of their own.
+    experiments.md, which has parts of experiments, has its own test.
     """
     whole = {}
     for code in (code for language, code in blocks(PAGES[name]) if language == "toml"):
@@ -207,7 +210,7 @@ def test_the_experiments_of_a_page_are_valid(name):
 
 
 def commands_in(path):
-    """Yields the command-line calls on a page, without the explanations after two spaces."""
+    """Yields the command lines on a page, without the explanations after two spaces."""
     for language, code in blocks(path):
         for line in code.splitlines() if language in ("sh", "bash") else ():
             if "fedjax-mm" in line:
@@ -215,14 +218,14 @@ def commands_in(path):
 
 
 def parse(line):
-    """The options of a command, as it would get them."""
+    """Parses a command line into the command's parameters."""
     group = typer.main.get_command(app)
     with group.make_context("fedjax-mm", shlex.split(line)[1:]) as context:
         name, command, rest = group.resolve_command(context, context._protected_args + context.args)
         return command.make_context(name, rest, parent=context).params
 
 
-def test_the_commands_of_all_pages_are_understood():
+def test_the_commands_on_all_pages_can_be_parsed():
     lines = [line for path in PAGES.values() for line in commands_in(path)]
     assert len(lines) > 12
     for line in lines:
@@ -277,7 +280,7 @@ def test_links_between_files_lead_to_pages():
     assert hooks.destination(page, "../../tests/helpers.py") is None
 
 
-def test_what_is_wrong_with_a_built_site_is_named(tmp_path):
+def test_problems_of_a_built_site_are_named(tmp_path):
     (tmp_path / "search").mkdir()
     index, page = tmp_path / "search" / "search_index.json", tmp_path / "index.html"
     index.write_text("MFA-RR, MaxFL, cohort")

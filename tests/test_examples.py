@@ -1,4 +1,4 @@
-"""The examples are short, run without a warning, and say or draw something."""
+"""Examples are short, run without warnings, and print or plot something."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "examples"
-SMALLER = {  # what stands in an example, and what a small instance of it has there
+SMALLER = {  # replacements that make an example small
     "away_and_private": {"NUM_ROUNDS = 1000, 2, 50": "NUM_ROUNDS = 100, 2, 5"},
     "first_run": {"num_rounds=1000, num_seeds=20": "num_rounds=24, num_seeds=3"},
     "own_method": {"NUM_ROUNDS = 30, 60": "NUM_ROUNDS = 30, 3"},
@@ -22,7 +22,7 @@ PRINTS = {
 }
 
 
-def test_every_example_is_run_and_in_the_list():
+def test_every_example_is_tested_and_listed():
     names = {path.stem for path in FOLDER.glob("*.py")}
     assert names == set(SMALLER) == set(PRINTS)
     listed = re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\)", (FOLDER / "README.md").read_text(), re.M)

@@ -1,4 +1,4 @@
-"""Ctrl-C: whatever the libraries make of it, it ends the block, which tidies up."""
+"""Ctrl-C ends the block, which tidies up, even if a library swallows the exception."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from fedjax_mm.interrupts import tidy_interrupts
 
 @pytest.fixture(autouse=True)
 def usual():
-    # A shell's jobs in the background are started with SIGINT ignored.
+    # A shell starts background jobs with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -39,14 +39,14 @@ def cleared():
 
 
 @pytest.mark.parametrize("wait", [into_another_error, cleared])
-def test_an_interrupt_ends_the_block_whatever_became_of_it(wait, capsys):
+def test_an_interrupt_ends_the_block_even_if_swallowed(wait, capsys):
     with pytest.raises(KeyboardInterrupt):
         wait()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert capsys.readouterr().err == ""
 
 
-def test_the_program_dies_without_a_word_before_it_writes():
+def test_an_early_interrupt_ends_the_program_silently():
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import fedjax_mm.__main__ as program, fedjax_mm.cli as cli\n"
@@ -58,7 +58,7 @@ def test_the_program_dies_without_a_word_before_it_writes():
 
 
 def test_a_second_signal_kills_the_process():
-    """Also where a callback swallowed the first one, which Python reports."""
+    """This holds even if a callback swallowed the first one, which Python reports."""
     code = (
         "import signal; from fedjax_mm.interrupts import tidy_interrupts\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -78,8 +78,8 @@ def test_a_second_signal_kills_the_process():
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])
-def test_sigterm_ends_the_block_which_tidies_up_and_then_the_process(is_ignored):
-    """Also in the background, where Ctrl-C is ignored."""
+def test_sigterm_tidies_up_and_ends_the_process(is_ignored):
+    """This holds in the background, too, where Ctrl-C is ignored."""
     code = (
         "import signal, sys; from fedjax_mm.interrupts import tidy_interrupts\n"
         f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if is_ignored else 'default_int_handler'})"
@@ -98,8 +98,8 @@ def test_sigterm_ends_the_block_which_tidies_up_and_then_the_process(is_ignored)
     ("block", "ends"),
     [("tidy_interrupts()", (-signal.SIGTERM, "tidied")), ("noted_signals(True, '')", (0, "saved"))],
 )
-def test_a_signal_that_comes_twice_at_once_counts_once(block, ends):
-    """`timeout` sends it to the process, and to the group of processes."""
+def test_a_signal_sent_twice_at_once_counts_once(block, ends):
+    """`timeout` signals both the process and its process group."""
     code = (
         "import time; from fedjax_mm import interrupts; interrupts._TOGETHER = 2\n"
         "from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"

@@ -1,4 +1,4 @@
-"""Launches per round, counted in programs that are written by hand and in compiled ones."""
+"""Kernel launches per round, in handwritten HLO and in compiled programs."""
 
 import jax
 import jax.numpy as jnp
@@ -97,19 +97,19 @@ UNKNOWN = TEXT.replace(", TRIPS", "")
 
 
 def test_launches_of_a_round():
-    """Draw, gather, 30 steps of two, five of Threefry and its copy, two of a branch, two more."""
+    """Draw, gather, 30 x 2 for local steps, a branch of 2, 2 more, and 5 + 1 for Threefry."""
     counted = Module(KNOWN).rounds(num_rounds=1000)
     others = 1 + 1 + 30 * 2 + 2 + 1 + 1
     assert (counted.kernels, counted.as_on_gpus) == (others + 5 + 1, others + 1)
     assert (counted.trips, counted.in_graphs) == (1000, 1)
 
 
-def test_a_loop_of_unknown_length_runs_once_and_asks():
+def test_a_loop_of_unknown_length_counts_once_with_its_condition():
     counted = Module(UNKNOWN).rounds(num_rounds=1000)
     assert counted.as_on_gpus == 1 + 1 + (2 + 1) + 2 + 1 + 1 + 1
 
 
-def test_the_loop_of_rounds_is_found_by_its_depth_or_its_length():
+def test_the_loop_of_rounds_is_found_by_depth_or_length():
     module = Module(KNOWN)
     assert module.rounds() == module.rounds(num_rounds=1000) == module.rounds(num_rounds=500)
     assert module.rounds(depth=2).kernels == 30 * 2 / 30  # one step of local training
@@ -118,19 +118,19 @@ def test_the_loop_of_rounds_is_found_by_its_depth_or_its_length():
         module.rounds(depth=4)
 
 
-def test_rows_count_instead_of_the_array_that_they_are_taken_from():
+def test_a_gather_reads_its_rows_instead_of_the_whole_array():
     module = Module(KNOWN)
     (gather,) = (each for each in module.rounds().launches if each.operation.name == "got")
     assert module.traffic(gather) == 4 * (4 * 8 + 4 + 4 * 8)
 
 
-def test_operations_by_their_place():
+def test_launches_are_counted_by_source():
     module = Module(KNOWN)
     assert by_source(module, module.rounds())["", "jit(run)/while/dot_general"] == 30
 
 
 def test_compiled_rounds():
-    """Each of 7 rounds has a product, which XLA does not fuse with the next, and its counter."""
+    """Each of 7 rounds has a counter and a product, which XLA does not fuse with the next."""
 
     def one_round(x, _):
         return jnp.sin(x @ x), None

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom without a warning, and are kept small and clean."""
+"""Notebooks run from top to bottom without warnings, and are small and clean."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from tests.compiling import USUAL
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-SMALLER = {  # what stands in a notebook, and what a small instance of it has there
+SMALLER = {  # replacements that make a notebook small
     "01_first_experiment": {
         "[0, 250, 500, 750, 1000]": "[0, 15, 30, 45, 60]",
         "1000": "60",
@@ -29,7 +29,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         "num_seeds=20": "num_seeds=3",
         "num_seeds = 20": "num_seeds = 3",
         "num_models = [2, 12]": "num_models = [12]",
-        # Of the command line's methods one.
+        # Keep one of the methods on the command line.
         '[algorithms.MFA-Rand]\nassignment.name = "mfa_rand"\nlearning_rate = 0.1\n'
         "local_steps = 5\n": "",
         "[0.02, 0.035, 0.06, 0.1, 0.18, 0.3, 0.5, 0.7]": "[0.1, 3.0]",
@@ -46,7 +46,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         "num_rounds=60": "num_rounds=12",
         "round=60": "round=12",
         "round=[9, 60]": "round=[9, 12]",
-        # As committed it compares both assignments and aggregations; each pair is a program.
+        # Each pair of an assignment and an aggregation is a program. Keep one of them.
         'COLORS = {"FedAvg": "#c44e52", ': "COLORS = {",
         '"aggregation": list(AGGREGATIONS)': '"aggregation": ["MaxFL"]',
         'overall.sel(aggregation="FedAvg")': 'overall.sel(aggregation="MaxFL")',
@@ -62,7 +62,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         '"num_seeds": 20': '"num_seeds": 2, "num_clients": 6, "contacts": 24',
     },
     "04_theory_beside_curves": {
-        # Two programs, one for each method, instead of twelve.
+        # One program for each of two methods, instead of twelve.
         "[1, 4, 12], [1, 5], 1200": "[4], [1], 48",
         "MODELS[1:]": "MODELS",
         "num_seeds=20": "num_seeds=3",
@@ -73,7 +73,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
     "06_large": {
         "[1_000, 10_000, 100_000, 1_000_000]": "[1_000, 10_000]",
         "cohort_size=1_000": "cohort_size=100",
-        # The file that it writes is checked here; another process costs as much as the notebook.
+        # Skip a process that costs as much as the notebook. The test checks its input file.
         '[sys.executable, "-c", "from fedjax_mm.cli import main; main()", "--devices", "2"]': (
             '["echo"]'
         ),
@@ -88,10 +88,10 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
     },
     "07_who_trains_what": {
         "= 30, 6, 60, 10": "= 6, 3, 6, 2",
-        # Of the methods, each of which is a program, two.
+        # Keep two of the methods, because each is a program.
         '    "bandit: weighted sum": bandit(**sizes, policy="weighted-sum"),\n': "",
         '    "bandit: Pareto": bandit(**sizes, policy="pareto"),\n': "",
-        '    "FedFairMMFL": fedfair(**sizes, alpha=3.0),\n': "",  # which is swept below
+        '    "FedFairMMFL": fedfair(**sizes, alpha=3.0),\n': "",  # swept below
         '"#2b5c8a", "#4c9a6a", "#dd8452", "#c44e52"': '"#dd8452"',
         "[1.0, 2.0, 3.0, 5.0, 9.0]": "[1.0, 3.0]",
     },
@@ -120,17 +120,17 @@ os.chdir({directory!r})
 
 
 def execute(notebooks, directory, environment):
-    """The cells of each notebook with new outputs, from one kernel on the CPU.
+    """Executes the notebooks in one kernel on the CPU and returns their cells with new outputs.
 
-    What a notebook shares with those before it is imported modules: it begins with an empty
-    namespace, in an empty directory of its name, and before JAX has started its devices.
+    Notebooks share only imported modules. Each begins with an empty namespace, in an empty
+    directory with its name, and before JAX has started its devices.
     """
     cells = []
     for name, notebook in notebooks.items():
         apart = nbformat.v4.new_code_cell(APART.format(directory=str(directory / name)))
         cells += [apart, *notebook.cells]
     for number, cell in enumerate(cells):
-        cell.id = str(number)  # different notebooks may have the same ones
+        cell.id = str(number)  # ids may repeat between notebooks
     path = directory / "all.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     startup = directory / "ipython" / "profile_default" / "startup"
@@ -156,7 +156,7 @@ def execute(notebooks, directory, environment):
 
 
 def read(path, replacements):
-    """The notebook, smaller."""
+    """Reads a notebook and applies the replacements."""
     notebook = nbformat.read(path, as_version=4)
     for old, new in replacements.items():
         assert any(old in cell.source for cell in notebook.cells), old
@@ -166,7 +166,7 @@ def read(path, replacements):
 
 
 def complaints(cells):
-    """Errors, and what went to stderr, where warnings go."""
+    """Errors and stderr output of cells. Warnings go to stderr."""
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     return [
         output.get("text") or output.evalue
@@ -175,7 +175,7 @@ def complaints(cells):
     ]
 
 
-def check_its_sweep_is_that_of_the_command_line(cells, directory):
+def check_sweep_equals_the_command_line(cells, directory):
     for cell in cells:
         for text in re.findall(r"```toml\n(.*?)```", cell.source, re.DOTALL):
             expected = run(Experiment.model_validate(tomllib.loads(text)))
@@ -193,8 +193,8 @@ def test_there_is_a_notebook():
     assert NOTEBOOKS
 
 
-def test_small_notebooks_run_in_one_kernel_where_warnings_and_errors_are_noticed(tmp_path):
-    """A kernel and its imports cost more than most of them."""
+def test_small_notebooks_run_without_warnings_and_errors(tmp_path):
+    """They share a kernel, which with its imports costs more than most of them."""
     sources = "import warnings; warnings.warn('careful', stacklevel=1)", "raise ValueError('wrong')"
     faulty = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
     small = {path.stem: read(path, SMALLER[path.stem]) for path in NOTEBOOKS}
@@ -204,7 +204,7 @@ def test_small_notebooks_run_in_one_kernel_where_warnings_and_errors_are_noticed
     assert error == "wrong"
     for name, cells in executed.items():
         assert complaints(cells) == [], name
-        check_its_sweep_is_that_of_the_command_line(cells, tmp_path / name)
+        check_sweep_equals_the_command_line(cells, tmp_path / name)
         for experiment in (tmp_path / name).glob("*.toml"):
             assert programs_of(grid_of(load(experiment, Experiment)))
 
@@ -212,10 +212,10 @@ def test_small_notebooks_run_in_one_kernel_where_warnings_and_errors_are_noticed
 @pytest.mark.slow
 @each_notebook
 def test_notebook_runs_as_committed(path, tmp_path):
-    """It computes longer than it compiles, and is optimised as a user's is."""
+    """Compiles with optimisations, because the notebook computes longer than it compiles."""
     cells = execute({path.stem: read(path, {})}, tmp_path, USUAL)[path.stem]
     assert complaints(cells) == []
-    check_its_sweep_is_that_of_the_command_line(cells, tmp_path / path.stem)
+    check_sweep_equals_the_command_line(cells, tmp_path / path.stem)
 
 
 @each_notebook

@@ -1,4 +1,4 @@
-"""What an index and a reader's references show of the package."""
+"""Metadata for package indexes and citations, and the installed command."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_description_has_no_link_that_an_index_cannot_follow():
+def test_the_description_has_only_absolute_links():
     readme = (ROOT / "README.md").read_text()
     description = runpy.run_path(str(ROOT / "setup.py"))["description"]
     text = description(readme)
@@ -31,7 +31,7 @@ def test_the_description_has_no_link_that_an_index_cannot_follow():
     assert description(kept) == kept
 
 
-def test_files_that_the_readme_names_are_in_the_source_archive():
+def test_files_linked_from_the_readme_are_in_the_source_archive():
     manifest = (ROOT / "MANIFEST.in").read_text().split()
     paths = re.findall(r"\]\((?!https:)([^)#]*)|src=\"([^\"]*)\"", (ROOT / "README.md").read_text())
     for path in map("".join, paths):
@@ -45,7 +45,7 @@ def test_files_that_the_readme_names_are_in_the_source_archive():
         "examples",
         "notebooks",
         "tests",
-    ):  # that tests read
+    ):  # read by tests
         assert f"graft {folder}" in (ROOT / "MANIFEST.in").read_text(), folder
 
 
@@ -79,7 +79,7 @@ def test_ci_runs_the_checks_with_every_python_and_with_the_oldest_jax():
     assert {name: f"{bounds[name]}.0" for name in ("jax", "jaxlib")} == dict(oldest)
 
 
-def test_forms_and_hooks_can_be_read():
+def test_issue_forms_and_hooks_are_valid():
     for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml"):
         form = yaml.safe_load(path.read_text())
         assert {"name", "description", "body"} <= set(form), path
@@ -96,7 +96,7 @@ def distribution(requirement):
 
 
 def imported(path):
-    """The libraries that a file imports, each with the column of its import."""
+    """Yields the column and the library of each import in a file."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.col_offset, each.name.split(".")[0]) for each in node.names)
@@ -104,9 +104,9 @@ def imported(path):
             yield node.col_offset, (node.module or "").split(".")[0]
 
 
-def test_the_citation_is_that_of_the_package():
+def test_the_citation_matches_the_package():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format needs
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # required by the format
     for key in ("version", "license", "keywords"):
         assert citation[key] == PROJECT[key], key
     assert citation["abstract"].rstrip(".") == PROJECT["description"]
@@ -115,7 +115,7 @@ def test_the_citation_is_that_of_the_package():
         assert f"*{paper['title']}* ({paper['year']})" in readme
 
 
-def test_the_version_is_that_of_the_installed_package(capsys):
+def test_the_version_is_consistent(capsys):
     assert fedjax_mm.__version__ == PROJECT["version"]
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -123,7 +123,7 @@ def test_the_version_is_that_of_the_installed_package(capsys):
     assert capsys.readouterr().out == f"fedjax-mm {PROJECT['version']}\n"
 
 
-def test_the_command_is_a_module_too():
+def test_the_command_also_runs_as_a_module():
     command = [sys.executable, "-X", "importtime", "-m", "fedjax_mm", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"fedjax-mm {PROJECT['version']}\n"
@@ -132,7 +132,7 @@ def test_the_command_is_a_module_too():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands(monkeypatch, capsys, shell):
-    # Without this typer asks for the shell that started the tests.
+    # Otherwise typer detects the shell that started the tests.
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, shell))
     with pytest.raises(SystemExit) as ended:
         cli.main(["--show-completion"])

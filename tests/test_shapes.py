@@ -1,4 +1,4 @@
-"""Shapes of arrays are checked in every test, wherever the package says what they are."""
+"""Annotated shapes of arrays are checked in every test."""
 
 import dataclasses
 
@@ -53,8 +53,8 @@ def test_classes_are_checked():
         check(Method.pair).fget(Method())
 
 
-def test_a_function_of_nothing_that_is_checked_is_left_alone():
-    """Else a fifth of the tests' time is decorating, and binding arguments."""
+def test_a_function_without_array_annotations_is_not_decorated():
+    """Decorating it and binding its arguments would take a fifth of the tests' time."""
 
     def plain(x: int, *, y: list[Array] | None = None) -> dict[str, Array]:
         return {"x": jnp.full(3, x)}

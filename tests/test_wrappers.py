@@ -1,4 +1,4 @@
-"""Wrappers: neutral values change nothing, gradients are right, and seeds are independent."""
+"""Neutral wrappers change nothing, gradients are right, and seeds are independent."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def hidden(algorithm, clip, noise):
     return private(algorithm, clip=clip, noise_multiplier=noise, clients_per_round=N / M)
 
 
-# Each wrapper of an algorithm and an assignment, with a neutral value and with another one.
+# Wrappers of an algorithm and an assignment, with a neutral and with another setting.
 WRAPPERS = {
     "available": (
         lambda f, a: (f, available(a, bernoulli(1.0))),
@@ -59,7 +59,7 @@ WRAPPERS = {
 
 
 def trained(wrap):
-    """The models after three rounds, by seed and learning rate."""
+    """A function from seed and learning rate to the models after three rounds."""
 
     task = quadratic(N, 3, mu=0.1)
 

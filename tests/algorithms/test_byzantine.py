@@ -1,4 +1,4 @@
-"""Attackers: their reports and updates, without effect on other clients."""
+"""Attackers change their own reports and updates, and no other client."""
 
 import functools
 
@@ -38,7 +38,7 @@ KEY = jax.random.key(0)
 
 @functools.cache
 def sender(algorithm):
-    """What one client sends in round 1, its parts dense: a program of the task, key and client."""
+    """A function from client, seed and task to a client's dense contribution in round 1."""
 
     def send(task, rng_key, client):
         server, state = algorithm.init(task, PARAMS)
@@ -57,7 +57,7 @@ def method(name):
 @pytest.mark.parametrize("noise", [1.0, 2.5])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"], ids=["sparse", "of two parts"])
 def test_noise_is_as_large_as_the_update(name, noise):
-    """Its standard deviation over all coordinates is `noise` times the root mean square."""
+    """Its standard deviation is `noise` times the root mean square of the update."""
     plain, send = sender(method(name))(1), sender(noisy(method(name), ATTACKS, noise=noise))
     sent = send(1)
     leaves = [np.ravel(x) for x in jax.tree.leaves(plain.update)]
@@ -84,12 +84,16 @@ def test_parts_get_independent_noise():
     sent = sender(noisy(method("scaffold"), ATTACKS))(1).update
     first, second = (np.asarray(sent[name] - plain[name]) for name in ("params", "c"))
     step = jax.random.normal(jax.random.fold_in(KEY, 0), first.shape, jnp.float32)
-    for one, other in ((first, second), (first, step), (second, step)):  # the key of local step 0
+    for one, other in (
+        (first, second),
+        (first, step),
+        (second, step),
+    ):  # also against the key of local step 0
         assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(len(first))
 
 
-def test_attackers_report_losses_that_are_too_large():
-    """One by one and together; their thresholds, the metrics and the others are as they are."""
+def test_attackers_report_inflated_losses():
+    """Their thresholds, the metrics and the losses of other clients do not change."""
     honest = requiring(TASK, jnp.linspace(-0.1, 0.1, 12), num_unseen=2)
     task = attacked(honest, ATTACKS[:10], loss_factor=3.0)
     factors = np.where(ATTACKS[:10], 3.0, 1.0)
@@ -112,7 +116,7 @@ def test_attackers_report_losses_that_are_too_large():
 
 
 def test_maxfl_hardly_weighs_attackers():
-    """q of F_k is near 1/4 at the threshold; q of 10 F_k is sigma'(9 rho_k)."""
+    """q is 1/4 at the threshold and sigma'(9 rho_k) for attackers, who report 10 F_k."""
     losses = jax.vmap(lambda k: TASK.client_loss(PARAMS, k))(jnp.arange(12))
     task, send = requiring(TASK, losses), sender(method("maxfl"))
     plain, sent = send(1, task=task), send(1, task=attacked(task, ATTACKS))
@@ -124,8 +128,8 @@ def test_maxfl_hardly_weighs_attackers():
 
 
 @pytest.mark.usefixtures("x64")
-def test_mwfed_sees_inflated_losses():
-    """Against its loop, also at the start."""
+def test_mwfed_with_inflated_losses_matches_its_loop():
+    """Attackers inflate their losses before the first round, too."""
     compared, rng_key = PROBLEMS["least squares"](), jax.random.key(SEED)
     rho = np.array([0.4, 4.0, 1.5, 3.0, 0.9, 2.0, 6.0])
     attacks = np.array([False, True, False, False, False, False, True])
@@ -152,8 +156,8 @@ def test_mwfed_sees_inflated_losses():
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_attackers_take_part_or_stay_away_as_others_would(stays):
-    """Every model appeals to attackers regardless of thresholds, and metrics are not inflated."""
+def test_attackers_participate_regardless_or_opt_out_like_others(stays):
+    """With `stays` every model appeals to attackers. Metrics are not inflated."""
     strategy = appealing(full_participation(12), cohort_size=12, from_round=1)
 
     @jax.jit
@@ -174,8 +178,8 @@ def test_attackers_take_part_or_stay_away_as_others_would(stays):
     assert trace.idle_rounds[1:, 0].tolist() == [not stays] * 2
 
 
-def test_attackers_who_stay_away_judge_by_what_they_are_shown():
-    """The true losses count instead of the reported ones: F_k = 1.5 is below 2."""
+def test_attackers_opt_out_by_their_true_losses():
+    """F_k = 1.5 is below the threshold 2, but the reported loss is not."""
     task = requiring(Measured(jnp.ones(3)), jnp.full(3, 2.0))
     appeals = attacked(task, jnp.arange(3) < 1, stays=False).appeals({"w": jnp.zeros(3)})
     assert appeals.all()
@@ -187,7 +191,7 @@ def test_attackers_who_stay_away_judge_by_what_they_are_shown():
     ids=["some", "all"],
 )
 def test_without_attackers_nothing_changes(names):
-    """States, steps and outputs included, of methods that remember something."""
+    """Compares states, parameters and traces of methods with states."""
     algorithms = [METHODS[name].build(0.1, 2) for name in names if name != "mifa"]
     rho, nobody = jnp.linspace(-0.1, 0.1, 12), jnp.zeros(12, bool)
     strategy = mfa_rand(12, len(algorithms), unbiased=True)
@@ -205,14 +209,14 @@ def test_without_attackers_nothing_changes(names):
 
 
 def test_thresholds_of_attackers_are_those_of_their_own_models():
-    """Which are trained of the task as it is: attackers inflate what they report of it."""
+    """Attackers train their own models on the true losses, and inflate only reports."""
     options = {"learning_rate": 0.1, "num_steps": 3}
     own = jax.jit(lambda: own_models(KEY, TASK, PARAMS, **options))()
     task = attacked(requiring(TASK, own), ATTACKS)
     np.testing.assert_array_equal(thresholds(task), own.threshold)
 
 
-def test_who_attacks_may_be_traced():
+def test_attackers_may_be_traced():
     chex.clear_trace_counter()
 
     @jax.jit
@@ -228,13 +232,13 @@ def test_who_attacks_may_be_traced():
 
 
 def median(context):
-    """The coordinates' median of the updates that clients keep as their states."""
+    """A server that adds the coordinate-wise median of the client states."""
     step = jax.tree.map(lambda x: jnp.median(x, axis=0), context.client_states)
     return jax.tree.map(jnp.add, context.params, step), context.server_state
 
 
 def by_median():
-    """FedAvg whose clients keep their updates, and whose server reads them instead of the sum."""
+    """FedAvg whose clients keep their updates as states, from which the server takes the median."""
     plain = fedavg(0.1, local_steps=1)
 
     def client(context, server_state, client_state):
@@ -258,7 +262,7 @@ def by_median():
     ],
     ids=["median", "mifa", "stalevr", "afl", "compressed"],
 )
-def test_noise_that_no_server_reads_is_refused(algorithm, is_refused):
+def test_noise_is_refused_if_the_server_ignores_the_sum(algorithm, is_refused):
     def run():
         wrapped = noisy(noisy(algorithm, ATTACKS), ATTACKS)
         return simulate(KEY, TASK, wrapped, mfa_rand(12, 2, unbiased=True), 1)[0].models
@@ -270,8 +274,8 @@ def test_noise_that_no_server_reads_is_refused(algorithm, is_refused):
         jax.eval_shape(run)
 
 
-def test_noise_is_drawn_anew_in_each_round_and_for_each_model():
-    """Attackers of equal data send different noise, and other noise in the next round."""
+def test_noise_differs_between_rounds_and_models():
+    """The attackers have equal data, so only noise can differ."""
     task, attackers = Measured(jnp.ones(2), 5), jnp.ones(2, bool)
     algorithm = noisy(fedavg(1e-3, local_steps=1), attackers)
 
@@ -315,6 +319,6 @@ def test_wrong_arguments_are_refused():
     ],
     ids=["length", "appeal", "thresholds"],
 )
-def test_what_does_not_fit_the_task_is_refused(task, algorithm, strategy, message):
+def test_attacks_that_do_not_fit_the_task_are_refused(task, algorithm, strategy, message):
     with pytest.raises(ValueError, match=message):
         simulate(KEY, task, algorithm, strategy or full_participation(12), 1)

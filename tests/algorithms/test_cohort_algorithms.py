@@ -1,4 +1,4 @@
-"""Pawlik's Algorithms 1 and 2 against loops as they are printed, and Algorithm 1 beside FedAvg."""
+"""Pawlik's Algorithms 1 and 2 against the printed loops, and Algorithm 1 against FedAvg."""
 
 import functools
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 @functools.cache
 def problem(name):
-    """A task, its start, the gradient of (i, x, round, step), and how closely it is met."""
+    """Task, start, flattening function, gradient of (i, x, round, step), tolerance, batch size."""
     rng = np.random.default_rng(0)
     if name == "quadratic":
         dense = reference.dense_quadratic(6, 2, 0.05)
@@ -39,7 +39,7 @@ def problem(name):
 
 
 def trained(algorithm, assignment, task, start, rounds):
-    """The final state, and the parameters after every round."""
+    """The final state."""
 
     def run(task, start):
         state, _ = simulate(KEY, task, algorithm, assignment, rounds, params=start)
@@ -50,8 +50,8 @@ def trained(algorithm, assignment, task, start, rounds):
 
 @pytest.mark.parametrize("interval", [1, 3, 5])
 @pytest.mark.parametrize("name", ["quadratic", "logistic regression"])
-def test_algorithm_1_is_as_printed(name, interval):
-    """The global model is the mean before the last step; with the clients' last steps, x_bar."""
+def test_algorithm_1_matches_the_printed_loop(name, interval):
+    """The global model is the mean before the last step. Adding the last steps gives x_bar."""
     task, start, flat, gradient, close, batch_size = problem(name)
 
     def at_iteration(i, x, t):
@@ -71,8 +71,8 @@ def test_algorithm_1_is_as_printed(name, interval):
 
 
 @pytest.mark.parametrize("name", ["quadratic", "logistic regression"])
-def test_algorithm_2_is_as_printed(name):
-    """FedAvg with full gradients, a uniform cohort and unweighted means."""
+def test_algorithm_2_matches_the_printed_loop(name):
+    """It is FedAvg with full gradients, a uniform cohort and unweighted means."""
     task, start, flat, _, close, _ = problem(name)
     if name == "quadratic":
         dense = reference.dense_quadratic(6, 2, 0.05)
@@ -88,8 +88,8 @@ def test_algorithm_2_is_as_printed(name):
     np.testing.assert_allclose(params, expected, **close)
 
 
-def test_the_stale_gradient_is_all_that_differs_from_federated_averaging():
-    """One client: none is stale. Many: the models part, by less than the clients' steps."""
+def test_algorithm_1_differs_from_fedavg_only_by_the_stale_gradient():
+    """With one client it is not stale. With several, models differ by less than the steps."""
     one, task = quadratic(1, 4, mu=0.1), quadratic(6, 2, mu=0.05)
 
     def last(algorithm, task, rounds):

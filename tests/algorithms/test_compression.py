@@ -1,4 +1,4 @@
-"""Compressed updates: the rules' errors and bits, error feedback, and the runs that use them."""
+"""Compressed updates: errors and bits of the rules, error feedback, and whole runs."""
 
 import functools
 
@@ -71,7 +71,7 @@ def test_the_variance_of_qsgd_is_below_its_bound(levels):
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_top_k_is_that_of_the_oracle(k):
+def test_top_k_matches_the_oracle(k):
     """Ties go to lower indices, and the error is at most that of k random coordinates."""
     rule = top_k(k / 8)
     for seed in range(20):
@@ -89,11 +89,11 @@ def test_signs_have_a_known_error():
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_nothing_stays_nothing(name):
+def test_zero_is_compressed_to_zero(name):
     np.testing.assert_array_equal(RULES[name].compress(KEY, jnp.zeros(4)), 0)
 
 
-def test_everything_is_the_vector():
+def test_rules_without_loss_return_the_vector():
     for rule in (top_k(1.0), random_k(1.0), qsgd(2**20)):
         np.testing.assert_allclose(rule.compress(KEY, VECTOR), VECTOR, rtol=1e-5)
 
@@ -109,11 +109,11 @@ def test_everything_is_the_vector():
         (top_k(1e-9), 39),
     ],
 )
-def test_messages_have_so_many_bits(rule, bits):
+def test_sizes_of_messages_in_bits(rule, bits):
     assert float(rule.bits(100)) == bits
 
 
-def test_one_number_needs_no_place():
+def test_a_single_number_needs_no_index():
     assert float(top_k(0.5).bits(1)) == 32
 
 
@@ -123,7 +123,7 @@ def test_bits_of_large_models_are_counted(rule):
 
 
 @pytest.mark.parametrize("name", ["private", "compressed"])
-def test_compression_comes_once_and_first(name):
+def test_compressing_twice_or_after_clipping_is_refused(name):
     plain = fedavg(0.1, local_steps=1)
     inner = {
         "private": private(plain, clip=1.0, noise_multiplier=0.1, clients_per_round=3),
@@ -137,8 +137,8 @@ def test_compression_comes_once_and_first(name):
     ("rule", "is_bound"),
     [(random_k(0.5), False), (random_k(0.25), False), (qsgd(1), True), (qsgd(16), True)],
 )
-def test_a_rule_knows_its_variance(rule, is_bound):
-    """Exactly, for random coordinates, and as a bound for QSGD: that of a vector is smaller."""
+def test_the_stated_variance_of_a_rule_is_right(rule, is_bound):
+    """It is exact for random coordinates, and a bound for QSGD."""
     vector = jax.random.normal(KEY, (40,))
     squares = ((many(rule, vector, 4000) - np.asarray(vector)) ** 2).sum(1)
     mean, bound = squares.mean(), float(rule.variance(40)) * float(jnp.sum(vector**2))
@@ -152,7 +152,7 @@ def test_a_rule_knows_its_variance(rule, is_bound):
 
 @pytest.mark.parametrize("rule", [random_k(0.1), random_k(0.4), qsgd(1), top_k(0.1), sign()])
 def test_every_rule_learns_by_default(rule):
-    """Unbiased rules with feedback would diverge here, and the others without it stand still."""
+    """Unbiased rules would diverge with feedback, and the others would stall without it."""
     task, algorithm = quadratic(24, 4, mu=0.1), compressed(fedavg(0.1, local_steps=5), rule)
     state, trace = simulate(KEY, task, algorithm, full_participation(24), 100)
     loss = trace.metrics["excess_loss"][:, 0]
@@ -164,7 +164,7 @@ def test_every_rule_learns_by_default(rule):
     ("rule", "warns"),
     [(random_k(0.4), True), (random_k(0.6), False), (qsgd(1), True), (qsgd(8), False)],
 )
-def test_feedback_that_may_diverge_is_told(rule, warns):
+def test_feedback_that_may_diverge_warns(rule, warns):
     algorithm = compressed(fedavg(0.1, local_steps=1), rule, error_feedback=True)
 
     def start():
@@ -190,7 +190,7 @@ def targets():
         (sign(), oracle.scaled_sign, True),
     ],
 )
-def test_runs_are_those_of_the_oracle(rule, compress, feedback):
+def test_runs_match_the_oracle(rule, compress, feedback):
     with jax.enable_x64(True):
         task = Precise(jnp.asarray(targets()), DIM)
         algorithm = compressed(fedavg(0.2, local_steps=3), rule, error_feedback=feedback)
@@ -207,8 +207,8 @@ def test_runs_are_those_of_the_oracle(rule, compress, feedback):
         np.testing.assert_allclose(trace.metrics["norm"][:, 0], norms, rtol=1e-10)
 
 
-def test_error_feedback_converges_where_top_k_alone_does_not():
-    """Large opposite gradients hide the small one that all clients agree on."""
+def test_error_feedback_makes_top_k_converge():
+    """Large opposite gradients hide a small one on which all clients agree."""
     pulls = jnp.array([[40.0, 0.0, 2.0], [-20.0, 20.0, 2.0], [-20.0, -20.0, 2.0]])
     task, distance = Precise(pulls, 3), {}
     for feedback in (True, False):
@@ -219,8 +219,8 @@ def test_error_feedback_converges_where_top_k_alone_does_not():
     assert distance[False] > 0.9
 
 
-def test_nothing_is_lost_by_error_feedback():
-    """Sent and unsent parts add up to the updates, and a lost message leaves e unchanged."""
+def test_error_feedback_preserves_the_sum_of_updates():
+    """Sent and unsent parts add up to the update, and a lost message leaves e unchanged."""
     task = Towards(jnp.asarray(targets(), jnp.float32), DIM)
     plain = fedavg(0.2, local_steps=1)
     algorithm = compressed(plain, top_k(0.25))
@@ -250,7 +250,7 @@ def test_bits_are_counted(name):
 
 
 @pytest.mark.parametrize("client_map", ["scan", 4])
-def test_clients_one_by_one_send_the_same(client_map):
+def test_client_maps_agree(client_map):
     task = Towards(jnp.asarray(targets(), jnp.float32), DIM)
     algorithm = compressed(fedavg(0.2, local_steps=1), random_k(0.25))
     runs = [
@@ -261,7 +261,7 @@ def test_clients_one_by_one_send_the_same(client_map):
 
 
 def test_methods_with_states_and_sparse_updates_are_compressed():
-    """SCAFFOLD sends two vectors, which are one here; the quadratic's updates are sparse."""
+    """SCAFFOLD's two vectors are compressed as one, and the quadratic's updates are sparse."""
     rule, task = top_k(0.2), quadratic(N, 3, mu=0.1)
     for algorithm in (scaffold(local_sgd(0.1, steps=2)), fedavg(0.1, local_steps=2)):
         _, trace = simulate(KEY, task, compressed(algorithm, rule), full_participation(N), 40)
@@ -269,7 +269,7 @@ def test_methods_with_states_and_sparse_updates_are_compressed():
         assert loss[-1] < 0.5 * loss[0]
 
 
-def test_a_share_is_no_new_program_and_a_run_goes_on():
+def test_shares_can_vary_without_recompiling_and_runs_continue():
     task = Towards(jnp.asarray(targets(), jnp.float32), DIM)
 
     @jax.jit

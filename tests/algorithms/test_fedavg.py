@@ -21,7 +21,7 @@ from tests.oracles import multi_model as reference
 
 
 class Heavy(Towards):
-    """Client k weighs k + 1."""
+    """`Towards` in which client k has weight k + 1."""
 
     def weight(self, client):
         return (client + 1).astype(jnp.float32)
@@ -36,9 +36,9 @@ EVERY_AVERAGE = [{"weighted": w, "server_scale": s} for w in (True, False) for s
 
 @functools.cache
 def averages(client_map="vmap"):
-    """One round from 0, by clients of a padded group who each end at their target.
+    """One round from 0 in which every client ends at its target, for all ways to average.
 
-    One model for each way to average; the clients and their scales are arguments.
+    There is one model for each way. The clients and their scales are arguments.
     """
     algorithms = [fedavg(1.0, local_steps=1, **options) for options in EVERY_AVERAGE]
 
@@ -60,7 +60,7 @@ def averages(client_map="vmap"):
 
 
 def expected_averages(clients, scale):
-    """From the definition: the weight is n_k, or 1, times the scale; 1/N does not know scales."""
+    """Averages from the definition. A weight is n_k or 1, times the scale. 1/N ignores scales."""
     values = []
     for options in EVERY_AVERAGE:
         n = np.arange(1.0, 5.0) if options["weighted"] else np.ones(4)
@@ -71,7 +71,7 @@ def expected_averages(clients, scale):
 
 
 def test_averages():
-    """A step of rate 1 puts client k at its target, so the model moves to the average."""
+    """A step of rate 1 moves client k to its target, so the model moves to the average."""
     ends = averages()([3, 1, -1])
     expected = [(2 * 4.0 + 4 * 8.0) / each for each in (6, 10)]
     expected += [(4.0 + 8.0) / each for each in (2, 4)]
@@ -81,7 +81,7 @@ def test_averages():
 
 @pytest.mark.parametrize("client_map", ["vmap", 2, "scan"])
 def test_scales_multiply_weights(client_map):
-    """Each its own; padding has none, wherever it stands. A common one matters to 1/N alone."""
+    """Padding has no scale, at any position. A common scale changes only the 1/N average."""
     average, clients = averages(client_map), [-1, 3, 1]
     each = average(clients, [np.nan, 0.5, 3.0])
     np.testing.assert_allclose(each, expected_averages([3, 1], [0.5, 3.0]), rtol=1e-6)
@@ -92,7 +92,7 @@ def test_scales_multiply_weights(client_map):
 
 
 def test_scales_of_one_over_p_make_sampling_unbiased():
-    """Client k alone with probability p_k, by a scale of 1/p_k: the mean is that of everybody."""
+    """Client k is drawn with probability p_k and scale 1/p_k."""
     p = np.array([0.1, 0.4, 0.2, 0.3])
     alone = [averages()([k, -1, -1], [1 / p[k], 0.0, 0.0]) for k in range(4)]
     everybody = expected_averages(range(4), np.ones(4))
@@ -104,7 +104,7 @@ def test_scales_of_one_over_p_make_sampling_unbiased():
 
 @pytest.mark.usefixtures("x64")
 def test_the_mean_training_loss_is_reported():
-    """Of the batches of a client's steps, each before it: full ones, and those of two epochs."""
+    """Averages the losses before each step, for full batches and for two epochs."""
     rng = np.random.default_rng(0)
     features = [rng.normal(size=(n, 2)) for n in (5, 2)]
     targets = [rng.normal(size=n) for n in (5, 2)]
@@ -139,7 +139,6 @@ def test_the_mean_training_loss_is_reported():
 
 
 def test_closed_forms_report_the_loss_at_the_start():
-    """Where a task tells it, and else none."""
     algorithm = fedavg(0.1, local_steps=1)
     task, params = quadratic(5, 2, mu=0.3), jnp.arange(11.0)
 
@@ -155,7 +154,7 @@ def test_closed_forms_report_the_loss_at_the_start():
 
 
 class HeavyQuadratic(Quadratic):
-    """Client k weighs k + 1, and an epoch is one step."""
+    """A quadratic in which client k has weight k + 1 and an epoch is one step."""
 
     def weight(self, client):
         return (client + 1).astype(jnp.float32)
@@ -174,7 +173,7 @@ jax.tree_util.register_dataclass(
 )
 
 
-def test_epochs_are_no_steps_of_the_closed_form():
+def test_epochs_are_not_solved_in_closed_form():
     plain, key, params = quadratic(3, 1, mu=0.3), jax.random.key(0), jnp.arange(4.0)
     task = HeavyQuadratic(*(getattr(plain, field.name) for field in dataclasses.fields(plain)))
     context = ClientContext(key, 1, task, jnp.int32(2), params)
@@ -184,7 +183,7 @@ def test_epochs_are_no_steps_of_the_closed_form():
 
 @pytest.mark.parametrize("server_scale", ["mean", "1/N"])
 def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
-    """The quadratic's closed form against automatic differentiation."""
+    """Compares the quadratic's closed form with automatic differentiation."""
     plain = quadratic(5, 2, mu=0.3)
     task = HeavyQuadratic(*(getattr(plain, field.name) for field in dataclasses.fields(plain)))
     groups = roll_out(mfa_rand(5, 2), jax.random.key(1), 4)
@@ -249,7 +248,7 @@ def test_traced_learning_rates_are_accepted():
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """The second of three is of a MiB; step t's batch is ``examples[t]``."""
+    """Three layers, of which the second has one MiB. The batch of step t is ``examples[t]``."""
 
     examples: Any
 
@@ -261,8 +260,8 @@ class Layers:
         return jnp.mean((hidden @ params["third"] - params["scalar"]) ** 2)
 
 
-def test_large_models():
-    """Their gradients wait for each other: the same numbers, and parameters are not copied."""
+def test_gradients_of_large_models_are_computed_in_turn():
+    """The results are the same, and parameters are not copied."""
     keys = jax.random.split(jax.random.key(3), 4)
     params = {
         "first": jax.random.normal(keys[0], (4, 512)),
@@ -289,5 +288,5 @@ def test_large_models():
     for name, got in trained.items():
         np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-5)
         assert got.size == 0 or np.abs(got - params[name]).max() > 1e-4
-    # Once, before the first step: the argument is not the program's to overwrite.
+    # One copy before the first step, because the program does not own its argument.
     assert len(re.findall(r"f32\[512,512\]\S* copy\(", program.as_text())) == 1

@@ -1,4 +1,4 @@
-"""LVR and GVR, with plain servers and those that use earlier updates, against NumPy loops."""
+"""LVR and GVR, with plain servers and servers that use earlier updates, against NumPy loops."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ SERVERS = {
     "estimated": functools.partial(stalevr, beta="estimated"),
     "exact": functools.partial(stalevr, beta="exact"),
 }
-CASES = {  # the server, what is looked at, trainings that are expected, processors
+CASES = {  # server, norm, expected trainings, processors
     "LVR": ("fedavg", "loss", 4.0, SINGLE),
     "LVR, several processors": ("fedavg", "loss", 6.5, SEVERAL),
     "LVR, few": ("fedavg", "loss", 0.6, SINGLE),
@@ -99,7 +99,7 @@ def program(case, client_map):
 
 @functools.cache
 def lots(num_processors):
-    """The numbers in [0, 1) of all processors in all rounds."""
+    """The uniform lots of all processors in all rounds."""
 
     def of_round(t):
         key = keys.assignment_key(keys.round_key(jax.random.key(SEED), t))
@@ -133,8 +133,8 @@ def expected_run(case, name):
         *(slow_unless(case == "StaleVRE", case, "softmax", "vmap") for case in CASES),
     ],
 )
-def test_equals_its_loop(case, name, client_map):
-    """Two models and 7 clients of 1 to 9 examples for 30 rounds, with the processors' own lots."""
+def test_a_run_matches_its_loop(case, name, client_map):
+    """Two models and 7 clients of 1 to 9 examples for 30 rounds, with the lots of the draws."""
     (server, by, _, _), compared = CASES[case], PROBLEMS[name]()
     start = compared.start(start_of(name))
     state, trace = program(case, client_map)(compared.task, start)
@@ -159,7 +159,7 @@ def test_equals_its_loop(case, name, client_map):
 
 
 def test_some_rounds_are_idle():
-    """What is compared above includes rounds in which nobody trains a model."""
+    """The comparison above includes rounds without participants."""
     for case in ("LVR, few", "MIFA", "FedVARP", "StaleVR"):
         assert (np.array(expected_run(case, "least squares").counts).sum(2) == 0).any(), case
 
@@ -203,8 +203,8 @@ def all_at_once(case):
         for way in WAYS
     ],
 )
-def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
-    """Who is drawn depends on norms, which all clients of all models report in chunks."""
+def test_client_maps_and_devices_agree_and_nothing_recompiles(case, way):
+    """Draws depend on norms that all clients of all models report in chunks."""
     chex.clear_trace_counter()
     if way == "two devices":
         where = layout(1, jax.devices()[:2], "clients")
@@ -222,8 +222,8 @@ def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (actual, other)), strict=True))
 
 
-def test_exact_factors_need_everybody():
-    """The model becomes NaN, because the update would silently omit the absent clients' h_k."""
+def test_exact_factors_need_all_clients():
+    """Without a client's h_k the update would be wrong, so the model becomes NaN."""
     task = PROBLEMS["least squares"]().task
     algorithm = stalevr(local_sgd(0.1, steps=1), beta="exact")
     everybody = mfa_rand(N, 1, unbiased=True)
@@ -243,8 +243,8 @@ def test_exact_factors_need_everybody():
     assert np.isnan(ends[1]).all()
 
 
-def test_norms_leave_out_what_factors_do_not_multiply():
-    """SCAFFOLD's control variates; its first round is that of FedAvg without weights."""
+def test_norms_leave_out_control_variates():
+    """The first round of SCAFFOLD equals that of FedAvg without weights."""
     everybody, task = full_participation(N), Quiet(PROBLEMS["least squares"]().task, N)
 
     def assign(rng_key, round, state, look):
@@ -267,7 +267,7 @@ def test_norms_leave_out_what_factors_do_not_multiply():
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weighing(Towards):
-    """Clients that all weigh the same, but not 1."""
+    """`Towards` in which all clients have the same weight."""
 
     each: float = 1.0
 
@@ -276,7 +276,7 @@ class Weighing(Towards):
 
 
 def test_norms_are_shares_of_the_mean_step():
-    """d_k |w_k - w|, whatever all clients of a model weigh together."""
+    """Norms are d_k |w_k - w|, and do not depend on the scale of the weights."""
     everybody, targets = mfa_rand(3, 2), jnp.arange(3.0)
     tasks = [Weighing(targets, each=jnp.array(each)) for each in (1.0, 5.0)]
 
@@ -291,14 +291,14 @@ def test_norms_are_shares_of_the_mean_step():
 
 
 def test_steps_without_the_factors_of_a_draw_are_refused():
-    """The steps would be too small by a factor of K/N."""
+    """Steps would be too small by a factor of K/N."""
     for strategy in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
         with pytest.raises(ValueError, match=r"stalevr needs the factors 1/p .* unbiased=True"):
             simulate(0, quadratic(6, 1, mu=0.1), stalevr(local_sgd(0.1, steps=1)), strategy, 1)
 
 
-def test_negative_losses_are_not_sampled_in_silence():
-    """Negative losses have no probability, so models become NaN, which a sweep reports."""
+def test_negative_losses_make_the_models_nan():
+    """They have no probability. A sweep reports the NaN."""
     task = quadratic(6, 1, mu=0.1)
     strategy = variance_reduced(6, 2, expected_trainings=3)
     algorithm = fedavg(0.1, local_steps=1, server_scale="1/N")
@@ -341,7 +341,7 @@ SHARED = FILE.replace("[algorithms.A.assignment]", "[assignment]")
     [pytest.param(FILE, id="own"), pytest.param(SHARED, id="shared", marks=pytest.mark.slow)],
 )
 def test_a_file_has_all_settings(text):
-    """Expected trainings are an axis that costs no program, of each algorithm or of all."""
+    """Expected trainings are a swept argument, for one algorithm or for all of them."""
     experiment = validate(Experiment, tomllib.loads(text))
     assert len(programs_of(grid_of(experiment))) == 1
     result = run(experiment)
@@ -360,8 +360,8 @@ def test_a_file_has_all_settings(text):
 
 
 @pytest.mark.parametrize("algorithm", [mifa, stalevr])
-def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
-    """Two models of 51 numbers, and all that 50 clients last sent of each."""
+def test_the_memory_of_all_updates_is_estimated_before_the_run(algorithm):
+    """The state has the last updates of 50 clients for two models of 51 numbers."""
     bytes_of_updates = 8 * 2 * 50 * 51
 
     def build(learning_rate):

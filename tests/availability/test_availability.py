@@ -1,4 +1,4 @@
-"""Clients that are away, messages that are lost, and clients that are late."""
+"""Absent clients, lost messages and late clients."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ KEY = jax.random.key(3)
 
 
 def presence(law, num_rounds, num_clients, seed=0):
-    """Returns each client's presence in each round, ``bool[rounds, clients]``."""
+    """Presence of each client in each round, ``bool[rounds, clients]``."""
 
     def step(state, t):
         is_there, state = law.step(jax.random.fold_in(KEY, t), t, state, num_clients)
@@ -50,7 +50,7 @@ def presence(law, num_rounds, num_clients, seed=0):
 
 
 def close(found, expected, error):
-    """Within four standard errors."""
+    """Asserts equality within four standard errors."""
     assert abs(found - expected) < 4 * error, (found, expected, error)
 
 
@@ -64,12 +64,12 @@ def test_bernoulli(p):
     share = np.broadcast_to(p, 40)
     error = np.sqrt(share * (1 - share) / 4000)
     assert (abs(there.mean(0) - share) < 4.5 * error).all()
-    variance = np.sum(share * (1 - share))  # of the number that is there
+    variance = np.sum(share * (1 - share))  # of the number of present clients
     close(there.sum(1).var(), variance, variance * np.sqrt(2 / 4000))
 
 
 def test_markov():
-    """Shares, correlation after h rounds, and mean spells: p_on = 0.2, p_off = 0.1."""
+    """With p_on = 0.2 and p_off = 0.1: shares, autocorrelation and mean lengths of spells."""
     there = presence(markov(0.2, 0.1), 3000, 60).astype(float)
     p, r = 2 / 3, 0.7
     error = np.sqrt(p * (1 - p) / there.size * (1 + r) / (1 - r))
@@ -93,8 +93,8 @@ def test_cyclic_groups_take_turns():
     assert (there != other).any()
 
 
-def test_a_timetable_is_kept():
-    """Half-open intervals, which begin again after the period."""
+def test_a_timetable_is_followed():
+    """Intervals are half-open and repeat after the period."""
     table = [[(0, 2), (5, 6)], [], [(3, 6)]]
     there = presence(timetable(table, period=6), 12, 3)
     rows = [[t for t in range(12) if row[t]] for row in there.T]
@@ -114,8 +114,6 @@ def test_probabilities_may_depend_on_the_examples():
 
 
 def cohorts(assignment, num_rounds=ROUNDS, key=KEY):
-    """The cohorts of all rounds."""
-
     def step(state, t):
         one = keys.assignment_key(keys.round_key(key, t))
         cohort, state = assignment.assign(one, t, state, Look())
@@ -127,11 +125,11 @@ def cohorts(assignment, num_rounds=ROUNDS, key=KEY):
 
 
 def models_of(cohort):
-    """The models ``[rounds, slots]``, which are the same in all rounds."""
+    """The models ``[rounds, slots]``, which are equal in all rounds."""
     return np.broadcast_to(cohort.models, np.shape(cohort.clients))
 
 
-# Client k is away in every fourth round.
+# Client k is absent in every fourth round.
 PARTS = [[(0, k % 4), (k % 4 + 1, 4)] for k in range(N)]
 TABLE = timetable([[pair for pair in each if pair[0] < pair[1]] for each in PARTS], period=4)
 THERE = np.array([[t % 4 != k % 4 for k in range(N)] for t in range(ROUNDS)])
@@ -139,7 +137,7 @@ THERE = np.array([[t % 4 != k % 4 for k in range(N)] for t in range(ROUNDS)])
 
 @pytest.mark.parametrize("strategy", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=7)], ids=["R", "RR"])
 def test_absent_clients_are_skipped(strategy):
-    """The others train the models that they would have trained."""
+    """The others still train the same models."""
     before, after = cohorts(strategy), cohorts(available(strategy, TABLE))
     stays = np.take_along_axis(THERE, np.maximum(before.clients, 0), axis=1)
     np.testing.assert_array_equal(after.clients, np.where(stays, before.clients, -1))
@@ -176,7 +174,7 @@ def test_absent_clients_are_replaced():
     ids=["equal groups", "unequal groups", "frames"],
 )
 def test_replacements_favour_no_model(strategy, p):
-    """Nor a client, where fewer are present than were chosen: exchangeable ones train alike."""
+    """Nor do they favour a client if fewer are present than were chosen."""
     found = cohorts(available(strategy, bernoulli(p), when_absent="replace"), 4000)
     clients, models = np.asarray(found.clients), models_of(found)
     for numbers, of in ((strategy.num_models, models), (N, clients)):
@@ -193,7 +191,7 @@ def _draw_key(t):
     return jax.random.split(keys.presence_key(one, 0))[0]
 
 
-def test_nobody_is_there():
+def test_rounds_without_present_clients_are_idle():
     nobody = bernoulli(0.0)
     task = Towards(jnp.ones((N, 3)))
     for how in ("skip", "replace"):
@@ -211,7 +209,7 @@ def test_nothing_is_nan_before_round_1():
     np.testing.assert_array_equal(trace.metrics["present"][0], -1)
 
 
-def test_factors_of_absence_are_unbiased():
+def test_scales_for_absence_are_unbiased():
     """The mean step over many seeds is that of full participation."""
     p = jnp.linspace(0.2, 1.0, N)
     targets = jnp.arange(float(N * 3)).reshape(N, 3)
@@ -231,7 +229,7 @@ def test_factors_of_absence_are_unbiased():
 
 @pytest.mark.parametrize("num_groups", [4, 5])
 def test_unequal_groups_are_unbiased_in_every_round(num_groups):
-    """Over seeds, a client of one of 6 has the mean factor 1 in each round of a cycle."""
+    """Over seeds, the mean scale of 6 clients is 1 in each round of a cycle."""
     strategy = available(full_participation(6), cyclic(num_groups), unbiased=True)
 
     def factors(seed):
@@ -243,8 +241,7 @@ def test_unequal_groups_are_unbiased_in_every_round(num_groups):
     assert (abs(mean.mean(0) - 1) < 4 * error).all(), mean.mean(0)
 
 
-def test_presence_is_that_of_the_oracle():
-    """FedAvg with only present clients, against a float64 loop."""
+def test_runs_with_absent_clients_match_the_oracle():
     with jax.enable_x64(True):
         targets = np.random.default_rng(0).normal(size=(N, 3))
         strategy = available(full_participation(N), TABLE)
@@ -257,7 +254,7 @@ def test_presence_is_that_of_the_oracle():
         np.testing.assert_array_equal(trace.metrics["present"][1:, 0], THERE.sum(1))
 
 
-def test_a_probability_is_no_new_program():
+def test_probabilities_can_vary_without_recompiling():
     task, algorithm = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1)
 
     @jax.jit
@@ -271,7 +268,7 @@ def test_a_probability_is_no_new_program():
     assert run._cache_size() == 1
 
 
-def test_a_run_goes_on_where_it_was():
+def test_a_run_continues_where_it_stopped():
     strategy = dropping(available(mfa_rand(N, 2), markov(0.3, 0.2)), 0.2)
     run = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1), strategy
     whole, trace = simulate(KEY, *run, 10)
@@ -290,7 +287,7 @@ def test_a_run_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize("p", [0.25, np.linspace(0, 1, N)])
-def test_so_many_messages_are_lost(p):
+def test_messages_are_lost_with_the_given_probability(p):
     cohort = cohorts(dropping(mfa_rand(N, 3), jnp.asarray(p)), 2000)
     lost = ~np.asarray(cohort.takes_part)
     for client in range(N):
@@ -310,7 +307,7 @@ def test_lost_messages_cost_gradients_and_change_nothing():
 
 
 def test_clients_of_lost_messages_keep_their_states():
-    """SCAFFOLD's c stays the mean of all c_k."""
+    """Otherwise SCAFFOLD's c would differ from the mean of all c_k."""
     with jax.enable_x64(True):
         task = Precise(jnp.asarray(np.random.default_rng(1).normal(size=(N, 3))))
         strategy = dropping(full_participation(N), 0.5)
@@ -321,8 +318,6 @@ def test_clients_of_lost_messages_keep_their_states():
 
 
 def test_lost_reports_are_not_observed():
-    """An assignment that counts the reports that it gets."""
-
     def observe(t, cohort, reports, state):
         assert set(reports) == {"loss"}
         there = jnp.asarray(cohort.clients) >= 0
@@ -343,7 +338,7 @@ def test_lost_reports_are_not_observed():
     assert 0 < state.assignment[0] < 20 * N
 
 
-def test_bandits_learn_with_clients_that_are_away():
+def test_bandits_learn_with_absent_clients():
     task = Measured(jnp.ones((N, 3)))
     strategy = available(bandit(N, 2, cohort_size=N), bernoulli(0.5))
     _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 5)
@@ -354,14 +349,14 @@ def test_bandits_learn_with_clients_that_are_away():
 
 
 def delay(rng_key, model, client):
-    """Two times, so that there are ties."""
+    """A deterministic delay with ties."""
     return jnp.asarray(1.0 + client % 3 + model, float)
 
 
 @pytest.mark.parametrize(
     ("first", "deadline"), [(2, None), (None, 2.5), (2, 2.5), (20, 1.5), (1, 100.0)]
 )
-def test_rounds_go_on_without_late_clients(first, deadline):
+def test_late_clients_do_not_take_part(first, deadline):
     strategy = mfa_rand(N, 2, cohort_size=9)
     before = cohorts(strategy)
     clock = on_clock(strategy, delay, first=first, deadline=deadline)
@@ -393,7 +388,7 @@ def test_rounds_go_on_without_late_clients(first, deadline):
 # Together
 
 
-def test_two_wrappers_of_a_kind_draw_apart():
+def test_two_wrappers_of_one_kind_draw_independently():
     twice = available(available(full_participation(200), bernoulli(0.5)), bernoulli(0.5))
     share = np.mean(np.asarray(cohorts(twice).clients) >= 0)
     close(share, 0.25, np.sqrt(0.25 * 0.75 / (200 * ROUNDS)))
@@ -408,7 +403,7 @@ def test_lost_messages_are_not_among_the_first():
     np.testing.assert_array_equal(cohorts(clock).takes_part, [[False] * 6 + [True] * 6] * ROUNDS)
 
 
-def test_losses_do_not_depend_on_room_for_more_models():
+def test_lost_messages_do_not_depend_on_the_static_bound_of_models():
     one, padded = (dropping(mfa_rand(7, m), 0.5) for m in (3, Padded(5, 3)))
 
     def lost(assignment):
@@ -428,14 +423,14 @@ def test_losses_do_not_depend_on_room_for_more_models():
     assert lost(one) == lost(padded)
 
 
-def test_shares_of_a_timetable_are_of_whole_rounds():
+def test_shares_of_a_timetable_count_whole_rounds():
     law = timetable([[(0, 0.5)], [(0.5, 1)], [(0.5, 2.5)]], period=3)
     there = presence(law, 30, 3)
     np.testing.assert_allclose(law.share, there.mean(0), rtol=1e-6)
     assert np.isnan(timetable([[(0, 0.5)]], period=1.5).share).all()
 
 
-def test_lost_personal_models_stay():
+def test_clients_of_lost_messages_keep_their_personal_models():
     task = Towards(jnp.ones((N, 3)))
     strategy = dropping(full_participation(N), jnp.array([1.0] + [0.0] * (N - 1)))
     algorithm = ditto(local_sgd(0.1, steps=1), lam=0.5)
@@ -445,7 +440,7 @@ def test_lost_personal_models_stay():
     np.testing.assert_array_equal(moved, [False] + [True] * (N - 1))
 
 
-def test_a_late_clients_place_is_not_given_away():
+def test_replacing_late_clients_is_refused():
     late = on_clock(mfa_rand(N, 2), delay, deadline=1.5)
     with pytest.raises(ValueError, match="make them so outside, as in dropping"):
         cohorts(available(late, bernoulli(0.5), when_absent="replace"))

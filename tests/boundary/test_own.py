@@ -1,4 +1,4 @@
-"""Mistakes in functions of one's own that JAX or Python finds: told with the function's name."""
+"""Errors in user functions that JAX or Python finds name the function."""
 
 import re
 
@@ -11,7 +11,7 @@ from tests.boundary.parts import EVERYBODY, FEDAVG, KEY, QUADRATIC
 
 
 def sending_three(context, server_state, client_state):
-    """An update of another shape than the parameters."""
+    """Sends an update whose shape differs from the parameters."""
     sent, state = FEDAVG.client(context, server_state, client_state)
     return sent._replace(update=jnp.ones(3)), state
 
@@ -42,6 +42,6 @@ def test_errors_in_an_algorithm_name_the_function(name):
 
 def test_advance_takes_what_simulate_returns():
     state, _ = simulate(KEY, QUADRATIC, FEDAVG, EVERYBODY, 2)
-    other = quadratic(4, 2, mu=0.2)  # other numbers are no other structure
+    other = quadratic(4, 2, mu=0.2)  # the same structure with other numbers
     state, trace = advance(state, other, FEDAVG, EVERYBODY, 2)
     assert trace.round.tolist() == [2, 3, 4]

@@ -1,4 +1,4 @@
-"""Right input of unusual kinds: the results are those of the plain form, bit for bit."""
+"""Valid input of unusual kinds gives the same results as plain input."""
 
 import functools
 from pathlib import Path
@@ -43,18 +43,15 @@ from tests.helpers import slow_unless
 
 
 class Table:
-    """What a data frame, or one of its columns, is to NumPy."""
+    """Looks to NumPy like a data frame or one of its columns."""
 
     def __init__(self, values):
-        """Keeps plain values."""
         self.values = values
 
     def __array__(self, dtype=None, copy=None):
-        """Returns the values, as objects where columns are of several types."""
         return np.asarray(self.values, dtype)
 
     def __len__(self):
-        """Returns the number of rows."""
         return len(self.values)
 
 
@@ -107,7 +104,7 @@ STORED = {
 
 
 def same(found, wanted):
-    """Whether two pytrees have equal arrays, types and structure."""
+    """Asserts that two pytrees have equal arrays, types and structure."""
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
@@ -115,17 +112,17 @@ def same(found, wanted):
 
 
 @pytest.mark.parametrize("deal", DEALT.values(), ids=DEALT)
-def test_dealt_data_are_the_same(deal):
+def test_federated_data_do_not_depend_on_the_kind_of_input(deal):
     same(deal(), DATA)
 
 
 @pytest.mark.parametrize("make", STORED.values(), ids=STORED)
-def test_stores_are_the_same(make):
+def test_stores_do_not_depend_on_the_kind_of_input(make):
     same(make(), store())
 
 
 def losses(key=KEY, task=QUADRATIC, algorithm=FEDAVG, assignment=EVERYBODY, rounds=4, **more):
-    """The losses of a short run; all have equal shapes, and most one program."""
+    """The losses of a short run. All runs have equal shapes, and most share a program."""
     return np.asarray(simulate(key, task, algorithm, assignment, rounds, **more)[1].metrics["loss"])
 
 
@@ -133,7 +130,7 @@ plain_losses = functools.cache(losses)
 
 
 def closed_over():
-    """A compiled run of a task of NumPy's arrays that the function closes over."""
+    """Losses of a compiled run that closes over a task with NumPy arrays."""
     task = jax.tree.map(np.asarray, QUADRATIC)
     return np.asarray(
         jax.jit(lambda key: simulate(key, task, FEDAVG, EVERYBODY, 4))(KEY)[1].metrics["loss"]
@@ -154,13 +151,13 @@ PROGRAMS = {
 
 
 def program(task=QUADRATIC, algorithm=FEDAVG, assignment=EVERYBODY, rounds=4, **more):
-    """The program of a run, which is traced and not compiled."""
+    """The lowered program of a run, which is not compiled."""
     traced = jax.jit(lambda task: simulate(0, task, algorithm, assignment, rounds, **more))
     return traced.lower(task).as_text()
 
 
 @pytest.mark.parametrize("given", PROGRAMS.values(), ids=PROGRAMS)
-def test_programs_are_the_same(given):
+def test_programs_do_not_depend_on_the_kind_of_input(given):
     assert program(**given) == program()
 
 
@@ -186,18 +183,18 @@ RUNS = {
 
 
 def losses_traced(seed):
-    """Losses of a traced seed."""
+    """Losses of a run with a traced seed."""
     return simulate(seed, QUADRATIC, FEDAVG, EVERYBODY, 4)[1].metrics["loss"]
 
 
-# Of kinds of seeds and of schedules one each is not slow.
+# One kind of seed and one kind of schedule remain in the quick tests.
 SLOW = "a seed of NumPy", "a seed of JAX", "a plain seed", "a constant schedule"
 
 
 @pytest.mark.parametrize(
     "call", [slow_unless(name not in SLOW, call) for name, call in RUNS.items()], ids=RUNS
 )
-def test_runs_are_the_same(call):
+def test_runs_do_not_depend_on_the_kind_of_input(call):
     np.testing.assert_allclose(call(), plain_losses(), rtol=1e-6)
 
 
@@ -208,7 +205,7 @@ def test_rates_that_end_at_zero_and_traced_schedules_pass():
     ):
         fedavg(schedule, local_steps=1)
     jaxpr = jax.make_jaxpr(lambda rate: (fedavg(lambda t: rate / t, local_steps=1), rate)[1])(0.1)
-    assert not jaxpr.eqns  # looking at a schedule leaves nothing in the program
+    assert not jaxpr.eqns  # checking a schedule adds nothing to the program
     jax.eval_shape(lambda rate: (fedavg(rate, local_steps=1), rate)[1], -1.0)
 
 
@@ -245,7 +242,7 @@ def test_run_takes_a_path(tmp_path, monkeypatch):
         '[algorithms.a.assignment]\nname = "mfa_rr"\n'
     )
     seen = []
-    # Equal experiments have equal results: they need not be computed.
+    # Equal experiments have equal results, so nothing needs to be computed.
     monkeypatch.setattr("fedjax_mm.experiments.run.grid_of", lambda each, _: seen.append(each))
     for each in (path, str(path), load(Path(path), Experiment)):
         with pytest.raises(TypeError):
@@ -253,7 +250,7 @@ def test_run_takes_a_path(tmp_path, monkeypatch):
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_nnx_modules_drop_units_in_training_alone():
+def test_nnx_modules_apply_dropout_only_in_training():
     def task(rate):
         return classification(DATA, nnx.bridge.to_linen(Net, rate), rngs=("dropout",))
 
@@ -266,11 +263,10 @@ def test_nnx_modules_drop_units_in_training_alone():
 
 
 class Wide(nn.Module):
-    """A network that says which streams it has."""
+    """A network that declares its random streams."""
 
     @nn.compact
     def __call__(self, x):
-        """Returns logits."""
         return nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(nn.Dense(3)(x))
 
 
@@ -287,7 +283,7 @@ def test_other_networks_and_labels_pass():
     columns = np.stack([Y, Y], axis=1)
     data = DATA.__class__("two", "real", 3, store(y=columns), store(y=columns))
     assert classification(data, LogisticRegression(3), column=1).column == 1
-    # Overlapping parts are no leak where test examples are given.
+    # Overlapping parts are no leak if test examples are separate.
     assert federate(((X, Y), (X, Y)), [[0, 1], [1, 2]]).num_clients == 2
 
 
@@ -303,7 +299,7 @@ def test_traced_data_pass():
     ).shape == (4,)
 
 
-def test_theory_takes_whole_numbers_of_any_type_and_says_where_real_ones_do():
+def test_theory_takes_integers_of_any_type_and_real_numbers_if_documented():
     constants = {"N": 4, "E": 2, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0, "sigma": 0.0}
     given = {"rate": Rate(2.0, 100.0), "D": 1.0}
     bounds = [mfa.theorem_1(1, Problem(M=M, **constants), **given) for M in (2, 2.0, np.uint8(2))]

@@ -1,4 +1,4 @@
-"""Python that asks for a value that is not there yet is told why, wherever it is traced."""
+"""Errors about traced values explain what is traced, in every traced function."""
 
 import jax
 import pytest
@@ -69,7 +69,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("call", "what"), CASES.values(), ids=CASES)
-def test_python_that_asks_for_a_value_is_told_once_why_there_is_none(call, what):
+def test_concretization_errors_explain_traced_values_once(call, what):
     with pytest.raises(TypeError) as refusal:
         call()
     (note,) = [note for note in refusal.value.__notes__ if "is compiled once" in note]
@@ -77,7 +77,7 @@ def test_python_that_asks_for_a_value_is_told_once_why_there_is_none(call, what)
     assert "Instead of `if` use jax.numpy.where" in note
 
 
-def test_errors_of_other_kinds_are_left_alone():
+def test_other_errors_get_no_note():
     def wrong(*args):
         raise TypeError("own")
 

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, which are killed, and what they leave."""
+"""Commands in child processes that tests kill, and the files that they leave."""
 
 import json
 import os
@@ -46,7 +46,7 @@ COMMANDS = {
         [*_FIGURE, "--seeds", "auto", "--max-seeds", "8", "--set", "num_seeds=2"],
     ),
 }
-"""By name the directory of the result, and the command in a directory with `FILES`."""
+"""Directory of the result, and command to run in a directory with `FILES`, by name."""
 
 _CHILD = """\
 import signal
@@ -71,7 +71,7 @@ def tell(label, done, total):
 terminal.log_lines = lambda: tell
 cli.main(sys.argv[1:])
 """
-"""A replica a device and a record at a time, each told of."""
+"""Runs one replica per device and one record at a time, and prints a line for each."""
 
 
 def write_files(directory: Path) -> None:
@@ -81,13 +81,13 @@ def write_files(directory: Path) -> None:
 
 
 def arguments(name: str, directory: Path, *more: object) -> list[str]:
-    """A command whose file and results are in a directory."""
+    """The arguments of a command whose files and results are in a directory."""
     command = [str(directory / x) if x.endswith(".toml") else x for x in COMMANDS[name][1]]
     return [*command, "--out", str(directory / "results"), *map(str, more)]
 
 
 def start(name: str, directory: Path, *more: object, cached: bool = True) -> subprocess.Popen:
-    """The command in a process of its own, which has as many devices as this one."""
+    """Starts the command in a child process with as many devices as this one."""
     command = ["--devices", str(jax.device_count()), *arguments(name, directory, *more)]
     environment = {key: x for key, x in os.environ.items() if cached or "CACHE" not in key}
     return subprocess.Popen(
@@ -102,7 +102,7 @@ def start(name: str, directory: Path, *more: object, cached: bool = True) -> sub
 
 
 class Ended(NamedTuple):
-    """How a child ended: its code, what it told, and what else it said."""
+    """Exit code, progress lines and other output of a child."""
 
     code: int
     told: list[str]
@@ -110,7 +110,7 @@ class Ended(NamedTuple):
 
 
 def end(process: subprocess.Popen, strikes=(), after: int = 0, seconds: float = 0.0) -> Ended:
-    """Sends signals some seconds after the child has printed `after` events, and waits."""
+    """Sends signals some seconds after `after` progress lines, and waits for the child."""
     told, said = [], []
     with process:
         for line in process.stderr:
@@ -126,13 +126,13 @@ def end(process: subprocess.Popen, strikes=(), after: int = 0, seconds: float = 
 
 
 def finish(name: str, directory: Path, *more: object) -> tuple[int, str]:
-    """The command in this process: its code, and what it said on stderr."""
+    """Resumes the command in this process, and returns its exit code and stderr."""
     code, _, said = call(*arguments(name, directory, "--resume", *more))
     return code, said
 
 
 def outcome(name: str, directory: Path) -> dict[str, object]:
-    """Every file of a finished result, without what depends on the time and the path."""
+    """Contents of all files of a finished result, except times and paths."""
     found = {}
     for path in sorted((directory / "results" / COMMANDS[name][0]).iterdir()):
         if path.suffix == ".nc":

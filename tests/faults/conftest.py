@@ -1,4 +1,4 @@
-"""The report: what each test of faults has counted, one table at the end."""
+"""Prints a table of the counts of all fault tests."""
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,4 +1,4 @@
-"""Strategies for wrong inputs: spoilt bytes, spoilt JSON, and tables made from a schema."""
+"""Strategies for wrong inputs: corrupted bytes, corrupted JSON, and tables from a schema."""
 
 import copy
 import gzip
@@ -23,7 +23,7 @@ WORDS = [
 NUMBERS = [0, 1, 2, 3, -1, 0.5, 0.0, -0.5, 1e-300, 1e300, 2**31 - 1, 2**31, 2**63, 10**30]
 LEAVES = st.sampled_from(
     [*WORDS, *NUMBERS, float("nan"), float("inf"), True, False, None, [], {}, [[]], [0, "x"]]
-).map(copy.deepcopy)  # else `changed` would change these
+).map(copy.deepcopy)  # because `changed` modifies values in place
 VALUES = st.recursive(
     LEAVES,
     lambda inner: (
@@ -35,8 +35,10 @@ VALUES = st.recursive(
 
 @st.composite
 def spoilt(draw, content: bytes) -> bytes:
-    """The content with some bytes cut, changed, doubled or put in."""
-    is_gz = content[:2] == b"\x1f\x8b" and draw(st.booleans())  # below its checksum
+    """The content with some bytes removed, changed, doubled or inserted."""
+    is_gz = content[:2] == b"\x1f\x8b" and draw(
+        st.booleans()
+    )  # corrupt the content below the checksum
     content = gzip.decompress(content) if is_gz else content
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, len(content)))
@@ -53,7 +55,7 @@ def spoilt(draw, content: bytes) -> bytes:
 
 
 def places(value, path=()):
-    """The paths of all values inside."""
+    """Yields the paths of all values inside, recursively."""
     yield path
     is_list = isinstance(value, list)
     items = enumerate(value) if is_list else value.items() if isinstance(value, dict) else ()
@@ -63,7 +65,7 @@ def places(value, path=()):
 
 @st.composite
 def changed(draw, value, others=VALUES):
-    """The value with some of those inside taken away, or others in their place."""
+    """The value with some inner values deleted or replaced."""
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(list(places(value))))
@@ -83,7 +85,7 @@ def changed(draw, value, others=VALUES):
 
 
 def of_schema(schema, root, depth=4):
-    """Mostly right values of a JSON schema, every table and key of it among them."""
+    """Mostly valid values of a JSON schema that cover all its tables and keys."""
     if "$ref" in schema:
         return of_schema(root["$defs"][schema["$ref"].rpartition("/")[2]], root, depth)
     if "const" in schema or "enum" in schema:

@@ -1,4 +1,4 @@
-"""Every file truncated, flipped or deleted; full disks; two processes in one directory."""
+"""Truncated, flipped and deleted files, full disks, and two processes in one directory."""
 
 import random
 import shutil
@@ -30,20 +30,20 @@ def files_of(directory):
 
 
 def content_of(directory):
-    """All but the locks, which a process that was killed could not take away."""
+    """All files except locks, which a killed process cannot remove."""
     return {path: path.read_bytes() for path in files_of(directory) if path.suffix != ".lock"}
 
 
 def check_ends(name, directory, expected, done):
-    """The same result or a refusal in one line, which leaves all as it is; returns which."""
+    """Resuming gives the same result, or a refusal in one line that changes no file."""
     results = directory / "results"
     before = content_of(results)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damage that is skipped
+        warnings.simplefilter("ignore")  # about damaged files that are skipped
         code, said = finish(name, directory)
     assert "Traceback" not in said
     if code == 2:
-        # The lines before it tell of the seeds that were read.
+        # Earlier lines report the seeds that were read.
         assert [line.startswith("fedjax-mm: ") for line in said.splitlines()].count(True) == 1
         assert said.splitlines()[-1].startswith("fedjax-mm: ")
         assert content_of(results) == before
@@ -55,9 +55,7 @@ def check_ends(name, directory, expected, done):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_whatever_file_is_damaged_the_result_is_the_same_or_refused(
-    name, tmp_path, record_property
-):
+def test_a_damaged_file_is_refused_or_does_not_change_the_result(name, tmp_path, record_property):
     moments, found = random.Random(name), []
     write_files(tmp_path / "whole")
     done, told, said = end(start(name, tmp_path / "whole"))
@@ -82,10 +80,8 @@ def test_whatever_file_is_damaged_the_result_is_the_same_or_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sweep", "run", "reproduce"])
-def test_on_a_full_disk_of_any_size_commands_end_in_a_line_and_continue(
-    name, tmp_path, record_property
-):
-    """Wherever it is full: at the record, a checkpoint, the result, the figure or the manifest."""
+def test_commands_on_a_full_disk_fail_in_one_line_and_can_continue(name, tmp_path, record_property):
+    """The disk fills up at the record, a checkpoint, the result, the figure or the manifest."""
     write_files(tmp_path / "whole")
     done = finish(name, tmp_path / "whole")[0]
     assert done in (0, 3)
@@ -114,7 +110,7 @@ def test_on_a_full_disk_of_any_size_commands_end_in_a_line_and_continue(
 
 
 @pytest.mark.slow
-def test_two_processes_with_one_full_disk_and_with_one_directory(tmp_path):
+def test_processes_that_share_a_full_disk_or_a_directory(tmp_path):
     write_files(tmp_path / "whole")
     assert finish("sweep", tmp_path / "whole")[0] == 0
     expected, disk = outcome("sweep", tmp_path / "whole"), tmp_path / "disk"

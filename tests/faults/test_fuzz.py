@@ -1,4 +1,4 @@
-"""Wrong inputs by the thousand: each is read as it is, or refused in one line."""
+"""Thousands of wrong inputs are either read or refused in one line."""
 
 import contextlib
 import gzip
@@ -44,16 +44,16 @@ from tests.faults.children import FILES
 from tests.faults.inputs import LEAVES, VALUES, WORDS, changed, of_schema, spoilt
 
 FEW, MANY = 12, int(os.environ.get("FEDJAX_MM_FUZZ", "10000"))
-pytestmark = pytest.mark.filterwarnings("ignore")  # about damage that is skipped
+pytestmark = pytest.mark.filterwarnings("ignore")  # about damaged files that are skipped
 
 
 class Target(NamedTuple):
-    """What is fuzzed.
+    """A reader to fuzz.
 
-    `use` does something with an input in an empty directory, and returns True if it was refused.
+    `use` reads an input in an empty directory, and returns True if it was refused.
     """
 
-    right: object  # an input, of which the wrong ones are made
+    right: object  # a valid input, from which wrong ones are made
     inputs: st.SearchStrategy
     use: object
 
@@ -65,7 +65,7 @@ def check_line(text):
 
 
 def refusing(use):
-    """Errors of wrong input are one line."""
+    """Wraps `use` so that errors about wrong input count as refusals if they are one line."""
 
     def used(directory, given):
         try:
@@ -78,7 +78,7 @@ def refusing(use):
 
 
 def written(name, read):
-    """Writes an input, bytes or text, into a file, and reads it."""
+    """A `use` that writes an input, bytes or text, to a file and reads it."""
 
     def use(directory, content):
         path = directory / name
@@ -90,8 +90,8 @@ def written(name, read):
     return refusing(use)
 
 
-def beside(make, name, read):
-    """The same in a directory with right files, of which one is replaced."""
+def among(make, name, read):
+    """A `use` that replaces one of several valid files in a directory."""
 
     def use(directory, content):
         make(directory)
@@ -101,7 +101,7 @@ def beside(make, name, read):
 
 
 def command(*words):
-    """A command, which computes nothing: what it says of wrong input is one line, and no file."""
+    """Runs a command that computes nothing. Errors are one line and leave no file."""
     before = set(Path().rglob("*"))
     err = io.StringIO()
     with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
@@ -279,7 +279,7 @@ MANIFEST = {
 
 @cache
 def files():
-    """Right files by their names."""
+    """Valid files by name."""
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         save_dataset(RESULT.assign_attrs(manifest=json.dumps(MANIFEST)), place / "shown.nc")
@@ -343,7 +343,7 @@ def finished(directory, content):
 
 @cache
 def targets():
-    read, whole = files(), partial(beside, write_images)
+    read, whole = files(), partial(among, write_images)
     summary, record = json.loads(read["summary.json"]), json.loads(read["run.json"])
     leaf, tweets = json.dumps(LEAF), leaf_file(ann=ANN, bob=BOB, cat=CAT)
     images = idx(8, (3, 2, 2), bytes(12))
@@ -362,15 +362,15 @@ def targets():
         return in_toml(value) if isinstance(value, dict) else "x"
 
     def in_leaf(read, content=LEAF):
-        return beside(partial(write_leaf, content=content), "train/data.json", read)
+        return among(partial(write_leaf, content=content), "train/data.json", read)
 
     in_texts = in_leaf(partial(load_leaf, dataset="shakespeare"), PLAYS)
 
     def in_celeba(name):
-        return beside(write_celeba, name, read_celeba)
+        return among(write_celeba, name, read_celeba)
 
     def in_tweets(name):
-        return beside(write_tweets, name, read_tweets)
+        return among(write_tweets, name, read_tweets)
 
     experiment = written("x.toml", read_experiment)
     resume, report = partial(partial, resumed), partial(partial, reported)
@@ -388,7 +388,7 @@ def targets():
         "leaf": both(changing(LEAF, in_leaf(load_leaf), json.dumps), spoiling(leaf.encode(), None)),
         "leaf, texts": changing(PLAYS, in_texts, json.dumps),
         "cifar": spoiling(
-            CIFAR, beside(write_cifar, "train.bin", partial(load_cifar, dataset="cifar-100"))
+            CIFAR, among(write_cifar, "train.bin", partial(load_cifar, dataset="cifar-100"))
         ),
         "npz": spoiling(npz(), written("x.npz", load_npz)),
         "celeba, identities": spoiling(IDENTITIES.encode(), in_celeba("identity_CelebA.txt")),
@@ -396,7 +396,7 @@ def targets():
         "sent140": spoiling(read[csv], in_tweets(csv)),
         "sent140, leaf": changing(
             tweets,
-            beside(
+            among(
                 lambda place: write_glove(place / "glove.twitter.27B.25d.txt"),
                 "all_data.json",
                 read_tweets,
@@ -430,14 +430,14 @@ NAMES += ("checkpoint", "summary.json", "manifest.json", "summary.json, finished
 
 
 class Fuzzed(NamedTuple):
-    """What a target did with its inputs."""
+    """Statistics of a fuzzed target."""
 
     inputs: int
     refusals: int
-    seconds: float  # of the longest
-    mebibytes: int  # at most, beside what the process has from other tests
+    seconds: float  # of the slowest input
+    mebibytes: int  # peak above the memory before
     half_written: int  # files
-    tracebacks: dict[tuple, list]  # their inputs by the error and the lines that raised it
+    tracebacks: dict[tuple, list]  # inputs by error and lines that raised it
 
     def report(self):
         tracebacks = sum(map(len, self.tracebacks.values()))
@@ -458,7 +458,7 @@ class Fuzzed(NamedTuple):
 
 
 def most_memory(*, forget=False):
-    """The most memory that the process has had since it was forgotten, in MiB."""
+    """Peak memory of the process in MiB since the last reset (`forget`)."""
     if forget:
         Path("/proc/self/clear_refs").write_text("5")
     (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -466,7 +466,7 @@ def most_memory(*, forget=False):
 
 
 def fuzz(name, directory, count):
-    """Uses so many inputs."""
+    """Uses `count` inputs of a target."""
     target, tracebacks = targets()[name], defaultdict(list)
     inputs = refusals = half_written = 0
     longest = 0.0
@@ -488,7 +488,7 @@ def fuzz(name, directory, count):
         clock = time.monotonic()
         try:
             refusals += target.use(place, given) is True
-        except Exception as error:  # all of them are told of, not only the first
+        except Exception as error:  # report all errors instead of the first
             where = [f"{x.filename}:{x.lineno}" for x in traceback.extract_tb(error.__traceback__)]
             text = "".join(traceback.format_exception_only(error))[:500]
             tracebacks[text, *where[-8:]].append(given)
@@ -514,7 +514,7 @@ def test_some_wrong_inputs_are_read_or_refused(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_wrong_inputs_are_read_or_refused(name, tmp_path, record_property):
-    """FEDJAX_MM_FUZZ says how many for all of them together."""
+    """FEDJAX_MM_FUZZ is the number of inputs of all targets together."""
     fuzzed = fuzz(name, tmp_path, -(-MANY // len(NAMES)))
     record_property(f"faults: {name}", fuzzed.report())
     fuzzed.check()

@@ -1,4 +1,4 @@
-"""Commands killed at random are continued, and end in the same bytes."""
+"""Commands that are killed at random can be resumed, with bitwise equal results."""
 
 import os
 import random
@@ -20,13 +20,13 @@ SIGNALS = {
     "SIGINT": ((signal.SIGINT,), {-signal.SIGINT, 130}),
     "SIGINT twice": ((signal.SIGINT, signal.SIGINT), {-signal.SIGINT, 130}),
 }
-"""By name the signals, and the codes of processes that they have ended."""
+"""Signals, and exit codes of processes that they ended, by name."""
 MOMENTS = ("in the first seconds", "while compiling", "while working")
 
 
 @cache
 def whole(name, place):
-    """What an undisturbed command leaves: its code, how often it tells, and its files."""
+    """Exit code, index of the first compilation, number of lines and files without a kill."""
     directory = place / name
     write_files(directory)
     code, told, said = end(start(name, directory))
@@ -36,7 +36,7 @@ def whole(name, place):
 
 
 def strike(name, directory, place, how, moment, moments):
-    """Starts or continues a command and ends it by signals; returns how it ended."""
+    """Starts or resumes a command, ends it by signals, and returns its end."""
     _, compiling, count, _ = whole(name, place)
     after, seconds, cached = 0, 0.0, True
     if moment == "in the first seconds":
@@ -54,18 +54,18 @@ def check_whole(name, directory, place, code):
 
 
 def kill_and_continue(name, place, how, moment, moments, counts):
-    """Kills a command again, and resumes a copy of its directory to the end."""
+    """Kills a command once more, and resumes a copy of its directory to the end."""
     directory, copy = place / f"{name} killed", place / "copy"
     write_files(directory)
     folder = directory / "results" / COMMANDS[name][0]
     lock = folder / ".unfinished.lock"
-    is_left = lock.exists()  # by a kill before, which gave no time to remove it
+    is_left = lock.exists()  # from an earlier kill
     code, _, said = strike(name, directory, place, how, moment, moments)
-    # Python reports a Ctrl-C inside a library's callback as ignored; how-to/resuming.md says so.
+    # Python reports a Ctrl-C inside a library's callback as ignored (see how-to/resuming.md).
     said = re.sub(r"Exception ignored in.*?\nKeyboardInterrupt: *\n", "", said, flags=re.DOTALL)
     assert "Traceback" not in said, (how, moment, said)
     done = whole(name, place)[0]
-    if code == done:  # it was quicker
+    if code == done:  # it finished before the signal
         check_whole(name, directory, place, code)
         counts["finished before their kill, and alike"] += 1
     else:
@@ -89,8 +89,8 @@ def kill_and_continue(name, place, how, moment, moments, counts):
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_commands_end_as_if_they_had_not_been(tmp_path, record_property):
-    """FEDJAX_MM_KILLS says how many, 100 if it does not; with -s each is told of."""
+def test_commands_that_are_killed_repeatedly_give_the_same_results(tmp_path, record_property):
+    """FEDJAX_MM_KILLS is the number of kills (default 100). With -s each is printed."""
     moments, counts, clock = random.Random(18), Counter(), time.monotonic()
     names, signals = list(COMMANDS), list(SIGNALS)
     while counts["kills"] < KILLS:

@@ -1,4 +1,4 @@
-"""Parts whose processes and workers are killed at random: nothing is lost, or joined wrongly."""
+"""Parts whose processes and workers are killed at random are neither lost nor merged wrongly."""
 
 import os
 import random
@@ -33,8 +33,8 @@ def told(counts, record_property):
         record_property(f"faults: {name}", value)
 
 
-def test_parts_killed_again_and_again_are_the_sweep(tmp_path, record_property):
-    """At moments spread over starting, compiling, working and writing; merges in between refuse."""
+def test_parts_that_are_killed_repeatedly_make_up_the_sweep(tmp_path, record_property):
+    """Kills hit startup, compilation, computation and writing. Merges are refused until the end."""
     write_files(tmp_path)
     code, lines, said = end(start("sweep", tmp_path, "--part", f"1/{PARTS}"))
     assert code == 0, said
@@ -43,7 +43,7 @@ def test_parts_killed_again_and_again_are_the_sweep(tmp_path, record_property):
     while counts["kills"] < KILLS:
         number = moments.randint(1, PARTS)
         path = parts / f"{number}-of-{PARTS}.npz"
-        if path.exists():  # so that there is always something to kill
+        if path.exists():  # so that some part is always unfinished
             path.unlink()
             counts["finished parts, made again"] += 1
         words = ("--part", f"{number}/{PARTS}", "--resume", "--save-every", 0)
@@ -75,8 +75,8 @@ folder = "{folder}"
 """
 
 
-def test_the_parent_of_an_executor_is_killed(tmp_path, record_property, monkeypatch):
-    """Parts that have ended are not computed again, and jobs of a killed parent do no harm."""
+def test_an_executor_whose_parent_is_killed_can_be_resumed(tmp_path, record_property, monkeypatch):
+    """Finished parts are not computed again, and jobs of a killed parent do no harm."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     write_files(tmp_path)
     with (tmp_path / "grid.toml").open("a") as file:
@@ -99,7 +99,7 @@ def test_the_parent_of_an_executor_is_killed(tmp_path, record_property, monkeypa
     told(counts, record_property)
 
 
-def test_of_two_processes_with_one_part_one_is_refused(tmp_path, record_property):
+def test_only_one_of_two_processes_computes_a_part(tmp_path, record_property):
     counts = Counter()
     for _ in range(max(1, KILLS // 10)):
         shutil.rmtree(tmp_path, ignore_errors=True)
@@ -115,7 +115,7 @@ def test_of_two_processes_with_one_part_one_is_refused(tmp_path, record_property
 
 
 def test_damaged_parts_are_never_joined(tmp_path, record_property):
-    """Each part is truncated, flipped, swapped with another, or removed, at random places."""
+    """Parts are truncated, flipped, swapped or removed at random."""
     write_files(tmp_path)
     for number in range(1, PARTS + 1):
         assert end(start("sweep", tmp_path, "--part", f"{number}/{PARTS}")).code == 0
@@ -158,7 +158,7 @@ def test_damaged_parts_are_never_joined(tmp_path, record_property):
 
 
 def check_alike(found, place):
-    """The result is that of the whole sweep, which is computed at a place."""
+    """The result equals that of the whole sweep, which is computed once in `place`."""
     if not (place / "results").exists():
         write_files(place)
         assert end(start("sweep", place)).code == 0
@@ -172,7 +172,7 @@ def slowly(part):
 
 
 class Watched:
-    """An executor whose jobs are known by their parts."""
+    """An executor that records its jobs by part."""
 
     def __init__(self, executor):
         self.executor, self.jobs = executor, {}
@@ -184,7 +184,7 @@ class Watched:
 
 @contextmanager
 def killing(victims, seconds):
-    """Kills one of the processes that a function names, again and again, in the background."""
+    """Repeatedly kills one of the processes from `victims` in a background thread."""
     moments, killed, is_over = random.Random(3), Counter(), threading.Event()
 
     def work():
@@ -208,7 +208,7 @@ def check_all(pieces, number):
     assert sorted(piece.part for piece in pieces) == [Part(k, number) for k in range(1, number + 1)]
 
 
-def test_jobs_of_submitit_are_killed(tmp_path, record_property, monkeypatch):
+def test_killed_jobs_of_submitit_are_repeated(tmp_path, record_property, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     executor = submitit.AutoExecutor(folder=tmp_path, cluster="local")
@@ -216,7 +216,7 @@ def test_jobs_of_submitit_are_killed(tmp_path, record_property, monkeypatch):
     watched, number = Watched(executor), max(4, KILLS // 4)
 
     def victims(killed):
-        """Jobs that run, of parts whose workers did not die too often."""
+        """Running jobs of parts whose workers may still die once more."""
         return {
             part: int(job.job_id)
             for part, job in list(watched.jobs.items())
@@ -230,7 +230,7 @@ def test_jobs_of_submitit_are_killed(tmp_path, record_property, monkeypatch):
     told({"submitit: parts": number, "submitit: kills": killed.total()}, record_property)
 
 
-def test_workers_of_dask_are_killed(record_property, monkeypatch):
+def test_killed_workers_of_dask_are_replaced(record_property, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     number = max(4, KILLS // 2)

@@ -1,4 +1,4 @@
-"""Epsilon against published values, closed forms, and what is not covered."""
+"""Epsilon against published values and closed forms, and assignments without a bound."""
 
 import math
 import time
@@ -34,14 +34,14 @@ POOL = mfa_rand(100, 2)
         (3.0, 0.1, 512, 1e-6, 3.76969),
     ],
 )
-def test_epsilon_is_that_of_the_reference(z, q, rounds, delta, expected):
+def test_epsilon_matches_published_values(z, q, rounds, delta, expected):
     how = {"noise_multiplier": z, "num_rounds": rounds, "delta": delta}
     pool = POOL if q == 1 else available(full_participation(100), bernoulli(q))
     assert epsilon(pool, **how) == pytest.approx(expected, rel=2e-3)
 
 
-def test_cohorts_of_a_fixed_size_are_those_of_the_reference():
-    """A replacement moves a sum by 2 C, so that z = 2.2 here is an event of 1.1."""
+def test_cohorts_of_a_fixed_size_match_published_values():
+    """A replacement moves a sum by 2 C, so z = 2.2 corresponds to 1.1."""
     how = {"noise_multiplier": 2.2, "num_rounds": 200, "delta": 1e-5}
     found = epsilon(mfa_rand(1000, 2, cohort_size=50), **how, neighbors="replace")
     assert found == pytest.approx(8.35851, rel=1e-3)
@@ -49,27 +49,27 @@ def test_cohorts_of_a_fixed_size_are_those_of_the_reference():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("z", [2.2, 0.7])
-def test_a_cohort_costs_no_more_than_everybody(z):
-    """Also with so little noise that Renyi divergences are too loose."""
+def test_a_cohort_costs_no_more_than_all_clients(z):
+    """This holds even with noise so small that Renyi divergences are loose."""
     how = {"noise_multiplier": z, "num_rounds": 200, "delta": 1e-5, "neighbors": "replace"}
     few, everybody = (mfa_rand(1000, 2, cohort_size=size) for size in (50, None))
     assert epsilon(few, **how) <= epsilon(everybody, **how)
 
 
 def test_a_replacement_moves_a_sum_twice_as_far():
-    """Of all clients: 10 mechanisms of z / 2."""
+    """10 rounds of all clients are 10 mechanisms with z / 2."""
     how = {"num_rounds": 10, "delta": 1e-5}
     found = epsilon(POOL, noise_multiplier=8.0, neighbors="replace", **how)
     assert found == pytest.approx(epsilon(POOL, noise_multiplier=4.0, **how), rel=2e-3)
 
 
 def delta_of(eps, mu):
-    """Of a Gaussian mechanism with sensitivity over deviation mu."""
+    """Delta of a Gaussian mechanism whose sensitivity is mu standard deviations."""
     return norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
 
 
 @pytest.mark.parametrize(("z", "rounds"), [(10.0, 100), (2.0, 9), (1.0, 1)])
-def test_epsilon_is_that_of_the_closed_form(z, rounds):
+def test_epsilon_matches_the_closed_form(z, rounds):
     mu = math.sqrt(rounds) / z
     expected = brentq(lambda eps: delta_of(eps, mu) - 1e-5, 0, 100)
     found = epsilon(POOL, noise_multiplier=z, num_rounds=rounds, delta=1e-5)
@@ -78,8 +78,8 @@ def test_epsilon_is_that_of_the_closed_form(z, rounds):
     assert back == pytest.approx(z, rel=1e-3)
 
 
-def test_a_noise_is_found_in_seconds():
-    """A law with hardly any presence needs little noise, where losses are large."""
+def test_noise_for_is_found_in_seconds():
+    """Clients are hardly ever present and need little noise, which makes privacy losses large."""
     few = available(full_participation(12), bernoulli(0.001))
     start = time.process_time()
     assert noise_for(few, epsilon=1.0, num_rounds=50, delta=1e-6) == pytest.approx(0.621, abs=5e-3)
@@ -87,7 +87,7 @@ def test_a_noise_is_found_in_seconds():
 
 
 def test_wide_intervals_cost_no_accuracy():
-    """Where epsilon is in the hundreds and the intervals of the distribution are wide."""
+    """Epsilon is in the hundreds, and the intervals of the discretized losses are wide."""
     mu = math.sqrt(10) / 0.2
     expected = brentq(lambda eps: delta_of(eps, mu) - 1e-5, 0, 300)
     found = epsilon(POOL, noise_multiplier=0.2, num_rounds=10, delta=1e-5)
@@ -97,8 +97,8 @@ def test_wide_intervals_cost_no_accuracy():
 HOW = {"noise_multiplier": 8.0, "num_rounds": 10, "delta": 1e-5}
 
 
-def test_the_number_of_models_costs_nothing_but_models_of_one_client_do():
-    """All models in a round are one Gaussian; K models of a client are one of z / sqrt(K)."""
+def test_models_cost_privacy_only_if_one_client_trains_several():
+    """K models of a client act as one Gaussian mechanism with z / sqrt(K)."""
     one, many = mfa_rand(100, 1), mfa_rr(100, 20)
     assert epsilon(one, **HOW) == epsilon(many, **HOW)
     halved = epsilon(one, **HOW | {"noise_multiplier": 4.0})
@@ -121,7 +121,7 @@ def test_the_number_of_models_costs_nothing_but_models_of_one_client_do():
 
 
 def three_times(rng_key, round, state, look):
-    """Lists client 0 thrice, so that it moves the sum of the only model by 3 C."""
+    """Lists client 0 three times, so that it moves the sum of the only model by 3 C."""
     return Cohort.of_rows(jnp.zeros((1, 3), jnp.int32)), state
 
 
@@ -142,8 +142,8 @@ PRESENT = available(full_participation(100), bernoulli(0.1))
     ],
     ids=["own", "replaced", "amplified", "start", "number", "available", "dropping", "on_clock"],
 )
-def test_no_claim_no_epsilon(strategy):
-    """What an assignment says of its sampling is dropped with the function that it is about."""
+def test_epsilon_needs_stated_sampling(strategy):
+    """Replacing a function of an assignment drops its statement of the sampling."""
     with pytest.raises(UncoveredError, match="epsilon is infinite: the assignment states no sampl"):
         epsilon(strategy, **HOW)
     with pytest.raises(UncoveredError, match="states no sampling"):
@@ -153,7 +153,7 @@ def test_no_claim_no_epsilon(strategy):
 
 
 def test_presence_amplifies_if_it_is_independent():
-    """Independent sampling amplifies by its largest probability, and other laws do not."""
+    """Independent sampling amplifies by its largest probability. Other laws do not amplify."""
     everyone, full = full_participation(100), epsilon(full_participation(100), **HOW)
     rare = epsilon(available(everyone, bernoulli(0.1)), **HOW)
     assert rare < 0.2 * full
@@ -181,7 +181,7 @@ def test_presence_amplifies_if_it_is_independent():
         (appealing(full_participation(6), cohort_size=2), "looks at the clients' losses"),
     ],
 )
-def test_what_is_not_covered_is_told(strategy, message):
+def test_assignments_without_a_bound_are_refused(strategy, message):
     with pytest.raises(UncoveredError, match=message):
         epsilon(strategy, noise_multiplier=1.0, num_rounds=10, delta=1e-5)
 

@@ -37,8 +37,8 @@ def fed(steps=2, rate=0.3):
     return fedavg(rate, local_steps=steps)
 
 
-def test_runs_without_noise_are_those_of_the_oracle():
-    """Half of the updates are clipped, and absent clients leave the divisor as it is."""
+def test_runs_without_noise_match_the_oracle():
+    """Half of the updates are clipped, and the divisor is constant."""
     with jax.enable_x64(True):
         task = Precise(jnp.asarray(TARGETS), DIM)
         algorithm = private(fed(), clip=2.0, noise_multiplier=0.0, clients_per_round=6)
@@ -64,7 +64,7 @@ def test_a_large_norm_without_noise_is_plain_training():
 @pytest.mark.parametrize(
     "algorithm", [fed(), scaffold(local_sgd(0.3, steps=2)), compressed(fed(), sign())]
 )
-def test_messages_are_never_longer_than_the_norm(algorithm):
+def test_messages_are_never_longer_than_the_clip(algorithm):
     task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
     params, clip = {"w": jnp.ones(DIM)}, 0.7
     private_one = private(algorithm, clip=clip, noise_multiplier=1.0, clients_per_round=4)
@@ -86,7 +86,7 @@ def test_messages_are_never_longer_than_the_norm(algorithm):
     "strategy", [full_participation(N), available(mfa_rand(N, 3), bernoulli(0))]
 )
 def test_noise_has_its_law(strategy):
-    """Of clients that send 0, and of nobody: N(0, (z C / W)^2), another for each model and seed."""
+    """Clients send 0 or are absent. Noise is N(0, (z C / W)^2), independent by model and seed."""
     task = Towards(jnp.ones((N, 400)), 400)
     algorithm = private(fed(), clip=2.0, noise_multiplier=1.5, clients_per_round=6)
     start = {"w": jnp.ones((strategy.num_models, 400))}
@@ -122,7 +122,7 @@ def test_lost_messages_do_not_change_the_divisor():
 
 
 def test_an_adaptive_norm_tends_to_the_median():
-    """Of the updates' norms, 1 to 8, which do not change, because the server stands still."""
+    """Norms of updates are constant, because the server does not move."""
     targets = jnp.eye(DIM)[0] * jnp.arange(1.0, N + 1)[:, None] / 0.3 + 1
     task = Precise(targets, DIM)
     still = fed(steps=1)._replace(server=lambda given: (given.params, given.server_state))
@@ -141,7 +141,7 @@ def test_an_adaptive_norm_tends_to_the_median():
 
 
 def test_counts_of_an_adaptive_norm_cost_noise():
-    """z = 1 with 100 clients of a round and s_b = 5 leaves 1.0050378 for the updates."""
+    """z = 1 with 100 clients per round and s_b = 5 leaves 1.0050378 for the updates."""
     task = Towards(jnp.ones((N, 400)), 400)
     given = {"clip": 2.0, "noise_multiplier": 1.0, "clients_per_round": 100}
     rule = AdaptiveClip(count_noise=5.0)
@@ -155,7 +155,7 @@ def test_counts_of_an_adaptive_norm_cost_noise():
     np.testing.assert_allclose(step(rule) / step(None), 1.0050378, rtol=1e-3)
 
 
-def test_numbers_are_no_new_programs_and_a_run_goes_on():
+def test_numbers_can_vary_without_recompiling_and_runs_continue():
     task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
 
     @jax.jit
@@ -177,7 +177,7 @@ def test_numbers_are_no_new_programs_and_a_run_goes_on():
 
 
 @pytest.mark.parametrize("client_map", ["scan", 3])
-def test_clients_one_by_one_and_models_of_another_structure(client_map):
+def test_client_maps_agree_for_models_of_different_structure(client_map):
     tasks = [Towards(jnp.asarray(TARGETS, jnp.float32), DIM), quadratic(N, 2, mu=0.1)]
     algorithm = private(fed(), clip=1.0, noise_multiplier=0.3, clients_per_round=4)
     runs = [
@@ -197,8 +197,8 @@ def test_clients_one_by_one_and_models_of_another_structure(client_map):
     ids=["private", "noisy", "qsgd"],
 )
 @pytest.mark.usefixtures("x64")
-def test_gradients_are_finite_where_an_update_is_zero(wrap):
-    """Clients 2 to 4 have no linear part, so that they send 0 in round 1, from a start of 0."""
+def test_gradients_are_finite_if_an_update_is_zero(wrap):
+    """Clients 2 to 4 have no linear part, so they send 0 in round 1 from a start at 0."""
     task = quadratic(4, 2, mu=0.1)
 
     @jax.jit
@@ -211,7 +211,7 @@ def test_gradients_are_finite_where_an_update_is_zero(wrap):
     np.testing.assert_allclose(jax.grad(end)(0.3), difference, rtol=1e-4)
 
 
-def test_an_update_that_is_not_finite_is_no_update():
+def test_an_update_that_is_not_finite_is_dropped():
     targets = TARGETS.copy()
     targets[2], targets[5] = np.inf, np.nan
     task = Precise(jnp.asarray(targets), DIM)
@@ -226,8 +226,8 @@ def test_an_update_that_is_not_finite_is_no_update():
     np.testing.assert_allclose(state.models[0].params["w"][0], model, rtol=1e-5)
 
 
-def test_a_client_moves_the_votes_by_a_half():
-    """As the accounting of adaptive clipping supposes, whether it is clipped or not."""
+def test_a_vote_is_plus_or_minus_one_half():
+    """The accounting of adaptive clipping assumes this, for clipped and unclipped clients."""
     task, params = Towards(jnp.asarray(TARGETS, jnp.float32), DIM), {"w": jnp.ones(DIM)}
     algorithm = private(
         fed(),
@@ -260,8 +260,8 @@ def test_servers_that_read_the_clients_states_are_refused(method):
 GIVEN = {"clip": 1.0, "noise_multiplier": 0.3, "clients_per_round": 4}
 
 
-def own_wrapper(algorithm):
-    """A wrapper of one's own, which replaces a function."""
+def user_wrapper(algorithm):
+    """A wrapper written by a user, which replaces a function."""
 
     def client(context, server_state, client_state):
         return algorithm.client(context, server_state, client_state)
@@ -269,9 +269,9 @@ def own_wrapper(algorithm):
     return algorithm._replace(client=client)
 
 
-@pytest.mark.parametrize("between", [lambda x: noisy(x, jnp.zeros(N, bool)), own_wrapper])
+@pytest.mark.parametrize("between", [lambda x: noisy(x, jnp.zeros(N, bool)), user_wrapper])
 def test_wrappers_do_not_hide_each_other(between):
-    """A compressed update may be longer than the norm, and feedback would send what was cut off."""
+    """Compressed updates may exceed the clip, and feedback would send the clipped part later."""
     hidden, small = between(private(fed(), **GIVEN)), between(compressed(fed(), sign()))
     for wrap, name in ((compressed, "private"), (compressed, "compressed")):
         inner = hidden if name == "private" else small
@@ -284,7 +284,7 @@ def test_wrappers_do_not_hide_each_other(between):
 
 @pytest.mark.parametrize("dtype", ["complex64", "float16", "bfloat16"])
 def test_complex_parameters_are_refused(dtype):
-    """Whose imaginary parts would get no noise."""
+    """Their imaginary parts would get no noise."""
     init, _, *_ = private(fed(), **GIVEN)
     start, task = {"w": jnp.ones(3), "v": jnp.ones(3, dtype)}, Towards(jnp.ones((N, 3)))
     if dtype != "complex64":
@@ -297,7 +297,7 @@ def test_complex_parameters_are_refused(dtype):
 
 
 def by_loss(context):
-    """A server that stands still where the first client's loss is small."""
+    """A server that moves only if the loss of the first client is above 1."""
     step = context.task.client_loss(context.params, jnp.int32(0)) > 1
     return jax.tree.map(lambda x: x + step, context.params), context.server_state
 
@@ -308,13 +308,13 @@ def by_loss(context):
     ids=["total weight", "loss"],
 )
 def test_servers_that_read_the_data_are_refused(method):
-    """Also where only the sum of the clients' numbers of examples is read."""
+    """Reading only the sum of the numbers of examples is refused, too."""
     algorithm, task = private(method, **GIVEN), quadratic(N, 2, mu=0.1)
     with pytest.raises(ValueError, match="private: the server of this method reads the clients' d"):
         simulate(KEY, task, algorithm, mfa_rand(N, 2), 1)
 
 
-def test_a_server_may_know_the_number_of_clients():
+def test_a_server_may_use_the_number_of_clients():
     def server(context):
         return context.params, (context.task.num_clients + context.server_state).astype(int)
 
@@ -324,7 +324,7 @@ def test_a_server_may_know_the_number_of_clients():
     assert state.models[0].server.state.tolist() == [3 * N] * 2
 
 
-def test_a_missing_extra_is_told_before_the_training(monkeypatch):
+def test_a_missing_extra_warns_before_training(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.warns(
         UserWarning, match=r"epsilon cannot be computed.* pip install 'fedjax-mm\[pri"
@@ -332,8 +332,8 @@ def test_a_missing_extra_is_told_before_the_training(monkeypatch):
         private(fed(), **GIVEN)
 
 
-def test_factors_of_an_assignment_are_ignored():
-    """Clients that count twice would need twice the noise."""
+def test_scales_of_an_assignment_are_ignored():
+    """A client with weight two would need twice the noise."""
     task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
     algorithm = private(fed(), clip=1.0, noise_multiplier=0.3, clients_per_round=4)
     plain, scaled = (

@@ -1,4 +1,4 @@
-"""Assignments that look at the models: bandits and FedFair against loops, in every mode."""
+"""Bandits and FedFair, whose choices depend on the models, against NumPy loops."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ POLICIES = "random", "weighted-sum", "pareto", "rank-list"
 
 @functools.cache
 def problems():
-    """Clients of 1 to 9 examples; the models' targets differ in size."""
+    """Clients of 1 to 9 examples, with targets of a different scale for each model."""
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 10, N)
     features = [rng.normal(size=(n, DIM)) for n in counts]
@@ -70,7 +70,7 @@ def weights():
 
 @functools.cache
 def drawn_rows():
-    """The examples of all minibatches, by their numbers, ``[T + 1, models, clients, steps, B]``."""
+    """Indices of the examples in all minibatches, ``[T + 1, models, clients, steps, B]``."""
     data = least_squares(problems()[0].features, problems()[0].targets, ridge=0.3).data
     numbers = np.concatenate([np.arange(int(n)) for n in weights()])
     store = dataclasses.replace(data, examples=jnp.asarray(numbers))
@@ -85,7 +85,7 @@ def drawn_rows():
 
 
 def train(m, c, w, t):
-    """A client's local steps, and the mean loss of the batches before each step."""
+    """Trains a client and returns its parameters and the mean of its batch losses."""
     problem, losses = problems()[m], []
     for e in range(STEPS):
         rows = drawn_rows()[t, m, c, e]
@@ -96,7 +96,7 @@ def train(m, c, w, t):
 
 
 def draws(of_round):
-    """What is drawn from the assignment's key of every round."""
+    """Draws from the assignment key of each round."""
 
     def of(t):
         return of_round(keys.assignment_key(keys.round_key(jax.random.key(SEED), t)))
@@ -121,7 +121,7 @@ def draws_of_fedfair(key):
 
 
 def run_of(assignment, width=None):
-    """The final models, and the groups and losses of all rounds."""
+    """The final models, and the cohorts and losses of all rounds."""
     algorithm = fedavg(local_sgd(RATE, steps=STEPS, batch_size=BATCH))
     kept = remembering(assignment, ROUNDS, width)
 
@@ -134,7 +134,7 @@ def run_of(assignment, width=None):
 
 
 def rows_of(choices, num_models=M):
-    """The clients of each model, in the order in which they were taken."""
+    """The clients of each model, in the order of the choices."""
     return [[c for c, its in choices if its == m] for m in range(num_models)]
 
 
@@ -163,7 +163,7 @@ def check_run(actual, expected):
         ("rank-list", "client", {"discount": 0.7}),
     ],
 )
-def test_bandits_are_the_papers_loops(policy, clock, options):
+def test_bandits_match_the_papers_loops(policy, clock, options):
     how = {"cohort_size": K, "policy": policy, "clock": clock}
     actual = run_of(bandit(N, M, **how, **options))
     options = {"gamma" if name == "discount" else name: x for name, x in options.items()}
@@ -174,7 +174,7 @@ def test_bandits_are_the_papers_loops(policy, clock, options):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("alpha", [3.0, slow_unless(False, 1.0)])
-def test_fedfair_is_the_papers_loop(alpha):
+def test_fedfair_matches_the_papers_loop(alpha):
     actual = run_of(fedfair(N, M, cohort_size=K, alpha=alpha), K)
 
     def loss(m, w):
@@ -187,11 +187,11 @@ def test_fedfair_is_the_papers_loop(alpha):
     assert len(set(each)) > 2  # groups of several sizes
 
 
-# Choices alone, of recorded losses
+# Choices only, with recorded losses
 
 
 def replayed(assignment, losses, rng_key=None):
-    """The groups of each round, where a client that trains loses ``losses[t, m, client]``."""
+    """The cohorts of each round if client k reports the loss ``losses[t, m, k]``."""
 
     def one_round(state, at):
         t, loss = at
@@ -222,7 +222,7 @@ SIZES = (7, 3, 4), (6, 2, 3), (5, 1, 2), (9, 4, 9), (4, 5, 1)
     ids=str,
 )
 def test_recorded_losses_lead_to_the_same_choices(policy, clock, size):
-    """Choice by choice, with losses of which some are large, and one pair loses nothing."""
+    """Some losses are large, and one client always reports 0 for one model."""
     num_clients, num_models, cohort_size = size
     losses = np.random.default_rng(0).gamma(0.5, 1, (120, num_models, num_clients))
     losses[:, -1, 1] = 0
@@ -237,13 +237,13 @@ def test_recorded_losses_lead_to_the_same_choices(policy, clock, size):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_clients_train_one_model_each_and_at_most_as_many_as_asked(policy):
+def test_cohorts_have_distinct_clients_and_a_bounded_size(policy):
     losses = np.random.default_rng(1).gamma(1, 1, (60, M, N)).astype(np.float32)
     key = jax.random.key(3)
     groups = replayed(bandit(N, M, cohort_size=K, policy=policy), losses, key)
     for t, rows in enumerate(groups, start=1):
         present = rows >= 0
-        # In front, so that chunks of padding can be skipped.
+        # Padding comes last, so that its chunks can be skipped.
         assert not np.any(present[:, 1:] & ~present[:, :-1])
         if t <= M:
             np.testing.assert_array_equal(rows[t - 1], np.arange(N))
@@ -255,7 +255,7 @@ def test_clients_train_one_model_each_and_at_most_as_many_as_asked(policy):
 
 
 def test_the_random_policy_and_alpha_1_are_uniform():
-    """Every client and model equally often, within 4 standard errors corrected for the cells."""
+    """Frequencies are within 4 standard errors, corrected for the number of cells."""
     num_seeds = 20_000
     strategies = (
         (bandit(N, M, cohort_size=K, policy="random"), NOTHING_TO_SEE),
@@ -282,12 +282,12 @@ def test_the_random_policy_and_alpha_1_are_uniform():
         assert z.max() < np.sqrt(16 + 2 * np.log(M * N))
 
 
-# Every way to run
+# Client maps, devices and compilation
 
 
 @functools.cache
 def mixed():
-    """A perceptron, a regression of other classes and the perceptron again."""
+    """An MLP, a logistic regression with other classes, and the MLP again."""
     data, other = labelled_data(N), labelled_data(N, num_classes=2, seed=1)
     module = MLP(3, hidden=(4,))
     return [
@@ -305,7 +305,7 @@ SHORT = 12
 
 
 def one_run(name, client_map, client_axis=None):
-    """A strategy with one seed, and its groups and losses."""
+    """A run of a strategy that also returns its cohorts and losses."""
     assignment = remembering(STRATEGIES[name], SHORT, K if name == "fedfair" else None)
 
     def run(rng_key, tasks):
@@ -339,7 +339,7 @@ def test_client_maps_agree(client_map, name):
 
 @pytest.mark.parametrize("name", [slow_unless(name == "rank-list", name) for name in STRATEGIES])
 def test_seeds_on_two_devices_agree_with_one_and_nothing_recompiles(name):
-    """Each device computes its share of the clients of both seeds, two at a time."""
+    """Each device computes its share of the clients of both seeds, two clients at a time."""
     chex.clear_trace_counter()
     where = layout(2, jax.devices()[:2], "clients")
     run = chex.assert_max_traces(one_run(name, 2, where.client_axis), n=1)
@@ -350,7 +350,7 @@ def test_seeds_on_two_devices_agree_with_one_and_nothing_recompiles(name):
         close(jax.tree.map(itemgetter(1 - place), found), expected(name))
 
 
-def test_fedfair_draws_by_the_accuracies_that_are_recorded():
+def test_fedfair_draws_by_the_recorded_accuracies():
     _, (clients, _), trace = expected("fedfair")
     given = draws(draws_of_fedfair)
     for t in range(SHORT):
@@ -361,15 +361,14 @@ def test_fedfair_draws_by_the_accuracies_that_are_recorded():
         assert rows == rows_of(choices)
 
 
-def test_a_metric_is_the_first_of_its_names_that_a_task_has():
+def test_metric_of_uses_the_first_name_that_the_task_has():
     task = with_metrics(Towards(jnp.arange(2.0)), {"one": lambda w: 1.0, "two": lambda w: 2.0})
     params = {"w": jnp.zeros(3)}
     for names, value in ((("other", "two", "one"), 2), (("one", "two"), 1)):
         assert metric_of(names, task, jax.random.key(0), params) == value
 
 
-def test_a_swept_discount_and_alpha_are_arguments():
-    """One program for all numbers."""
+def test_discount_and_alpha_can_vary_without_recompiling():
     task, key = mixed()[0], jax.random.key(SEED)
 
     @jax.jit
@@ -388,8 +387,8 @@ def test_a_swept_discount_and_alpha_are_arguments():
         assert not np.array_equal(a, b)
 
 
-def test_padding_is_skipped_for_seeds_together():
-    """Of 7 clients in a list of 7, a round computes the 4 that train, in chunks of 2."""
+def test_padding_is_skipped_under_vmap():
+    """A list has room for 7 clients, but a round computes only the 4 that train, in chunks of 2."""
     computed = []
     task = mixed()[0]
     algorithm = fedavg(local_sgd(0.3, steps=1, batch_size=2))
@@ -412,7 +411,7 @@ def test_padding_is_skipped_for_seeds_together():
     assert len(computed) == 2 * (M * 8 + 4 * K)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -449,7 +448,7 @@ def test_wrong_settings_are_refused(build, message):
         build()
 
 
-def test_what_a_bandit_and_fedfair_need_is_asked_for():
+def test_missing_losses_and_metrics_are_refused():
     task, number = Towards(jnp.zeros(4)), jax.random.key(0)
     with pytest.raises(ValueError, match=r"reports PyTreeDef\(\(\)\), but a bandit observes"):
         simulate(number, task, counting(), bandit(4, 2, cohort_size=2), 1)

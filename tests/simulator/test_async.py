@@ -53,7 +53,7 @@ def drawn_rows(store, client, how):
 
 
 def falling(t):
-    """Rates of the rounds: that of a job is the step that its model makes next."""
+    """The rate of a job, by the number of its model's next step."""
     return 0.2 / (1 + t)
 
 
@@ -65,7 +65,7 @@ def fed(server_rate=SERVER_RATE, rate=RATE, **local):
 
 @functools.cache
 def regressions(num_models, alike):
-    """Features and targets of each model's clients; alike in shape, so that models are stacked."""
+    """Features and targets of each model's clients, with equal shapes if `alike`."""
     data = [regression(N, seed=m) for m in range(num_models)]
     if not alike:
         return data
@@ -74,12 +74,12 @@ def regressions(num_models, alike):
 
 
 def itself(params):
-    """A metric; one function for all tasks, which would differ in structure otherwise."""
+    """A metric. All tasks share it, because different functions would change their structure."""
     return params
 
 
 def models_of(trace, model, name):
-    """What a metric of a model is worth in every record after the first."""
+    """Values of one metric of a model in every record after the first."""
     return np.asarray(trace.metrics[name])[1:, model]
 
 
@@ -90,7 +90,7 @@ def start_of(name):
 
 @functools.cache
 def event_loop(name):
-    """The tasks, and every arrival by the loop."""
+    """The tasks, and all arrivals of the NumPy event loop."""
     at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
     dispatch, start = dispatch_of(name), start_of(name)
     data = regressions(len(at_work), alike)
@@ -134,7 +134,7 @@ def dispatch_of(name):
 
 
 def simulated(name, client_map, record_every):
-    """The state and the trace of minibatches of data that differ by model and client."""
+    """The state and the trace of a run with minibatches."""
     how = {"client_map": client_map, "record_every": record_every, "params": start_of(name)}
 
     @jax.jit
@@ -146,8 +146,8 @@ def simulated(name, client_map, record_every):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", [slow_unless(name in TOGETHER, name) for name in CASES])
-def test_arrivals_in_batches_are_the_event_loops(name):
-    """Many together: in the longest batches more updates than reallocation remembers."""
+def test_batched_arrivals_match_the_event_loop(name):
+    """The longest batches have more updates than reallocation remembers."""
     at_work, _, reallocate, num_arrivals, alike = CASES[name]
     every, (_, expected) = num_arrivals // 4, event_loop(name)
     state, together = simulated(name, 12, every)
@@ -168,8 +168,8 @@ def test_arrivals_in_batches_are_the_event_loops(name):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in CASES])
-def test_every_arrival_is_the_event_loops(name):
-    """Every update, step and version."""
+def test_every_arrival_matches_the_event_loop(name):
+    """Compares times, steps, models and staleness."""
     at_work, _, reallocate, *_ = CASES[name]
     (_, expected), (_, trace) = event_loop(name), simulated(name, "vmap", 1)
     times = [each.time for each in expected]
@@ -191,8 +191,8 @@ def test_every_arrival_is_the_event_loops(name):
     assert (len({tuple(each.targets) for each in expected}) > 1) == reallocate
 
 
-def test_delays_are_those_of_the_jobs_models():
-    """Jobs of 1 and of 3, one of each: a new one begins when the one before it ends."""
+def test_delays_depend_on_the_model():
+    """Two jobs run at a time, one of length 1 and one of length 3."""
     dispatch = one_by_one(
         24, 2, at_work=1, ratio=1, delay=lambda key, m, k: 1.0 + 2 * m, reallocate=False
     )
@@ -201,12 +201,12 @@ def test_delays_are_those_of_the_jobs_models():
 
 
 def test_a_relative_variance_is_about_the_mean():
-    """Of two updates, (1, 0) and (3, 4): their mean is (2, 2), and both are 5 from it, squared."""
+    """The mean of (1, 0) and (3, 4) is (2, 2), at a squared distance of 5 from both."""
     updates = {"one": jnp.array([1.0, 3.0]), "two": jnp.array([[0.0], [4.0]])}
     assert relative_variance(updates) == 5 / 8
 
 
-def test_jobs_are_drawn_of_all_clients():
+def test_jobs_are_drawn_from_all_clients():
     assert {*draws(TWO, 1000).client.tolist()} == {*range(24)}
 
 
@@ -220,7 +220,7 @@ class Heavy(Towards):
 
 
 def test_the_last_updates_are_kept_without_their_weights():
-    """Those of the first eight jobs, each half of the way from 0 to its client's target."""
+    """The update of each of the first eight jobs is half of its client's target."""
     task, same = Heavy(jnp.arange(5.0)), lambda key, m, k: 1.0 + 0 * k
     dispatch = fedast(5, 1, at_work=8, ratio=1, delay=same)
     how = {"params": {"w": jnp.zeros(3)}}
@@ -234,7 +234,7 @@ TWO = one_by_one(24, 2, at_work=(8, 4), ratio=2)
 
 
 def clock_of(state):
-    """What decides what happens next, without where it is stored."""
+    """The clock with its jobs ordered by number, regardless of their places in memory."""
     clock = state.assignment.clock
     order = np.argsort(clock.jobs.number)
     jobs = jax.tree.map(lambda x: x[order], clock.jobs._replace(place=clock.jobs.number))
@@ -253,11 +253,11 @@ def program(dispatch, num_arrivals, record_every, client_map="auto"):
 
 
 @pytest.mark.parametrize(("record_every", "client_map"), [(1, "scan"), slow_unless(False, 40, 3)])
-def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_twice(
+def test_results_do_not_depend_on_batches_of_arrivals_and_nothing_recompiles(
     record_every, client_map
 ):
     whole = jax.device_get(program(TWO, 120, 40)(KEY))
-    assert len({*whole[1].metrics["at_work"][:, 0]}) > 1  # R_m changes on the way
+    assert len({*whole[1].metrics["at_work"][:, 0]}) > 1  # R_m changes during the run
     run = program(TWO, 120, record_every, client_map)
     state, trace = jax.device_get(run(KEY))
     chex.assert_trees_all_equal(clock_of(state), clock_of(whole[0]))
@@ -270,7 +270,7 @@ def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_t
     assert run._cache_size() == 1
 
 
-def test_a_run_that_is_continued_is_the_same_run():
+def test_a_continued_run_equals_the_whole_run():
     whole, trace = program(TWO, 120, 40)(KEY)
     state, first = program(TWO, 80, 40)(KEY)
     go_on = jax.jit(
@@ -284,7 +284,7 @@ def test_a_run_that_is_continued_is_the_same_run():
 
 @functools.cache
 def unequal_epochs(client_map, client_axis=None):
-    """A run in which clients take 1 to 4 steps, on one device or on two; R_m changes."""
+    """A run on one or two devices in which clients take 1 to 4 steps and R_m changes."""
     rng, counts = np.random.default_rng(1), [3, 8, 5, 2, 7, 4, 6, 1]
     data = [[rng.normal(size=(n, *more)) for n in counts] for more in ((2,), ())]
     task = least_squares(*data, ridge=0.3)
@@ -302,9 +302,7 @@ def unequal_epochs(client_map, client_axis=None):
     ("client_map", "client_axis"),
     [(3, "clients"), slow_unless(False, "scan", None), slow_unless(False, "vmap", None)],
 )
-def test_jobs_of_unequal_length_in_any_order_and_on_any_device_are_the_same_jobs(
-    client_map, client_axis
-):
+def test_jobs_of_unequal_length_do_not_depend_on_client_map_and_devices(client_map, client_axis):
     state, trace = unequal_epochs(client_map, client_axis)
     one, alone = unequal_epochs("auto")
     assert len({*alone.metrics["at_work"][:, 0]}) > 1
@@ -312,7 +310,7 @@ def test_jobs_of_unequal_length_in_any_order_and_on_any_device_are_the_same_jobs
     chex.assert_trees_all_close(trace, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_seeds_side_by_side_are_seeds_one_by_one():
+def test_vmapped_seeds_equal_single_runs():
     seeds = jax.random.split(KEY, 3)
     together = jax.device_get(jax.jit(jax.vmap(program(TWO, 120, 40).__wrapped__))(seeds))
     for i, seed in enumerate(seeds):
@@ -325,9 +323,9 @@ def test_seeds_side_by_side_are_seeds_one_by_one():
 
 
 @pytest.mark.parametrize("shift", [slow_unless(False, 0.0), 2.0])
-def test_full_buffers_and_equal_delays_are_rounds(shift):
-    """All R_m jobs come home at the same moment, and the next begin after the step."""
-    at_work, num_rounds = (4, 6), 5  # the last batch of a moment is not of one
+def test_full_buffers_and_equal_delays_make_rounds(shift):
+    """All R_m jobs arrive at the same moment, and the next ones begin after the server's step."""
+    at_work, num_rounds = (4, 6), 5
     delay = shifted_exponential(24, 0.0, shift=shift, slow=0.0, fast=0.0)
     dispatch = one_by_one(24, 2, at_work=at_work, ratio=1, delay=delay, reallocate=False)
     num_jobs = sum(at_work)
@@ -335,7 +333,6 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     drawn = draws(dispatch, num_rounds * num_jobs).client.reshape(num_rounds, num_jobs)
     groups = np.full((num_rounds, 2, 6), -1)
     groups[:, 0, :4], groups[:, 1] = drawn[:, :4], drawn[:, 4:]
-    # The same number of clients in every group that is averaged: none is padded by -1 alone.
     rounds = on_clock(replay(groups, 24), delay)
     expected, records = jax.jit(
         lambda: simulate(KEY, TASK, fed(1.0, rate=falling), rounds, num_rounds)
@@ -356,7 +353,7 @@ def means(values):
 
 @functools.cache
 def many(dispatch, num_arrivals, record_every, num_seeds=32):
-    """The metrics and the updates of many seeds, whose models do not matter."""
+    """The metrics and the counts of updates of many seeds. The models do not matter."""
     seeds = jax.random.split(jax.random.key(1), num_seeds)
 
     def run(rng_key):
@@ -369,8 +366,8 @@ def many(dispatch, num_arrivals, record_every, num_seeds=32):
     return jax.device_get(jax.jit(jax.vmap(run))(seeds))
 
 
-def test_arrivals_come_at_the_rates_of_the_jobs_at_work():
-    """R_m over the mean delay, which is 1.5 times the mean of the exponential part."""
+def test_arrival_rates_are_running_jobs_over_mean_delay():
+    """The mean delay is 1.5 times the mean of the exponential part."""
     at_work, mean_delays = np.array([8, 6, 4]), 1.5 * np.array([1.0, 3.0, 0.5])
     delay = shifted_exponential(24, mean_delays / 1.5)
     dispatch = one_by_one(24, 3, at_work=at_work, ratio=4, delay=delay, reallocate=False)
@@ -385,11 +382,11 @@ def test_arrivals_come_at_the_rates_of_the_jobs_at_work():
 
 
 def arrivals_during_a_job(draw, num_others, size=20_000):
-    """How many other jobs come home during one, each of them followed by a new one at once."""
+    """Counts the arrivals during one job if each arrival starts another job at once."""
     own = draw(size)
     counts, largest = np.zeros(size, int), draw(10 * size)
     for _ in range(num_others):
-        # What is left of the job that is at work: a moment falls into long ones more often.
+        # The rest of a running job. A random moment falls into long jobs more often.
         met = RNG.choice(largest, size, p=largest / largest.sum())
         time = met * RNG.random(size)
         while (time < own).any():
@@ -411,26 +408,26 @@ LAWS = {
 
 @pytest.mark.parametrize("law", [slow_unless(law == "shifted", law) for law in LAWS])
 def test_staleness_follows_the_law_of_the_delays(law):
-    """One model with buffers of one update: a step for each job that comes home meanwhile."""
+    """With one model and buffers of one update, staleness counts the arrivals during a job."""
     options, draw = LAWS[law]
     num_jobs, num_arrivals = 6, 400
     delay = shifted_exponential(24, **options)
     dispatch = one_by_one(24, 1, at_work=num_jobs, ratio=num_jobs, delay=delay, reallocate=False)
     staleness = many(dispatch, num_arrivals, 1)[0]["staleness"][:, 101:, 0]
     average, error = means(staleness.mean(1))
-    assert abs(average - (num_jobs - 1)) < error + 0.02  # jobs still at work are the stale ones
+    assert abs(average - (num_jobs - 1)) < error + 0.02  # the stalest jobs are still running
     expected = arrivals_during_a_job(draw, num_jobs - 1)
     for value in range(12):
         share, error = means((staleness == value).mean(1))
         other = (expected == value).mean()
         assert abs(share - other) < error + 4 * np.sqrt(other / len(expected)), value
-        if law == "exponential":  # anyone of them is the next with equal probability
+        if law == "exponential":  # each job is the next with equal probability
             geometric = (1 - 1 / num_jobs) ** value / num_jobs
             assert abs(share - geometric) < error, value
 
 
 def test_a_round_lasts_as_long_as_its_slowest_client():
-    """In a sweep too; groups have padding, and one round has nobody."""
+    """Cohorts have padding, one of them has no clients, and a sweep records the time, too."""
     groups = np.array([[[3, -1], [5, 8]], [[-1, 2], [9, 9]], [[-1, -1], [-1, -1]]])
     delay = shifted_exponential(24, np.array([1.0, 3.0]))
     rounds = on_clock(replay(groups, 24), delay)
@@ -461,7 +458,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
 
 
 def test_padding_of_a_list_takes_no_time():
-    """A place is padding without a client, and without a model."""
+    """A slot is padding if its client or its model is -1."""
     listed = Cohort(jnp.array([3, -1]), jnp.array([-1, 1]))
     waiting = Assignment(24, 2, lambda rng_key: (), lambda rng_key, t, state, look: (listed, state))
     delay = shifted_exponential(24, 0.0, shift=1.0)
@@ -470,7 +467,7 @@ def test_padding_of_a_list_takes_no_time():
     assert state.time == 0
 
 
-def test_the_clock_passes_on_what_an_assignment_observes_and_records():
+def test_the_clock_passes_on_observations_and_metrics():
     def observe(round, cohort, reports, state):
         told = jnp.where(cohort.clients >= 0, 1 + reports["loss"], 0)
         return state + told.reshape(2, 2).sum(1)
@@ -492,7 +489,7 @@ def test_the_clock_passes_on_what_an_assignment_observes_and_records():
 
 
 @pytest.mark.parametrize("delay", [jnp.nan, jnp.inf])
-def test_a_job_that_never_ends_stays_out_and_nothing_waits_for_it(delay):
+def test_nothing_waits_for_a_job_that_never_ends(delay):
     def draw(rng_key, model, client):
         return jnp.where(client == 0, delay, 1.0 + client % 3)
 
@@ -501,13 +498,13 @@ def test_a_job_that_never_ends_stays_out_and_nothing_waits_for_it(delay):
     jobs = state.assignment.clock.jobs
     assert np.isfinite(trace.metrics["time"][-1]).all()
     assert set(np.asarray(jobs.client)[~np.isfinite(jobs.finish)]) <= {0}
-    assert not np.isnan(jobs.finish).any()  # which has no place in an order
-    # Equal ends are told apart by the order in which jobs are stored: that of their beginnings.
+    assert not np.isnan(jobs.finish).any()  # NaN cannot be ordered
+    # Ties are broken by the order in which jobs are stored, which is the order of their starts.
     assert (np.diff(jobs.number) > 0).all()
 
 
-def test_jobs_that_never_end_come_home_if_there_are_no_others():
-    """Then in the order in which they began, however arrivals are cut."""
+def test_jobs_that_never_end_arrive_if_there_are_no_others():
+    """They arrive in the order of their starts, in batches of any size."""
 
     def run(record_every):
         never = one_by_one(
@@ -520,7 +517,7 @@ def test_jobs_that_never_end_come_home_if_there_are_no_others():
     assert one.assignment.clock.jobs.number.tolist() == list(range(12, 24))
 
 
-def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
+def test_concretization_errors_explain_traced_values():
     task = with_metrics(TASK, {"large": lambda params: 1.0 if params[0] > 1 else 0.0})
     with pytest.raises(TypeError) as refusal:
         jax.eval_shape(lambda key: simulate(key, task, fed(), TWO, 2), KEY)
@@ -528,7 +525,7 @@ def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
     assert note.startswith("the record of a round is compiled once and then serves all rounds")
 
 
-def test_a_metric_of_a_task_has_a_name_of_its_own():
+def test_a_metric_with_a_reserved_name_is_refused():
     task = with_metrics(TASK, {"staleness": lambda params: params[0]})
     with pytest.raises(ValueError, match="'staleness', like one that all runs record; rename it"):
         simulate(KEY, task, fed(), TWO, 2)

@@ -1,4 +1,4 @@
-"""IFCA: whole runs against the paper's loop, and its synthetic experiment in a small size."""
+"""IFCA against the paper's loop, and a small version of its synthetic experiment."""
 
 import functools
 import tomllib
@@ -31,7 +31,7 @@ def algorithm_of(average, rate, steps=1):
 
 @functools.cache
 def problem():
-    """Clients of 1 to 9 examples in two groups of unlike targets."""
+    """Clients of 1 to 9 examples, in two groups with different targets."""
     rng = np.random.default_rng(0)
     counts = rng.permutation([1, 2, 4, 5, 7, 8, 9])
     X = [rng.normal(size=(n, DIM)) for n in counts]
@@ -41,7 +41,7 @@ def problem():
 
 
 def starts():
-    """The third model is so far away that its cluster is empty."""
+    """Initial models, the third of which is too far away to get any client."""
     near = np.random.default_rng(2).normal(size=(M - 1, DIM))
     return np.concatenate([near, np.full((1, DIM), 50.0)])
 
@@ -68,7 +68,7 @@ def cohorts(cohort_size):
         slow_unless(False, "gradients", 1, N),
     ],
 )
-def test_ifca_is_the_papers_loop(average, steps, cohort_size):
+def test_ifca_matches_the_papers_loop(average, steps, cohort_size):
     size = None if cohort_size == N else cohort_size
     strategy = remembering(ifca(N, M, cohort_size=size, average=average), ROUNDS)
     algorithm = algorithm_of(average, RATE, steps)
@@ -85,7 +85,7 @@ def test_ifca_is_the_papers_loop(average, steps, cohort_size):
         found = [[int(i) for i in row if i >= 0] for row in rows[t]]
         assert found == expected.clusters[t], t + 1
     np.testing.assert_allclose(params, expected.theta[-1], rtol=0, atol=1e-10)
-    # Some round leaves a cluster empty, and clients do change theirs.
+    # The third cluster stays empty, and some clients change theirs.
     np.testing.assert_array_equal(params[2], starts()[2])
     joined = {(i, j) for each in expected.clusters for j in range(M) for i in each[j]}
     assert len(joined) > N
@@ -113,7 +113,7 @@ def data_of(distance, seed):
 
 @functools.cache
 def experiment(average):
-    """One program for all data."""
+    """Compiles one program for all data."""
     chex.clear_trace_counter()
     strategy = ifca(CLIENTS, CLUSTERS, average=average)
     algorithm = algorithm_of(average, 2 * MSE_RATE)
@@ -133,7 +133,7 @@ def experiment(average):
 
 
 def outcome(distance, seed, average="gradients"):
-    """Errors of the best and of the matched targets, and the mean sizes of the clusters."""
+    """Parameters, errors from the nearest and the matched targets, and mean cluster sizes."""
     X, y, targets, starts = data_of(distance, seed)
     params, sizes = experiment(average)(least_squares(list(X), list(y), ridge=1e-9), starts)
     errors = np.linalg.norm(np.asarray(params)[:, :, None] - targets, axis=-1)
@@ -142,8 +142,8 @@ def outcome(distance, seed, average="gradients"):
 
 
 @pytest.mark.usefixtures("x64")
-def test_a_part_of_the_starts_finds_the_clusters_and_the_others_collapse():
-    """Success is an error below 0.6 s: by both clusters, at the statistical floor, or far away."""
+def test_some_starts_find_the_clusters_and_the_others_collapse():
+    """Starts with errors below 0.6 s find both clusters, up to the statistical error."""
     params, errors, matched, sizes = outcome(1.0, 0)
     is_found = errors < 0.6 * NOISE
     # Half of the starts, within 4 standard errors of the binomial law.
@@ -152,7 +152,7 @@ def test_a_part_of_the_starts_finds_the_clusters_and_the_others_collapse():
     np.testing.assert_allclose(np.median(errors[is_found]), FLOOR, rtol=0.15)
     np.testing.assert_allclose(matched[is_found], errors[is_found], rtol=1e-12)
     assert errors[~is_found].min() > 2.5
-    # One model has all clients in runs that collapse, and half of them in the others.
+    # In runs that collapse, one model has nearly all clients.
     assert sizes[~is_found].max(1).min() > 0.8 * CLIENTS
     assert sizes[is_found].max(1).max() < 0.8 * CLIENTS
     X, y, _, starts = data_of(1.0, 0)
@@ -175,7 +175,7 @@ def test_near_clusters_are_not_found():
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_fewer_starts_collapse_if_models_are_averaged():
-    """Because the steps of a small cluster are then as large as those of a large one."""
+    """The steps of a small cluster are then as large as those of a large one."""
     found = [outcome(1.0, 0, average)[1] < 0.6 * NOISE for average in ("gradients", "models")]
     assert found[0].sum() + 4 < found[1].sum()
 
@@ -200,14 +200,14 @@ def test_ties_go_to_the_first_model_and_nobody_joins_a_diverged_one():
     assert cohort.models.dtype == jnp.int32
 
 
-def test_factors_make_the_division_by_all_clients_one_by_the_cohort():
+def test_scales_turn_the_division_by_n_into_one_by_the_cohort_size():
     _, cohort = choices(np.ones((2, 6)), cohort_size=4, average="gradients")
     np.testing.assert_array_equal(cohort.scale, [1.5] * 4)
     assert cohort.scale.weak_type
 
 
 def test_cohorts_are_uniform():
-    """Each client within 4 standard errors, and each cohort without repetition."""
+    """Frequencies are within 4 standard errors, and no cohort repeats a client."""
     strategy, look = ifca(N, M, cohort_size=K), Look(losses=lambda: jnp.zeros((M, N)))
     seeds = jax.random.split(jax.random.key(0), 5000)
     draw = jax.jit(jax.vmap(lambda key: strategy.assign(key, 1, (), look)[0].clients))
@@ -241,7 +241,7 @@ local_steps = 1
 
 
 def test_a_file_has_all_settings():
-    """The cohort of one algorithm and the average of the other."""
+    """Reads the cohort size of one algorithm and the average of the other."""
     experiment = validate(Experiment, tomllib.loads(FILE))
     look = Look(losses=lambda: jnp.zeros((2, 6)))
     tables = [each.assignment or experiment.assignment for each in experiment.algorithms.values()]

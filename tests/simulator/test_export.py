@@ -1,7 +1,7 @@
-"""Every benchmark's programs lower for accelerators, on a machine that has none.
+"""Programs of all benchmarks lower for accelerators, on a machine that has none.
 
-They are traced for arguments of given shapes and lowered, never compiled. What a GPU's or a TPU's
-own compiler makes of them, and kernels that a plugin for one adds, are not seen here.
+They are traced and lowered for arguments of given shapes, and never compiled. Compilers of GPUs
+and TPUs, and kernels of their plugins, are not tested.
 """
 
 import jax
@@ -20,11 +20,11 @@ WORKLOADS = workloads.WORKLOADS | {"a part of S1": S1._replace(num_models=S1.num
 LIKE_OTHERS = ("W1b", "W1c", "S1", "W2b", "W3b")
 """Workloads that differ from others in sizes only."""
 AT_ONCE = ("a part of S1", "W4", "A8")
-"""Workloads that are lowered for all platforms at once by default; the others for each."""
+"""Workloads that quick tests lower for all platforms, and the others for accelerators."""
 
 
 def points(*names, slow=LIKE_OTHERS):
-    """Each with its labels."""
+    """Parametrizes over workloads and their labels."""
     return [
         pytest.param(name, label, marks=[pytest.mark.slow] * (name in slow))
         for name in names
@@ -32,12 +32,12 @@ def points(*names, slow=LIKE_OTHERS):
     ]
 
 
-REPLICAS = 8  # of a sweep's programs, instead of a thousand
+REPLICAS = 8  # in the programs of a sweep, instead of a thousand
 
 
 @pytest.fixture
 def no_examples(monkeypatch):
-    """Examples that take neither time nor memory."""
+    """Replaces examples by broadcast zeros, which take neither time nor memory."""
 
     def examples(self, seed):
         shape = (self.num_clients, self.num_examples)
@@ -52,7 +52,7 @@ def shapes_of(tree):
 
 
 def programs(workload, label, client_map, devices):
-    """The programs of a workload, each with the shapes of its arguments."""
+    """Yields the programs of a workload, each with the shapes of its arguments."""
     if isinstance(workload, workloads.SweepWorkload):
         where = layout(REPLICAS, devices, axis="replicas")
         for each in programs_of(workload.grid()):
@@ -70,7 +70,7 @@ def programs(workload, label, client_map, devices):
 
 @pytest.mark.parametrize(("name", "label"), points(*WORKLOADS, slow=LIKE_OTHERS + AT_ONCE))
 def test_a_workload_lowers_for_an_accelerator(no_examples, name, label):
-    # All clients at once is what "auto" means there.
+    # On accelerators "auto" is all clients at once.
     for program, shapes in programs(WORKLOADS[name], label, "vmap", jax.devices()[:1]):
         exported = export.export(program, platforms=("cuda", "tpu"))(*shapes)
         assert (exported.platforms, exported.nr_devices) == (("cuda", "tpu"), 1)
@@ -80,9 +80,9 @@ def test_a_workload_lowers_for_an_accelerator(no_examples, name, label):
     ("name", "label"), points("W1", "S1", "W2", *AT_ONCE, slow=("W1", "S1", "W2"))
 )
 def test_a_workload_lowers_for_all_platforms_at_once(no_examples, name, label):
-    """On many devices and in chunks of clients, as "auto" is on the CPU that traces it here.
+    """Uses many devices and chunks of clients, as "auto" does on the CPU that traces.
 
-    The workloads that are left out differ from these in sizes only.
+    The other workloads differ from these only in sizes.
     """
     platforms = ("cpu", "cuda", "tpu")
     for program, shapes in programs(WORKLOADS[name], label, "auto", jax.devices()):

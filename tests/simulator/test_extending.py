@@ -1,4 +1,4 @@
-"""The code of docs/extending.md as it stands there: its size, and that all ways to run it agree."""
+"""The code in docs/extending.md is short, and all ways to run it agree."""
 
 import functools
 import re
@@ -49,7 +49,7 @@ def page():
 
 
 def problems(page):
-    """The page's problem for as many models, small."""
+    """A small version of the page's problem for each model."""
     draw = functools.partial(page["problem"], num_clients=N, num_examples=12, dim=3)
     drawn = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), M))
     return [jax.tree.map(itemgetter(m), drawn) for m in range(M)]
@@ -57,13 +57,13 @@ def problems(page):
 
 @pytest.fixture(scope="module")
 def tasks(page):
-    """The page's regression, a perceptron with three classes, and the regression again."""
+    """The page's regression, an MLP with three classes, and another regression."""
     first, _, last = problems(page)
     return [first, classification(labelled_data(N), MLP(3, hidden=(4,))), last]
 
 
 def one_run(page, client_map, client_axis=None):
-    """SCAFFOLD and the bandit, with one seed."""
+    """The page's SCAFFOLD and bandit with one seed."""
 
     def run(rng_key, tasks):
         return simulate(
@@ -82,13 +82,13 @@ def one_run(page, client_map, client_axis=None):
 
 @pytest.fixture(scope="module")
 def expected(page, tasks):
-    """All clients and seeds at once, on one device: so much is so little by default."""
+    """Results of all clients and seeds at once, on one device."""
     program = jax.jit(jax.vmap(one_run(page, "auto"), (0, None)))
     return jax.device_get(program(seed_keys(0, range(SEEDS)), tasks))
 
 
 def close(actual, expected):
-    """Equal to 1e-5 of the largest number in an array; counts exactly."""
+    """Asserts equality to 1e-5 of the largest number in an array, and exact counts."""
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         if jnp.issubdtype(b.dtype, jnp.floating):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.nanmax(np.abs(b)))
@@ -142,8 +142,8 @@ def test_the_page_runs_and_prints(capsys, shorter):
     assert few > all_there > 0
 
 
-def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected):
-    """Parameters, states of server and clients, groups and losses of all rounds, and traces."""
+def test_one_seed_and_client_at_a_time_agrees_with_all_at_once(page, tasks, expected):
+    """Compares parameters, states of servers and clients, cohorts, losses and traces."""
     (controls,) = jax.tree.leaves(expected[0].models[0].clients)
     assert np.all(np.abs(controls).max((2, 3)) > 0.1)  # every model has moved clients' states
     program = jax.jit(one_run(page, "scan"))
@@ -151,7 +151,7 @@ def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected)
         close(program(key, tasks), jax.tree.map(itemgetter(seed), expected))
 
 
-@pytest.mark.slow  # by default of a bandit of the library, in test_allocation
+@pytest.mark.slow  # test_allocation does this with the library's bandit
 def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
     """Each device computes its share of a group two clients at a time."""
     where = layout(SEEDS, jax.devices()[:2], "clients")
@@ -159,7 +159,7 @@ def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
     close(jax.jit(where.over(seeds, (0, None)))(seed_keys(0, range(SEEDS)), tasks), expected)
 
 
-@pytest.mark.slow  # by default of methods of the library, in test_devices
+@pytest.mark.slow  # test_devices does this with the library's methods
 def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected, monkeypatch):
     def build(learning_rate, gamma, tasks):
         algorithm = page["scaffold"](local_sgd(learning_rate, steps=2, batch_size=4))
@@ -187,7 +187,7 @@ def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected
 
 
 def rank_list_loop(losses, num_clients, num_models, cohort_size, gamma=0.9):
-    """Sets of clients ``[T][M]``, where a client that trains loses ``losses[t, m, client]``."""
+    """Sets of clients ``[T][M]`` if client k reports the loss ``losses[t, m, k]``."""
     total, count = np.zeros((2, num_models, num_clients))
     time, rounds = 0.0, []
     for t, loss in enumerate(losses, start=1):
@@ -215,14 +215,14 @@ def rank_list_loop(losses, num_clients, num_models, cohort_size, gamma=0.9):
 
 
 def members(clients):
-    """The sets of clients in groups ``[T, M, group]``; each is in a row once."""
+    """Sets of clients in rows ``[T, M, n]``, none of which may repeat a client."""
     groups = [[[c for c in row.tolist() if c >= 0] for row in groups] for groups in clients]
     assert all(len(set(row)) == len(row) for rows in groups for row in rows)
     return [[set(row) for row in rows] for rows in groups]
 
 
-def test_the_bandit_of_a_simulation_is_the_papers_loop(expected):
-    """Of models that differ in structure, with the losses that they report."""
+def test_the_bandit_in_a_simulation_matches_the_papers_loop(expected):
+    """Models differ in structure, and losses are those that clients report."""
     _, clients, losses = expected[0].assignment
     for seed in range(SEEDS):
         by_client = np.full((ROUNDS, M, N), np.nan)
@@ -240,8 +240,8 @@ def test_the_bandit_of_a_simulation_is_the_papers_loop(expected):
     [(7, 3, 4), (6, 2, 3), *(slow_unless(False, each) for each in ((5, 1, 2), (9, 4, 9)))],
     ids=str,
 )
-def test_the_bandit_is_the_papers_loop(page, size):
-    """With invented losses, some of which are large."""
+def test_the_bandit_matches_the_papers_loop(page, size):
+    """Losses are random, and some are large."""
     bandit = page["rank_list"](*size)
     losses = np.random.default_rng(0).gamma(1, 1, (60, size[1], size[0])).astype(np.float32)
 
@@ -257,7 +257,7 @@ def test_the_bandit_is_the_papers_loop(page, size):
 
 
 def test_averaging_makes_fedprox(page, tasks):
-    """The page's expression is the library's method, number by number."""
+    """The page's FedProx equals the library's exactly."""
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(algorithm, task):
@@ -268,7 +268,7 @@ def test_averaging_makes_fedprox(page, tasks):
     np.testing.assert_array_equal(actual["loss"], expected["loss"])
 
 
-def test_a_seed_means_the_same_clients_and_data_in_both_precisions(page, tasks):
+def test_clients_and_data_do_not_depend_on_precision(page, tasks):
     def groups():
         return roll_out(page["least_trained"](13, 3, 0.6), jax.random.key(5), 10)
 
@@ -281,7 +281,7 @@ def test_a_seed_means_the_same_clients_and_data_in_both_precisions(page, tasks):
             np.testing.assert_array_equal(a.y, b.y)
 
 
-def test_everybody_trains_what_they_trained_least(page):
+def test_clients_train_their_least_trained_model(page):
     groups = roll_out(page["least_trained"](40, 3, 0.5), jax.random.key(6), 300)
     trained = np.stack([(groups == client).any(-1) for client in range(40)], 1)  # [T, N, M]
     assert trained.sum(-1).max() == 1
@@ -292,10 +292,10 @@ def test_everybody_trains_what_they_trained_least(page):
 
 
 @pytest.mark.parametrize("scale", [None, 2.0])
-def test_scaffold_is_the_papers_loop(page, x64, scale):
-    """Full batches, all clients, one model: option II, written out, with losses as reported.
+def test_scaffold_matches_the_papers_loop(page, x64, scale):
+    """Full batches, all clients and one model, with option II written out.
 
-    Twice the weight of everybody changes nothing.
+    Doubling the weights of all clients changes nothing.
     """
     rate, steps, rounds = 0.1, 3, 8
     algorithm = page["scaffold"](local_sgd(rate, steps=steps))

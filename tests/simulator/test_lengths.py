@@ -1,4 +1,4 @@
-"""Local trainings of different lengths: what is really executed, and that nothing else changes."""
+"""Local trainings of different lengths: few wasted steps, and the same results."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ from tests.helpers import Towards, replay, roll_out, slow_unless
     chunk_size=st.integers(1, 400),
 )
 def test_growing_chunks_compute_at_most_twice_the_steps(steps, chunk_size):
-    """Each chunk takes as long as its first client, including its padding."""
+    """Each slot of a chunk, padding included, takes the steps of its first client."""
     steps = sorted(steps, reverse=True)
     chunks = chunks_of(len(steps), chunk_size, growing=True)
     sizes = [size for size, count in chunks for _ in range(count)]
@@ -55,14 +55,14 @@ def test_chunks_of_equal_lengths_are_equal(size, chunk_size):
     assert not more
     assert chunk <= chunk_size
     assert (count - 1) * chunk < size <= count * chunk
-    assert count == -(-size // chunk_size)  # no more of them than of full ones
-    assert count * chunk - size < count  # nowhere more than one is padded
+    assert count == -(-size // chunk_size)  # no more chunks than full ones
+    assert count * chunk - size < count  # at most one slot per chunk is padding
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """A task whose losses are counted, lane by lane, as they are computed."""
+    """A task that counts every loss that is computed, lane by lane."""
 
     counts: jax.Array
 
@@ -102,7 +102,7 @@ def count_lanes(batch):
 
 
 def steps_executed(counts, assignment, client_map):
-    """Local steps that were computed in one round, and those that count."""
+    """Counts the computed and the useful local steps of one round."""
     global executed
     task = Counted(jnp.asarray(counts, jnp.int32))
     algorithm = fedavg(local_sgd(1.0, epochs=1, batch_size=10))
@@ -122,9 +122,9 @@ def steps_executed(counts, assignment, client_map):
     ],
 )
 def test_at_most_twice_the_steps_are_executed(num_models, client_map):
-    """Counts of Synthetic(1, 1), whose largest client has a hundred times the median's."""
+    """Counts are from Synthetic(1, 1), whose largest client has a hundred times the median."""
     counts = sample_counts(50)
-    counts[0] = counts.max()  # whatever stands in for padding must not be the longest
+    counts[0] = counts.max()  # padding must not take the steps of client 0
     computed, needed = steps_executed(counts, mfa_rr(50, num_models), client_map)
     assert needed == (-(-counts // 10)).sum()
     assert needed <= computed <= 2 * needed
@@ -138,7 +138,7 @@ def test_padding_does_not_wait_for_the_longest():
     groups = replay([[[3, -1, -1, -1, -1, -1, -1], [4, 5, 6, -1, 7, 8, -1]]], 9)
     computed, needed = steps_executed(counts, groups, 4)
     assert needed == 6
-    assert computed == 8  # one list of both models: four alone, then two with two of padding
+    assert computed == 8  # four chunks of one, then two clients with two slots of padding
 
 
 # Results.
@@ -152,7 +152,7 @@ def clients(num_clients=13, seed=0):
 
 
 def remembering(algorithm):
-    """Clients keep a running sum of what they sent."""
+    """Wraps an algorithm so that clients keep the sum and the number of their updates."""
 
     def init(task, params):
         return algorithm.init(task, params)[0], (jnp.zeros_like(params), jnp.int32(0))
@@ -172,7 +172,7 @@ EACH = [EPOCHS, GROWING, EPOCHS]  # two stacks
 
 
 class Seen(NamedTuple):
-    """What an assignment was shown in all rounds."""
+    """Observations of an assignment in all rounds."""
 
     clients: jax.Array  # [T, M, n]
     losses: jax.Array  # [T, M, n]
@@ -181,7 +181,7 @@ class Seen(NamedTuple):
 
 
 def watching(groups, scale):
-    """An assignment of given groups ``[T, M, n]`` and scales that keeps what it observes."""
+    """An assignment with given cohorts ``[T, M, n]`` and scales that records what it observes."""
     groups, scale = jnp.asarray(groups), jnp.asarray(scale)
 
     def assign(rng_key, round, state, look):
@@ -201,7 +201,7 @@ def watching(groups, scale):
 
 @functools.cache
 def cases():
-    """Two runs, stacked: keys, groups with padding at any place, and scales."""
+    """Stacked keys, randomly padded cohorts and scales of two runs."""
     rng, rng_keys = np.random.default_rng(1), jax.random.split(jax.random.key(0), 2)
     strategies = mfa_rand(N, M, cohort_size=9), sequential(N, M, rounds_per_model=1)
     groups = [roll_out(*each, ROUNDS) for each in zip(strategies, rng_keys, strict=True)]
@@ -216,7 +216,7 @@ def cases():
 
 
 def program(**options):
-    """One run; data are an argument."""
+    """A run whose data are an argument."""
 
     def run(rng_key, groups, scale, task):
         return simulate(rng_key, task, EACH, watching(groups, scale), ROUNDS, **options)
@@ -225,7 +225,7 @@ def program(**options):
 
 
 def vmapped(**options):
-    """Of several keys, groups and scales."""
+    """Vmaps `program` over keys, cohorts and scales."""
     return jax.vmap(program(**options), (0, 0, 0, None))
 
 
@@ -239,12 +239,12 @@ def check(actual, expected, tolerance=1e-12):
 
 @pytest.fixture(scope="module")
 def expected():
-    """Of both cases, one client after the other; a second call, of other data, traces nothing."""
+    """Results of both cases with one client at a time. Other data do not trace again."""
     chex.clear_trace_counter()
     with jax.enable_x64(True):
         one, task = jax.jit(chex.assert_max_traces(program(client_map="scan"), n=1)), clients()
         results = [one(*(x[i] for x in cases()), task) for i in range(2)]
-        assert results[0][0].assignment.assigned == ROUNDS  # what `assign` changed is observed
+        assert results[0][0].assignment.assigned == ROUNDS  # `observe` gets the state from `assign`
         other = one(*(x[0] for x in cases()), dataclasses.replace(task, ridge=2 * task.ridge))
         loss = results[0][1].metrics["loss"][-1]
         assert not np.array_equal(other[1].metrics["loss"][-1], loss)
@@ -255,7 +255,7 @@ def expected():
 @pytest.mark.slow
 @pytest.mark.parametrize("client_map", ["vmap", 3])
 def test_every_client_map_agrees(client_map, expected):
-    """And runs vmapped with runs one by one; chunks of three are those of the devices below."""
+    """Vmapped runs agree with single runs, too. The devices below use the same chunks of three."""
     check(jax.jit(vmapped(client_map=client_map))(*cases(), clients()), expected)
 
 
@@ -267,7 +267,7 @@ def test_devices_that_share_clients_agree(num_devices, expected):
     check(jax.jit(shared)(*cases(), clients()), expected)
 
 
-def test_reports_come_in_the_order_of_groups(expected):
+def test_reports_come_in_the_order_of_the_cohort(expected):
     """Reports are aligned with their clients in any computing order, with zeros for padding."""
     rng_keys, groups, _ = cases()
     seen = jax.tree.map(np.asarray, expected[0].assignment)
@@ -288,7 +288,7 @@ def test_reports_come_in_the_order_of_groups(expected):
 
 @functools.cache
 def reporter(algorithm):
-    """Of all clients, in round 1, from 0."""
+    """Computes the losses that clients report in round 1, from zeros."""
 
     def report(model_key, client, task):
         params = jnp.zeros(3)
@@ -305,7 +305,7 @@ def first_losses(algorithm, rng_key, model):
 
 
 def test_equal_lengths_are_computed_in_lockstep():
-    """One whole number for all where every client has as many batches, known while tracing."""
+    """If all clients have equally many batches, their number is an int while tracing."""
     same = client_data([np.ones(n) for n in (11, 20, 15)])
     assert same.num_batches(jnp.int32(0), 10) == 2
     assert isinstance(same.num_batches(jnp.int32(0), 10), int)
@@ -322,7 +322,7 @@ def test_equal_lengths_are_computed_in_lockstep():
     assert stack.has_equal_steps
 
 
-def test_epochs_need_a_task_that_has_them():
+def test_epochs_need_an_epoch_task():
     task, algorithm = Towards(jnp.ones(3)), fedavg(local_sgd(0.1, epochs=1))
     with pytest.raises(ValueError, match="Towards is not a EpochTask: A task with num_batches"):
         simulate(jax.random.key(0), task, algorithm, full_participation(3), 1)

@@ -1,4 +1,4 @@
-"""Cohorts whose models are traced, and numbers of models that are."""
+"""Cohorts with traced models, and traced numbers of models."""
 
 import dataclasses
 import functools
@@ -54,8 +54,8 @@ N, M, T = 7, 3, 6
     [(range(1, 9), 8, 13), (range(1, 9), 8, 24), ([129, 140, 150], 150, 300)],
     ids=str,
 )
-def test_a_traced_number_of_models_draws_the_groups_of_the_number(strategy, sizes, room, cohort):
-    """One program for all numbers; 13 clients are no equal groups of any, 24 are of some."""
+def test_a_traced_number_of_models_draws_the_same_cohorts(strategy, sizes, room, cohort):
+    """24 clients form equal groups for some numbers of models, and 13 only for one model."""
     num_clients, key = (24 if room == 8 else 310), jax.random.key(3)
 
     @jax.jit
@@ -74,14 +74,14 @@ def test_a_traced_number_of_models_draws_the_groups_of_the_number(strategy, size
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Drawing(Towards):
-    """A metric that draws, as one after fine-tuning does."""
+    """A task with a random metric, as after fine-tuning."""
 
     def metrics(self, rng_key, params):
         return {"draw": jax.random.uniform(rng_key)}
 
 
 def test_draws_of_metrics_do_not_depend_on_the_number_of_models():
-    """Neither on the room for models nor on how many train beside these."""
+    """They depend neither on the static bound nor on the other models."""
     task, algorithm = Drawing(jnp.arange(6.0)), fedavg(0.1, local_steps=1)
 
     @jax.jit
@@ -96,7 +96,7 @@ def test_draws_of_metrics_do_not_depend_on_the_number_of_models():
     assert len(np.unique(padded)) == padded.size
 
 
-def test_a_number_of_models_beyond_the_room_is_refused():
+def test_a_number_of_models_above_the_static_bound_is_refused():
     with pytest.raises(
         ValueError, match="num_models is 9; it must lie between 1 and the padded size = 8"
     ):
@@ -106,7 +106,7 @@ def test_a_number_of_models_beyond_the_room_is_refused():
 
 
 def listed(assignment):
-    """The assignment, of whose cohorts only the run knows the models."""
+    """The same assignment, with traced models."""
 
     def assign(rng_key, round, state, look):
         cohort, state = assignment.assign(rng_key, round, state, look)
@@ -117,7 +117,7 @@ def listed(assignment):
 
 @functools.cache
 def mixed():
-    """A perceptron, a regression of other classes and the perceptron again."""
+    """An MLP, a logistic regression with other classes, and the MLP again."""
     data, other = labelled_data(N), labelled_data(N, num_classes=2, seed=1)
     module = MLP(3, hidden=(4,))
     second = classification(other, LogisticRegression(2))
@@ -131,10 +131,10 @@ def mixed():
         for each in itertools.product(("scaffold", "epochs"), ("vmap", "scan", 2))
     ],
 )
-def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
-    """States, reports, counts and sums; clients of unequal lengths are computed longest first.
+def test_a_list_trains_like_its_rows(algorithm, client_map, x64):
+    """Compares states, reports, counts and sums. The longest clients are computed first.
 
-    Models that differ have data of their own, or different networks: a list is computed as rows.
+    If models have different data or networks, a list is computed as rows.
     """
     how = {
         "scaffold": scaffold(local_sgd(0.2, steps=2, batch_size=2)),
@@ -144,7 +144,7 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
 
     @jax.jit
     def both(rng_key, tasks):
-        # Chunks of several clients make a list of rows, too: one by one these stay rows.
+        # Chunks of several clients turn rows into a list, too, but "scan" keeps the rows.
         maps = "scan" if client_map == 2 else client_map, client_map
         return [
             simulate(rng_key, tasks, how, assignment, T, client_map=how_many)
@@ -161,8 +161,8 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_slots_are_rows_and_slots_again(is_known):
-    """Padding has no place, or one of its own where models are known."""
+def test_slots_survive_the_conversion_to_rows(is_known):
+    """Padding has a place only if the models are static."""
     clients, models = jnp.array([4, -1, 2]), np.array([1, 0, 1])
     models = models if is_known else jnp.asarray(models)
     places = places_of(clients, models, 2, None if is_known else 2)
@@ -173,8 +173,8 @@ def test_slots_are_rows_and_slots_again(is_known):
     assert by_slots(rows[0], places, 3).tolist() == [4, -1 if is_known else 0, 2]
 
 
-def test_known_models_survive_a_branch_a_loop_and_a_state():
-    """They are structure: in all of these an array would be traced."""
+def test_static_models_survive_cond_scan_and_vmap():
+    """They are part of the tree structure. As arrays they would be traced."""
     cohort = Cohort.of_rows(jnp.array([[4, -1], [0, 2]]), jnp.ones((2, 2)))
     seen = []
 
@@ -201,8 +201,8 @@ def test_known_models_survive_a_branch_a_loop_and_a_state():
     np.testing.assert_array_equal(last.clients[1], cohort.clients)
 
 
-def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
-    appeals = jnp.arange(M)[:, None] == jnp.arange(N) % M  # one model to each client
+def test_clients_of_a_list_opt_out_of_models_without_appeal():
+    appeals = jnp.arange(M)[:, None] == jnp.arange(N) % M  # one model for each client
     look = Look(losses=None, appeals=lambda: appeals)
     one_each = mfa_rand(N, Padded(M, jnp.int32(2)))
     strategy = appealing(one_each, cohort_size=N, from_round=1)
@@ -221,14 +221,14 @@ def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
         assert {(c, m) for m in range(M) for c in rows[m] if c >= 0} == expected
 
 
-def test_no_model_is_padding_too():
-    """A model of -1 is padding, even in a slot with a client."""
+def test_a_slot_without_a_model_is_padding():
+    """The model is then -1, even if the slot has a client."""
     cohort = Cohort(jnp.arange(4), jnp.array([0, 0, 1, -1]))
     assert jax.jit(lambda: cohort.sizes(2))().tolist() == [2, 1]
     assert rows_of(cohort, 2).tolist() == [[0, 1, -1, -1], [2, -1, -1, -1]]
 
 
-def test_bandits_hear_of_clients_that_stay():
+def test_bandits_observe_clients_that_participate():
     task = requiring(Measured(jnp.arange(6.0)), jnp.full(6, 99.0))
     strategy = appealing(bandit(6, 2, cohort_size=2), cohort_size=6, from_round=1)
     run = jax.jit(lambda key: simulate(key, task, fedavg(0.1, local_steps=1), strategy, 4)[1])
@@ -236,7 +236,7 @@ def test_bandits_hear_of_clients_that_stay():
 
 
 @pytest.mark.parametrize("models", [[0, 1, 1], jnp.zeros(3)], ids=["a list", "floats"])
-def test_models_of_a_list_are_an_array_of_whole_numbers(models):
+def test_models_of_a_list_must_be_an_integer_array(models):
     assignment = mfa_rand(N, M)._replace(assign=lambda *args: (Cohort(jnp.arange(3), models), ()))
     with pytest.raises(TypeError, match=r"returns as models .*numbers, int32\[slots\]"):
         simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
@@ -252,10 +252,10 @@ def test_a_list_without_a_model_for_each_client_is_refused(change):
         simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
 
 
-def test_models_that_are_not_there_are_not_in_a_sweep():
-    """M is a number of one program; a target asks nothing of the models from M on.
+def test_padding_models_do_not_affect_a_sweep():
+    """One program has M as an argument, and targets ignore the models from M on.
 
-    Nor do they diverge, as the first model does at the largest rate.
+    These do not diverge, as the first model does at the largest rate.
     """
     task = quadratic(12, 2, mu=0.05)
 
@@ -309,7 +309,7 @@ BOTH = ["num_models", "local_steps"]
 
 
 def test_axes_of_models_and_steps_share_a_program():
-    """Also where two devices share each list."""
+    """They also do so if two devices share each list."""
     axes = {"num_models": [1, 3], "local_steps": [3]}
     joined = experiment(together=BOTH, axes=axes)
     assert len(programs_of(grid_of(joined))) == 2  # one for each algorithm
@@ -321,7 +321,7 @@ def test_axes_of_models_and_steps_share_a_program():
 
 
 def test_steps_share_a_program_by_default():
-    """Numbers of models do not, because a list of clients takes longer than groups."""
+    """Numbers of models do not, because a list of clients takes longer than rows."""
     assert len(programs_of(grid_of(experiment()))) == 4
     assert len(programs_of(grid_of(experiment(together=["num_models"])))) == 4
 
@@ -358,7 +358,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_has_no_closed_form_or_no_partition_has_programs_of_its_own(name):
+def test_other_methods_tasks_and_assignments_have_separate_programs(name):
     given = {"algorithms": {"A": {"learning_rate": 0.1, "local_steps": 1}}} | CHANGES[name]
     given = {"assignment": {"name": "mfa_rr"}} | given
     programs = programs_of(grid_of(experiment(**given)))

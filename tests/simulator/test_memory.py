@@ -1,4 +1,4 @@
-"""The memory that a plan estimates, against the peak of a process of its own."""
+"""The memory that a plan estimates, against the peak of a separate process."""
 
 import os
 import re
@@ -55,7 +55,7 @@ finally:
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_estimate_is_near_the_measured_peak(tmp_path, shape):
-    """What dominates differs: the result; one batch; the process itself; clients' states."""
+    """The result, a batch, the process itself or client states dominate in different cases."""
     (tmp_path / "sweep.toml").write_text(SETTINGS.format(*shape))
     command = [sys.executable, "-c", MEASURE, "--no-cache", "--devices", "2"]
     done = subprocess.run(
@@ -99,7 +99,7 @@ def measure(num_clients, cohort):
 for each in sys.argv[1:]:
     measure(*map(int, each.split(",")))
 """
-MANY_CLIENTS = [  # one process each: all, in a round, GiB above the data
+MANY_CLIENTS = [  # per process: clients, cohort size, GiB above the data
     pytest.param([(2_000, 1_000, 1.0), (10_000, 1_000, 1.5)], marks=pytest.mark.slow, id="W2b"),
     pytest.param([(100_000, 100_000, 4.0)], marks=pytest.mark.slow, id="100000"),
 ]
@@ -108,9 +108,9 @@ MANY_CLIENTS = [  # one process each: all, in a round, GiB above the data
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
 @pytest.mark.parametrize("sizes", MANY_CLIENTS)
 def test_the_peak_of_many_clients_is_their_data_and_a_chunk(sizes):
-    """40 examples of 60 features each; the limit is above the data, the process included.
+    """Clients have 40 examples of 60 features. The limit above the data includes the process.
 
-    The peak of a process only rises: the larger sizes come later.
+    The peak of a process never falls, so larger sizes come later.
     """
     arguments = [f"{num_clients},{cohort}" for num_clients, cohort, _ in sizes]
     done = subprocess.run(

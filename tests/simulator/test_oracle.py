@@ -1,4 +1,4 @@
-"""The simulator against the NumPy float64 loops of `reference`, fed with the same assignments."""
+"""The simulator against the NumPy float64 loops of `reference`, with the same assignments."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ ASSIGNMENTS = {
     "mfa_rr M=5 K=13": mfa_rr(N, 5, cohort_size=13),
     "sequential M=3": sequential(N, 3, rounds_per_model=15),
 }
-# Every number of models and every strategy; the others are slow.
+# Covers every number of models and every strategy. The other cases are slow.
 QUICK = {
     *("mfa_rand M=2", "mfa_rr M=12", "fedcluster M=5"),
     *("mfa_rand M=5 K=13", "mfa_rr M=5 K=13", "sequential M=3"),
@@ -43,7 +43,7 @@ SCHEDULES = "constant", "decaying", "per frame"
 
 
 def schedules(num_models):
-    """In their order."""
+    """The schedules, in the order of SCHEDULES."""
     decaying, per_round = inverse_time(30.0, 100.0), inverse_time(30.0, 99.0)
     return lambda t: 0.1, decaying, per_frame(per_round, num_models)
 
@@ -64,7 +64,7 @@ def error(params, expected):
 
 
 def frame_length(name):
-    """Rounds in which FedCluster, or a frame of the others, sees everybody."""
+    """Rounds in a frame, or until FedCluster has visited all clusters."""
     return int(name.split("M=")[1].split()[0])  # FedCluster's is its number of clusters
 
 
@@ -80,7 +80,7 @@ def minimum():
 
 @functools.cache
 def quadratic_runs(name):
-    """The groups, the final parameters and the metrics, by one program for all schedules."""
+    """The cohorts, final parameters and metrics, from one program for all schedules."""
     assignment, rng_key = ASSIGNMENTS[name], jax.random.key(7)
 
     @jax.jit
@@ -113,7 +113,7 @@ def test_quadratic(name, schedule):
         5,
     )
     assert error(params[which], expected[-1]) < 1e-12
-    # The metrics of every round, against differences of dense losses.
+    # The metrics of some rounds, against differences of dense losses.
     metrics = {key: values[which] for key, values in metrics.items()}
     best, optimum = minimum()
     for t in (0, 1, 2, 20, ROUNDS):
@@ -169,7 +169,7 @@ def test_local_optimizers_and_server_scale(local, server_scale):
 
 
 def regression(num_clients=7, dim=4, seed=0):
-    """Clients of 1 to 9 examples."""
+    """Features and targets of clients with 1 to 9 examples."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 10, num_clients)
     features = [rng.normal(size=(n, dim)) for n in counts]
@@ -190,7 +190,7 @@ def test_least_squares_constants():
 
 
 def row_numbers(targets):
-    """In place of the examples, the number of each among its client's."""
+    """Indices of examples within their clients, to be used as examples."""
     return jnp.asarray(np.concatenate([np.arange(len(each)) for each in targets]))
 
 
@@ -209,13 +209,13 @@ def _drawn_rows(store, how, num_steps):
 
 
 def drawn_rows(store, how, num_steps):
-    """What all clients draw with key 5, and the weights, ``[rounds, models, clients, steps]``."""
+    """Rows and weights that clients draw with key 5, ``[rounds, models, clients, steps]``."""
     return jax.device_get(_drawn_rows(store, how, num_steps))
 
 
 @functools.cache
 def minibatches(batch_size, weighted):
-    """The compiled run with groups that are an argument."""
+    """A compiled run whose cohorts are an argument."""
     algorithm = fedavg(local_sgd(0.05, steps=6, batch_size=batch_size), weighted=weighted)
 
     def run(rng_key, task, groups, start):
@@ -229,7 +229,7 @@ def minibatches(batch_size, weighted):
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("make", [mfa_rand, mfa_rr])
 def test_minibatches_and_unequal_weights(make, batch_size, weighted):
-    """The oracle is fed the rows that the task drew, by (seed, round, model, client, step)."""
+    """The oracle uses the rows that the task draws for each round, model, client and step."""
     features, targets = regression()
     task = least_squares(features, targets, ridge=0.3)
     problem = reference.LeastSquares(features, targets, 0.3)
@@ -268,19 +268,19 @@ SAMPLINGS = {  # settings of local SGD, and the rows of a step
 
 
 def labelled(num_clients=7, dim=4, num_classes=3, seed=0):
-    """Clients of 1 to 9 examples."""
+    """Features and labels of clients with 1 to 9 examples."""
     features, _ = regression(num_clients, dim, seed)
     rng = np.random.default_rng(seed)
     return features, [rng.integers(0, num_classes, len(x)) for x in features]
 
 
-HEADS = (  # strategy, reduction and whether classes have sigmoids of their own
+HEADS = (  # strategy, reduction, whether each class has a sigmoid
     (mfa_rand, "mean", False),
     (mfa_rr, "sum", True),
     (mfa_rand, "sum", False),
     (mfa_rr, "mean", True),
 )
-# The heads that are not slow with each sampling and client map.
+# Heads in quick tests, by sampling and client map.
 QUICK_HEADS = {
     ("iid", "auto"): {0},
     ("iid, large", "scan"): {2},
@@ -301,7 +301,7 @@ QUICK_HEADS = {
     ],
 )
 def test_logistic_regression(sampling, client_map, head):
-    """Rounds of 5 of 7 clients in 3 groups, fed with the rows that the store draws."""
+    """5 of 7 clients train 3 models, and the oracle uses the rows that the store draws."""
     make, reduction, sigmoid_head = HEADS[head]
     features, labels = labelled()
     counts = np.array([len(each) for each in labels])

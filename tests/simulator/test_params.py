@@ -1,4 +1,4 @@
-"""Parameters that a run leaves and another starts from, and traces of runs that were continued."""
+"""Final parameters, which can start another run, and joined traces of continued runs."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ SAME = [Towards(TARGETS, dim=3)] * 3
 
 @functools.cache
 def program(is_same):
-    """Four rounds of three models, then two times two more, of two seeds."""
+    """Four rounds of three models, at once and in parts of 2, 1 and 1 rounds, for two seeds."""
     how = (SAME if is_same else ABA), fedavg(0.3, local_steps=1), mfa_rr(4, 3)
 
     def run(rng_key, params):
@@ -37,7 +37,7 @@ def ended(is_same):
 
 
 @pytest.mark.parametrize("is_same", [slow_unless(False, True), False])
-def test_parameters_come_in_the_order_of_the_tasks_and_go_back(is_same):
+def test_parameters_come_in_the_order_of_the_tasks_and_can_start_a_run(is_same):
     (state, trace), *_ = ended(is_same)
     each = params_of(state)
     assert [x["w"].shape for x in each] == [(2, 3), (2, 3 if is_same else 2), (2, 3)]
@@ -46,13 +46,13 @@ def test_parameters_come_in_the_order_of_the_tasks_and_go_back(is_same):
     assert len(np.unique(norms)) == norms.size, "models and seeds differ"
     for model, params in enumerate(each):
         np.testing.assert_array_equal(params_of(state, model)["w"], params["w"])
-    # Of every seed its own; `vmap` takes the seeds' axis off.
+    # Every seed starts from its own parameters, because `vmap` maps over their first axis.
     again, *_ = program(is_same)(jax.random.split(jax.random.key(1), 2), each)
     np.testing.assert_allclose(again[1].metrics["norm"][:, 0], norms, rtol=1e-6)
 
 
 def test_parameters_of_one_model_may_be_a_list():
-    """As many arrays as there are models: those of one model all the same."""
+    """The list has as many arrays as there are models, but is one pytree for all of them."""
 
     class Pair(Towards):
         def init(self, rng_key):
@@ -96,7 +96,7 @@ def test_wrong_models_and_lists_are_refused():
 
 @pytest.mark.parametrize("is_same", [slow_unless(False, True), False])
 def test_a_continued_run_has_the_trace_of_the_whole(is_same):
-    """No record comes twice, and counts go on: with the axis of the seeds in front."""
+    """No record is repeated, and counts continue. The axis of seeds comes first."""
     (whole_state, whole), (state, joined), parts = ended(is_same)
     assert joined.round.tolist() == [[0, 1, 2, 3, 4]] * 2
     expected, given = (to_dataset(trace, ("seed",)) for trace in (whole, joined))

@@ -1,4 +1,4 @@
-"""BODS: its Gaussian process is scikit-learn's, its plans are a loop's, and its trade-off."""
+"""BODS: its Gaussian process against scikit-learn, its plans against a loop, its trade-off."""
 
 import functools
 
@@ -21,7 +21,7 @@ LAW = shifted_exponential(N, mean=1.0, slow_factor=3.0, fast_factor=0.5)
 
 @pytest.fixture(autouse=True)
 def single_thread():
-    """Threads of LAPACK wait for each other where tests share the cores."""
+    """Limits BLAS to one thread, because threads of parallel tests wait for each other."""
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 
@@ -41,8 +41,8 @@ def overlaps_of(one, other):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("number", [1, 7, planning.MEMORY])
-def test_the_posterior_and_the_improvement_are_scikit_learns(number):
-    """Also while there are few plans, and if a candidate is one of them."""
+def test_posterior_and_improvement_match_scikit_learn(number):
+    """Includes cases with few plans, and a candidate that is one of them."""
     kept, candidates = plans(planning.MEMORY, 0), plans(20, 1)
     candidates[3] = kept[0]
     costs = np.random.default_rng(2).gamma(2.0, 3.0, planning.MEMORY)
@@ -59,7 +59,7 @@ def test_the_posterior_and_the_improvement_are_scikit_learns(number):
     np.testing.assert_allclose(found, oracle.improvement(*expected, best), rtol=1e-7, atol=1e-12)
 
 
-def test_equal_plans_are_no_trouble_in_single_precision():
+def test_equal_plans_are_stable_in_single_precision():
     same = np.repeat(plans(1, 0), planning.MEMORY, axis=0)
     overlaps = overlaps_of(same, same)
     costs = jnp.arange(planning.MEMORY, dtype=jnp.float32)
@@ -73,14 +73,14 @@ def test_equal_plans_are_no_trouble_in_single_precision():
     assert np.isfinite(planning.expected_improvement(mean, deviation, 0.0)).all()
 
 
-def test_without_doubt_there_is_no_improvement():
+def test_no_improvement_is_expected_without_uncertainty():
     found = planning.expected_improvement(jnp.array([-1.0, 1.0]), jnp.zeros(2), 0.0)
     np.testing.assert_array_equal(found, 0)
 
 
 @pytest.mark.usefixtures("x64")
 def test_the_variance_of_counts_is_exact_after_many_rounds():
-    """Counts of a million differ by a few; the plan's own round is included."""
+    """Counts near a million differ by a few and include the plan's own round."""
     rng, number = np.random.default_rng(0), 5_000_000
     candidates, off = plans(6, 1), rng.integers(-3, 4, (M, N))
     off[:, 0] -= off.sum(1)
@@ -99,7 +99,7 @@ def test_the_variance_of_counts_is_exact_after_many_rounds():
 
 
 def roll(strategy, num_rounds, key):
-    """The plans, and the time in the end."""
+    """The plans and the final time."""
 
     def one_round(state, t):
         at = keys.assignment_key(keys.round_key(key, t))
@@ -115,7 +115,7 @@ ROUNDS = planning.MEMORY + 16
 
 @functools.cache
 def drawn():
-    """The candidates, and the delays of all pairs, in each round."""
+    """The candidates and the delays of all pairs in each round."""
 
     def of_round(t):
         key = keys.assignment_key(keys.round_key(jax.random.key(SEED), t))
@@ -142,7 +142,7 @@ def drawn():
     ],
 )
 def test_every_plan_is_the_best_of_its_round(learn, alpha):
-    """For more rounds than are remembered; clients train one model each."""
+    """The run is longer than the memory, and clients train one model at a time."""
     strategy = bods(N, M, cohort_size=K, delay=LAW, alpha=alpha, learn=learn)
     clients, time = jax.jit(functools.partial(roll, strategy, ROUNDS))(jax.random.key(SEED))
     candidates, delays = drawn()
@@ -177,7 +177,7 @@ LONG, SEEDS = 150, 16
 
 @functools.cache
 def program(learn):
-    """One for all alpha."""
+    """Compiles one program for all alpha."""
 
     @jax.jit
     @chex.assert_max_traces(n=1)
@@ -195,39 +195,39 @@ def program(learn):
 
 @functools.cache
 def outcomes(learn, alpha=0.0):
-    """Of each seed the variances of the counts in all, and the mean time of a round."""
+    """The variance of the final counts and the mean duration of a round, for each seed."""
     clients, time = program(learn)(alpha)
     counts = (np.asarray(clients)[..., None] == np.arange(N)).sum((1, 3))
     return counts.var(2).sum(1), np.asarray(time) / LONG
 
 
 def is_less(one, other):
-    """By more than 4 standard errors of the difference of the means."""
+    """Whether the mean is smaller by more than 4 standard errors of the difference."""
     error = np.sqrt((one.var(ddof=1) + other.var(ddof=1)) / SEEDS)
     return one.mean() + 4 * error < other.mean()
 
 
 @pytest.mark.slow
-def test_time_alone_makes_rounds_shorter_than_at_random():
+def test_plans_for_time_make_rounds_shorter_than_random_plans():
     (_, learnt), (_, random) = outcomes("cost", 1.0), outcomes("nothing")
     assert is_less(learnt, random)
 
 
 @pytest.mark.slow
-def test_costs_that_grow_are_learnt_too_late_for_fairness():
-    """Plans are less fair than at random, even if fairness is all that counts."""
+def test_growing_costs_are_learnt_too_late_for_fairness():
+    """Plans are less fair than random ones, even with alpha = 0."""
     assert is_less(outcomes("nothing")[0], outcomes("cost", 0.0)[0])
 
 
 @pytest.mark.slow
-def test_fairness_that_is_computed_is_almost_perfect():
+def test_computed_fairness_is_almost_perfect():
     variances = outcomes("time", 0.0)[0]
     assert is_less(variances, outcomes("nothing")[0] / 10)
     assert variances.mean() < 2
 
 
 @pytest.mark.slow
-def test_a_process_of_time_alone_trades_fairness_for_time():
+def test_learning_only_times_trades_fairness_for_time():
     fair, mixed, fast = (outcomes("time", alpha) for alpha in (0.0, 0.25, 1.0))
     assert is_less(fast[1], outcomes("nothing")[1])
     assert is_less(fast[1], fair[1])
@@ -237,7 +237,7 @@ def test_a_process_of_time_alone_trades_fairness_for_time():
 
 
 def test_replicas_never_factor_a_batch_of_matrices_on_cpus():
-    """jaxlib factors a batch in the threads that run the program, which then may wait forever."""
+    """jaxlib factors a batch in the threads that run the program, which can deadlock."""
     matrices = jnp.broadcast_to(jnp.eye(8), (2, 3, 8, 8))
     given = matrices, jnp.ones((2, 3, 8)), jnp.ones((2, 3, 5, 8))
     together = jax.jit(jax.vmap(jax.vmap(planning.predict)))

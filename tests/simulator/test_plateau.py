@@ -1,4 +1,4 @@
-"""Runs that end at a plateau: the plain loop's rounds, in Python, in files, saved or not."""
+"""Early stopping at a plateau, against a plain loop and across a resume."""
 
 import dataclasses
 import functools
@@ -21,11 +21,11 @@ from tests.oracles.plateau import plateau_end
 from tests.simulator.test_until import RATES, ROUNDS, SEEDS, SETTINGS, build, swept, whole
 
 SLOW = Until("excess_loss", patience=3, mode="min", min_delta=0.001, warmup=2)
-"""Some runs end early, some late, and some do not."""
+"""Some runs stop early, some late, and some never."""
 
 
 def expected_ends(until, record_every=1):
-    """The rounds of the plain loop, from the records of runs without a target."""
+    """Rounds in which the plain loop stops, from records of runs without a target."""
     values = whole(record_every)[until.metric].transpose(..., "round", "model").astype(float)
     settings = (until.patience, until.mode, until.min_delta, until.warmup)
     ends = [plateau_end(each, *settings) for each in values.values.reshape(-1, *values.shape[-2:])]
@@ -34,11 +34,11 @@ def expected_ends(until, record_every=1):
 
 @functools.cache
 def slow():
-    """The sweep that ends at `SLOW`."""
+    """The sweep with the target `SLOW`."""
     return swept(until=SLOW)
 
 
-def test_the_records_of_many_kinds_end_as_those_of_the_plain_loop():
+def test_random_records_stop_as_in_the_plain_loop():
     rng = np.random.default_rng(0)
     walks = rng.normal(size=(30, 50, 2)).cumsum(0).astype(np.float32)
     walks[rng.random(walks.shape) < 0.1] = np.nan
@@ -69,8 +69,8 @@ def test_the_records_of_many_kinds_end_as_those_of_the_plain_loop():
         ("infinite", np.full(40, np.inf), 0.0, 3),
     ],
 )
-def test_sequences_of_which_the_end_is_known(name, values, min_delta, end, warmup):
-    """A constant improves on nothing before it, which NaN does not."""
+def test_known_sequences_stop_as_expected(name, values, min_delta, end, warmup):
+    """The first record of a constant is an improvement, but that of NaN is not."""
     until = Until("x", patience=4, mode="min", min_delta=min_delta, warmup=warmup)
     expected = -1 if end is None else end + warmup
     assert until.first_record({"x": values[:, None].astype(np.float32)}) == expected, name
@@ -78,7 +78,7 @@ def test_sequences_of_which_the_end_is_known(name, values, min_delta, end, warmu
     assert opposite.first_record({"x": -values[:, None].astype(np.float32)}) == expected, name
 
 
-def test_all_models_have_to_be_on_a_plateau_at_once():
+def test_all_models_must_be_on_a_plateau_at_once():
     """One model stalls, improves and stalls again, and the other stalls in between and later."""
     one = [5, 5, 5, 4, 3, 2, 2, 2, 2.0]
     other = [5, 4, 3, 2, 2, 2, 1, 1, 1.0]
@@ -89,7 +89,7 @@ def test_all_models_have_to_be_on_a_plateau_at_once():
     assert until.first_record({"x": values}) == 8
 
 
-def test_whole_numbers_and_halves_are_compared_as_floats():
+def test_integers_bools_and_bfloat16_are_compared_as_floats():
     until = Until("x", patience=2, mode="max")
     assert until.first_record({"x": np.array([[1], [2], [2], [2]])}) == 3
     assert until.first_record({"x": np.array([[False], [True], [True], [True]])}) == 3
@@ -97,7 +97,7 @@ def test_whole_numbers_and_halves_are_compared_as_floats():
     assert until.first_record({"x": np.asarray(halves)}) == 4
 
 
-def test_a_run_ends_with_the_plain_loop():
+def test_a_run_stops_with_the_plain_loop():
     result, full, ends = slow(), whole(), expected_ends(SLOW)
     assert len(np.unique(ends)) > 2
     assert (ends < 0).any()
@@ -107,15 +107,15 @@ def test_a_run_ends_with_the_plain_loop():
         xr.testing.assert_equal(result[name], full[name].where(~is_over))
 
 
-def test_the_models_stay_where_their_run_ended():
+def test_final_parameters_are_those_at_the_stop():
     result, (params, *_) = swept(until=SLOW, keep="params")
     last = result.distance.sel(round=result.ended.where(result.ended >= 0, ROUNDS), model=1)
     distance = np.linalg.norm(params - quadratic(6, 2, mu=0.05).minimizer, axis=-1)
     np.testing.assert_allclose(distance, last, rtol=1e-5)
 
 
-def test_the_device_ends_with_the_last_run():
-    """The records behind the last run's end are as they were allocated."""
+def test_the_loop_on_the_device_stops_with_the_last_run():
+    """Later records keep the values with which they were allocated."""
     until = Until("excess_loss", patience=2, mode="max")
     ends = expected_ends(until)
     (program,) = programs_of(Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until))
@@ -130,15 +130,15 @@ def test_the_device_ends_with_the_last_run():
     np.testing.assert_array_equal(until.first_record(records.metrics), ends.ravel())
 
 
-def test_records_that_are_further_apart_are_counted():
+def test_patience_counts_records_instead_of_rounds():
     until = dataclasses.replace(SLOW, patience=2, min_delta=0.003)
     result, ends = swept(until=until, record_every=4), expected_ends(until, 4)
     assert len(np.unique(ends)) > 2
     np.testing.assert_array_equal(result.ended, ends)
 
 
-def test_a_resumed_run_has_waited_as_long(tmp_path, monkeypatch):
-    """Each segment has one round, and the run stops while all wait."""
+def test_patience_continues_after_a_resume(tmp_path, monkeypatch):
+    """Each segment has one round, and the interrupt comes before any run has stopped."""
     monkeypatch.setattr("fedjax_mm.sweeps.execute._SEGMENT_SECONDS", 0)
     expected, stopped = slow(), []
 
@@ -164,7 +164,7 @@ def test_a_resumed_run_has_waited_as_long(tmp_path, monkeypatch):
         swept(Execution(checkpoints=checkpoints), until=dataclasses.replace(SLOW, patience=4))
 
 
-def test_a_file_may_end_at_a_plateau():
+def test_a_file_may_have_a_plateau_as_target():
     until = {"metric": "loss", "patience": 2, "mode": "min", "min_delta": 1e9, "warmup": 1}
     result = run(Experiment.model_validate(SETTINGS | {"until": until}))
     assert (result.ended == 3).all()

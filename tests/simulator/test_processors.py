@@ -29,7 +29,7 @@ def cohort_of(strategy, key):
 
 
 def pairs_of(cohorts):
-    """How often each client trains each model, ``[N, M]``, and the trainings of each draw."""
+    """Counts how often each client trains each model, ``[draws, N, M]``."""
     clients, models = np.asarray(cohorts.clients), np.asarray(cohorts.models)
     models = np.broadcast_to(models, clients.shape)
     each = np.zeros((len(clients), N, M), int)
@@ -46,7 +46,7 @@ def keys_of(count, seed=0):
 
 
 def drawn(cohort_size):
-    """The group's client and model of each slot, and the lots of all models, of each round."""
+    """Yields the pairs of client and model, and their lots for all models, of each round."""
 
     def of_round(t):
         key = keys.assignment_key(keys.round_key(jax.random.key(SEED), t))
@@ -66,8 +66,8 @@ def drawn(cohort_size):
     ("cohort_size", "client_map"),
     [(K, 2), slow_unless(False, N, "vmap"), slow_unless(False, M, "scan")],
 )
-def test_runs_are_their_loop(cohort_size, client_map):
-    """Unbiased, so that every client's factor is 1/p of its own p."""
+def test_runs_match_their_loop(cohort_size, client_map):
+    """Draws are unbiased, so a client's factor is 1/p with its own p."""
     strategy = mfa_rand(N, M, cohort_size=cohort_size, unbiased=True, processors=SEVERAL)
     algorithm = fedavg(local_sgd(RATE, steps=1), server_scale="1/N")
     start = np.random.default_rng(0).normal(size=(M, 1))
@@ -89,8 +89,8 @@ def test_runs_are_their_loop(cohort_size, client_map):
     np.testing.assert_allclose(params, expected, rtol=0, atol=1e-10)
 
 
-def test_as_many_processors_as_models_are_full_participation():
-    """Each model's run is that of all clients, whatever is drawn."""
+def test_a_processor_for_each_model_is_full_participation():
+    """All clients train every model, regardless of the draw."""
     task, algorithm = Towards(jnp.asarray(TARGETS)), fedavg(RATE, local_steps=2)
     start = {"w": jnp.zeros(3)}
 
@@ -109,7 +109,7 @@ def test_as_many_processors_as_models_are_full_participation():
 
 @pytest.mark.parametrize("cohort_size", [None, K])
 @pytest.mark.parametrize("processors", [1, (1,) * N])
-def test_one_processor_is_the_assignment_without_them(processors, cohort_size):
+def test_one_processor_per_client_changes_nothing(processors, cohort_size):
     plain = mfa_rand(N, M, cohort_size=cohort_size, unbiased=True)
     same = mfa_rand(N, M, cohort_size=cohort_size, unbiased=True, processors=processors)
     for key in keys_of(3):
@@ -117,7 +117,7 @@ def test_one_processor_is_the_assignment_without_them(processors, cohort_size):
 
 
 def test_clients_with_one_processor_keep_their_model():
-    """What other clients can do does not change their draw."""
+    """Processors of other clients do not change their draw."""
     plain, several = mfa_rand(N, M), mfa_rand(N, M, processors=SEVERAL)
     one = np.array(SEVERAL) == 1
     draw = jax.jit(jax.vmap(lambda key: [cohort_of(each, key) for each in (plain, several)]))
@@ -128,7 +128,7 @@ def test_clients_with_one_processor_keep_their_model():
 
 @pytest.mark.parametrize("cohort_size", [N, slow_unless(False, K)])
 def test_every_client_draws_its_models_uniformly(cohort_size):
-    """Each pair, and each set of two models, within 4 standard errors corrected for the cells."""
+    """Pairs, and sets of two models, are within 4 standard errors corrected for the cells."""
     num_draws = 20_000
     strategy = mfa_rand(N, M, cohort_size=cohort_size, processors=SEVERAL)
     each = pairs_of(jax.jit(jax.vmap(lambda key: cohort_of(strategy, key)))(keys_of(num_draws, 1)))
@@ -158,8 +158,8 @@ def check_frequencies(found, p, num_draws):
     ("cohort_size", "processors", "slots"),
     [(N, SEVERAL, 14), (N, 2, 14), (5, SEVERAL, 12), (N, M, 28), (N, 100, 28)],
 )
-def test_a_cohort_has_room_for_as_many_trainings_as_there_may_be(cohort_size, processors, slots):
-    """With the clients in front, so that chunks of padding can be skipped."""
+def test_a_cohort_has_a_slot_for_every_possible_training(cohort_size, processors, slots):
+    """Padding comes last, so that its chunks can be skipped."""
     strategy = mfa_rand(N, M, cohort_size=cohort_size, processors=processors)
     for key in keys_of(3):
         clients = np.asarray(cohort_of(strategy, key).clients)
@@ -167,7 +167,7 @@ def test_a_cohort_has_room_for_as_many_trainings_as_there_may_be(cohort_size, pr
         assert (np.diff((clients >= 0).astype(int)) <= 0).all()
 
 
-def test_a_traced_number_of_models_is_a_bound_and_compiles_once():
+def test_a_traced_number_of_models_bounds_trainings_and_compiles_once():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def draw(number):

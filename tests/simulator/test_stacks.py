@@ -1,4 +1,4 @@
-"""Models that differ: in structure, in algorithm, in data."""
+"""Models that differ in structure, algorithm or data."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ def check(actual, expected, tolerance=1e-6):
 
 
 def run(tasks, algorithm, assignment, client_map="auto", **options):
-    """One compiled program."""
+    """Simulates six rounds in one compiled program."""
 
     def program(key, options):
         return simulate(key, tasks, algorithm, assignment, 6, client_map=client_map, **options)
@@ -64,12 +64,12 @@ def run(tasks, algorithm, assignment, client_map="auto", **options):
 
 @functools.cache
 def program(modules, client_map, ratios):
-    """A compiled run of models that learn the same data; nothing else is part of it.
+    """A compiled run of models that learn the same data, with all numbers and data as arguments.
 
     Args:
       modules: one for each model.
       client_map: as in `simulate`.
-      ratios: of the algorithms' rates, one for all models or one for each.
+      ratios: factors of the learning rate, one for all models or one for each.
     """
 
     def run(rng_key, groups, rate, params, data):
@@ -100,9 +100,9 @@ MIXED, ALL_LINEAR, ALL_NETWORKS = (LINEAR, NETWORK, LINEAR), (LINEAR,) * 3, (NET
 
 
 def train(modules, assignment=EVERYBODY, rate=0.3, given=None, client_map=None, ratios=(1,)):
-    """Three models of one or two structures, that start each in its own place.
+    """Trains three models of one or two structures, each from its own start.
 
-    Models of two structures are trained in chunks of clients, where nothing else is said.
+    Models of two structures are trained in chunks of clients by default.
     """
     client_map = client_map or ("auto" if len(set(modules)) == 1 else 2)
     params = list(given or starts(modules))
@@ -116,8 +116,8 @@ def train(modules, assignment=EVERYBODY, rate=0.3, given=None, client_map=None, 
     ("assignment", "client_map"),
     [(COHORT, 2), pytest.param(EVERYBODY, "auto", marks=pytest.mark.slow)],
 )
-def test_models_of_two_stacks_train_as_among_their_like(assignment, client_map):
-    """A logistic regression, a network and a logistic regression, each as if all were of its kind.
+def test_a_model_does_not_depend_on_the_structures_of_others(assignment, client_map):
+    """Each of three models trains as if all had its structure.
 
     Draws are keyed by the model's number, so every model sees the same clients and examples.
     """
@@ -132,7 +132,7 @@ def test_models_of_two_stacks_train_as_among_their_like(assignment, client_map):
 
 
 def test_one_compilation_for_all_stacks():
-    """Rates and parameters are arguments, as are seeds, groups and data."""
+    """Rates, parameters, seeds, cohorts and data are arguments."""
     ends = [train(MIXED, rate=rate)[1].metrics["loss"][-1] for rate in (0.1, 0.2)]
     assert (ends[0] != ends[1]).all()
 
@@ -145,7 +145,7 @@ def test_each_model_has_its_own_algorithm():
         check(model_of(*mixed, stack, place, model), expected)
 
 
-def test_algorithms_are_alike_if_they_are_the_same():
+def test_models_share_a_stack_if_their_algorithm_is_the_same_object():
     task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 3)
     assert len(stacks_of(task, FAST, assignment)) == 1
     assert len(stacks_of([task] * 3, [FAST] * 3, assignment)) == 1
@@ -156,7 +156,7 @@ def test_algorithms_are_alike_if_they_are_the_same():
 
 
 def test_an_array_is_shared_if_all_tasks_have_it():
-    """Not if the first and the last have it alone."""
+    """It is not shared if only the first and the last have it."""
     one, other = jnp.arange(4.0), jnp.arange(4.0) + 10
     for targets, is_shared in (((one, one, one), True), ((one, other, one), False)):
         tasks = [Towards(each) for each in targets]
@@ -167,7 +167,7 @@ def test_an_array_is_shared_if_all_tasks_have_it():
 
 
 def test_rows_of_stacks_come_in_the_order_of_the_models():
-    """An order that is not its own inverse."""
+    """The order is not its own inverse."""
     task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 4)
     stacks = stacks_of(task, [SLOW, FAST, fedavg(0.2, local_steps=1), SLOW], assignment)
     assert [stack.models for stack in stacks] == [(0, 3), (1,), (2,)]
@@ -175,8 +175,8 @@ def test_rows_of_stacks_come_in_the_order_of_the_models():
     np.testing.assert_array_equal(by_model(stacks, rows), range(4))
 
 
-def test_arrays_that_all_tasks_share_are_there_once():
-    """Nine labels of the same examples; a tenth model of another kind shares them too."""
+def test_shared_arrays_are_stored_once():
+    """Nine models have different labels of the same examples, which a network shares, too."""
     data = labelled_data(10, dim=5000, columns=9)
     image_bytes = data.train.examples[0].nbytes + data.test.examples[0].nbytes
     tasks = [classification(data, LINEAR, column=c) for c in range(9)]
@@ -207,7 +207,7 @@ def test_arrays_that_all_tasks_share_are_there_once():
 
 
 @pytest.mark.parametrize("epochs", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_stacked_data_of_models_are_their_own_data(epochs):
+def test_stacked_data_train_like_separate_data(epochs):
     draws = [labelled_data(seed=seed) for seed in range(2)]
     assert len({int(each.train.counts.sum()) for each in draws}) > 1
     both, assignment = stack_data(draws), mfa_rand(N, 2)
@@ -258,7 +258,7 @@ MIXED_GRID = Grid(build_mixed, {"learning_rate": [0.1, 0.2]}, **SIZES)
 
 
 def carried_out(how):
-    """The sweep of stacks, which is traced once however often it runs."""
+    """Runs the sweep of stacks. It is traced only once, because the grid is the same."""
     plan = plan_for(MIXED_GRID, how)
     return carry_out(plan, how)[0]
 
@@ -285,7 +285,7 @@ def test_a_sweep_of_stacks_equals_its_single_runs():
 
 
 def test_divergence_of_one_stack_is_marked_and_stops():
-    """The quadratic diverges, its neighbours without a loss do not."""
+    """The quadratic diverges, but the model without a loss does not."""
 
     def build(learning_rate):
         algorithms = [fedavg(0.1, local_steps=1), fedavg(learning_rate, local_steps=9)]
@@ -317,8 +317,8 @@ def test_a_sweep_of_stacks_continues(tmp_path, monkeypatch):
         np.testing.assert_array_equal(rest[name], whole[name], err_msg=name)
 
 
-@pytest.mark.slow  # by default in test_draws of experiments
-def test_data_per_seed_vmapped_are_those_of_runs_one_by_one():
+@pytest.mark.slow  # experiments/test_draws.py does this quickly
+def test_vmapped_data_per_seed_equal_single_runs():
     draws = [labelled_data(seed=seed) for seed in range(2)]
 
     def build(data, draw):
@@ -349,7 +349,7 @@ def test_data_per_seed_vmapped_are_those_of_runs_one_by_one():
 
 
 @pytest.mark.parametrize("numbers", [[0, 1], [[0, 1, 2]], 3])
-def test_one_number_per_seed(numbers):
+def test_per_seed_needs_one_number_for_each_seed(numbers):
     with pytest.raises(ValueError, match=r"per_seed\['draw'\] has shape"):
         sweep(
             Grid(
@@ -363,7 +363,7 @@ def test_one_number_per_seed(numbers):
 
 
 def test_data_of_a_stack_may_be_replaced_by_data_of_the_same_shape():
-    """Data are arguments: the same compiled program with other targets."""
+    """Data are arguments, so other targets use the same compiled program."""
 
     chex.clear_trace_counter()
 

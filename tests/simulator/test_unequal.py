@@ -1,4 +1,4 @@
-"""Sampling with unequal probabilities: its constraints, that it is unbiased, and its variance."""
+"""Sampling with unequal probabilities: constraints, unbiasedness and variance."""
 
 import functools
 
@@ -42,7 +42,7 @@ amounts = st.sampled_from([0.0, 1e-8, 0.5, 1.0, 1.0, 2.0, 1e6]) | st.floats(1e-1
 
 @st.composite
 def problems(draw):
-    """U, and m0 that may be all processors."""
+    """U and m0, which may be the number of processors."""
     num_models, num_processors = draw(st.sampled_from(SIZES))
     row = st.lists(amounts, min_size=num_processors, max_size=num_processors)
     sizes = draw(st.lists(row, min_size=num_models, max_size=num_models))
@@ -53,7 +53,7 @@ def problems(draw):
 @settings(deadline=None, max_examples=150)
 @given(problems())
 def test_probabilities_meet_their_constraints(problem):
-    """The sum, a processor's own sum, the oracle's numbers, and no more variance than uniform."""
+    """Checks sums over all and over each processor, the oracle, and the variance."""
     sizes, expected = problem
     with jax.enable_x64(True):
         p = np.asarray(jax.jit(optimal_probabilities)(sizes, expected))
@@ -76,14 +76,14 @@ def test_probabilities_meet_their_constraints(problem):
 
 @functools.cache
 def task():
-    """Six regressions of 1 to 9 examples, which want quite different things."""
+    """Six regressions with 1 to 9 examples and very different minimizers."""
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(n, 3)) for n in (1, 5, 2, 9, 3, 6)]
     return least_squares(xs, [x.sum(1) * 2.0**k for k, x in enumerate(xs)], ridge=0.1)
 
 
 def uniform(expected):
-    """All processors and models alike."""
+    """An assignment with equal probabilities for all processors and models."""
     owners = np.repeat(np.arange(N), PROCESSORS)
     p = np.full((M, len(owners)), expected / (M * len(owners)))
 
@@ -120,9 +120,9 @@ CASES = {
 
 @functools.cache
 def steps(case):
-    """Of each draw the step ``[draws, models, 3]``, and that of full participation.
+    """The steps of all draws ``[draws, models, 3]``, and the step of full participation.
 
-    Methods with states have done eight rounds before, all others start from the same models.
+    Methods with states first run eight rounds, and all others start from the same models.
     """
     strategy, algorithm = CASES[case]
     plain, start = fedavg(0.05, local_steps=2), np.random.default_rng(1).normal(size=(M, 3))
@@ -150,7 +150,7 @@ def steps(case):
 
 
 def distances(case):
-    """Of the mean step from that of full participation, in standard errors."""
+    """Distance of the mean step from that of full participation, in standard errors."""
     drawn, full = steps(case)
     return np.abs(drawn.mean(0) - full) / (drawn.std(0, ddof=1) / np.sqrt(len(drawn)))
 
@@ -160,17 +160,17 @@ def distances(case):
     [slow_unless(case not in ("FedVARP", "StaleVR"), case) for case in CASES if case != "MIFA"],
 )
 def test_the_mean_step_is_that_of_full_participation(case):
-    """Over 10,000 draws in the ninth round, within 4 standard errors."""
+    """The mean of 10,000 draws is within 4 standard errors."""
     assert distances(case).max() < 4
 
 
 def test_mifa_is_biased():
-    """Its step does not count 1/p: the test above can fail."""
+    """MIFA does not divide by p, so the test above can fail."""
     assert distances("MIFA").max() > 10
 
 
-def test_larger_losses_and_updates_are_worth_more_draws():
-    """The variance of a step is below that of uniform draws, and least with norms of updates."""
+def test_draws_by_losses_or_updates_reduce_the_variance():
+    """Norms of updates reduce it most."""
     variance = {case: steps(case)[0].var(0).sum() for case in ("uniform", "LVR", "GVR")}
     assert variance["LVR"] < 0.9 * variance["uniform"]
     assert variance["GVR"] < variance["LVR"]

@@ -1,4 +1,4 @@
-"""Runs that end at a target: the same bits up to there, in every kind of batch, saved or not."""
+"""Runs that stop at a target are bitwise equal up to it, in every batch and after a resume."""
 
 import dataclasses
 import functools
@@ -38,13 +38,13 @@ def whole(record_every=1):
 
 @functools.cache
 def target(record_every=1):
-    """A value that some runs meet early, some late, and some do not."""
+    """A value that some runs reach early, some late, and some never."""
     last = whole(record_every).excess_loss.max("model").isel(round=-1)
     return float(last.quantile(0.7))
 
 
 def check(result, full, until):
-    """Everything up to a run's end is that of the whole run, and nothing comes after it."""
+    """A run equals the whole run up to its end, and has no records after it."""
     met = (full[until.metric] <= until.at_most).all("model")
     expected = xr.where(met.any("round"), full["round"].isel(round=met.argmax("round")), -1)
     np.testing.assert_array_equal(result.ended, expected)
@@ -64,14 +64,14 @@ def check(result, full, until):
 
 
 @pytest.mark.parametrize("record_every", [slow_unless(False, 1), 4])
-def test_the_prefix_is_that_of_a_run_without_target(record_every):
+def test_records_up_to_the_target_are_unchanged(record_every):
     until = Until("excess_loss", at_most=target(record_every))
     check(swept(until=until, record_every=record_every), whole(record_every), until)
 
 
 @pytest.mark.parametrize("record_every", [1, slow_unless(False, 4)])
-def test_a_run_may_end_when_it_has_done_so_much(record_every):
-    """Counts are since the start: 3 clients train each of the models in every round."""
+def test_a_run_may_stop_at_a_count(record_every):
+    """Counts are cumulative, and 3 clients train each model in every round."""
     result = swept(until=Until("client_updates", at_least=44), record_every=record_every)
     end = {1: 15, 4: 16}[record_every]
     assert (result.ended == end).all()
@@ -83,8 +83,8 @@ def test_a_run_may_end_when_it_has_done_so_much(record_every):
     assert result.excess_loss.sel(round=slice(end + 1, None)).isnull().all()
 
 
-def test_a_batch_that_has_ended_computes_no_more():
-    """All meet the target at once: no round after the first segment is computed."""
+def test_a_finished_batch_computes_no_further_segment():
+    """All runs meet the target at the start, so only one segment is computed."""
     seen = []
 
     def report(label, done, total):
@@ -114,8 +114,7 @@ def test_at_least_is_met_from_below():
     assert (result.ended == 0).all()
 
 
-def test_a_batch_that_has_done_so_much_computes_no_more():
-    """The loop on the device ends, not only what is kept of its records."""
+def test_the_loop_on_the_device_stops_at_a_count():
     until = Until("client_updates", at_least=44)
     (program,) = programs_of(Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until))
     runs = SEEDS * len(RATES)
@@ -130,7 +129,7 @@ def test_a_value_equal_to_the_bound_meets_it():
     values = {"loss": np.array([[0.6], [0.5], [0.4]])}
     assert Until("loss", at_most=0.5).first_record(values) == 1
     assert Until("loss", at_least=0.6).first_record(values) == 0
-    exact = {"updates": np.array([[20_000_000], [20_000_001]], np.int32)}  # not so as float32
+    exact = {"updates": np.array([[20_000_000], [20_000_001]], np.int32)}  # equal in float32
     for counts in (exact, {"updates": jnp.asarray(exact["updates"])}):
         _, is_met = Until("updates", 20_000_001.0).after((), counts)
         np.testing.assert_array_equal(is_met, [False, True])
@@ -202,8 +201,8 @@ def test_a_metric_that_is_not_recorded_is_refused_before_compilation():
         swept(until=Until("gradients", at_least=1e12))
 
 
-def test_devices_end_by_themselves():
-    """Four devices share the runs; each computes until its own have ended."""
+def test_devices_stop_independently():
+    """Each device computes until all of its own runs have stopped."""
     assert jax.device_count() > 1
     until = Until("excess_loss", at_most=target())
     check(swept(until=until, execution=Execution(split="replicas")), whole(), until)
