@@ -6,8 +6,8 @@ sees, and writes `DIR/peers.json` and `DIR/peers.md` after each row. Rows, proce
 
 - W1's peers train one model on all 24 clients in each round, which are as many client updates as
   ours of twelve models.
-- Set-up seconds are those of building, compiling, and the first run. Data and cohorts are drawn
-  before; examples are drawn while it runs.
+- Set-up seconds are those of making the data, building, compiling, and the first run. Examples are
+  drawn while it runs.
 - Products have JAX's default precision, which is TF32 on an H100, as PyTorch's here.
 - *difference* is the largest one between any parameter and ours after a few rounds, in float32,
   of the workload without draws (`Workload.alike`), at a rate of 0.01, because W5's rate magnifies
