@@ -1,4 +1,4 @@
-"""Models together until each is as good as FedAvg made it: Tables 4 and 5, and attributes."""
+"""Tables 4 and 5 of Bhuyan et al., and binary attributes of images."""
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ def settings(item, **changes):
 
 
 def invented(alone, reached, *, last=8, datasets=("synthetic", "celeba"), algorithms=("MFA-RR",)):
-    """Accuracies of two seeds: alone after T_1 rounds, together 0.9 from a round on, and 0.1."""
+    """Accuracies of two seeds: `alone` after T_1 rounds of FedAvg, 0.9 from `reached` on."""
     rounds, num_models = np.arange(last + 1), len(alone)
     shape = (len(algorithms), 1, 2, last + 1, num_models)
     curve = np.where(rounds[:, None] >= np.array(reached), 0.9, 0.1)
@@ -63,7 +63,7 @@ def test_all_models_must_reach_their_own_targets(tmp_path, reached, rounds):
         here = measured.sel(part=part)
         np.testing.assert_array_equal(here.rounds, [[rounds] * 2] * 3)
         np.testing.assert_allclose(here.gain_per_seed, [[8 / rounds] * 2] * 3)
-        # Each by itself: the logistic regression is as good after 3 rounds.
+        # Model by model, the logistic regression reaches its target after 3 rounds.
         own = here.own_rounds.sel(target="g").isel(seed=0)
         np.testing.assert_array_equal(own, [3, rounds])
         np.testing.assert_allclose(
@@ -71,7 +71,7 @@ def test_all_models_must_reach_their_own_targets(tmp_path, reached, rounds):
         )
         np.testing.assert_allclose(here.accuracy.sel(when="T_1", seed=0), [60, 80])
         np.testing.assert_allclose(here.accuracy.sel(when="majority", seed=0), [50, 50])
-    # Train after T_1 and T_M, then test, as the paper prints them.
+    # Training accuracy after T_1 and T_M, then test accuracy, as printed in the paper.
     regression = measured.published.sel(model="Logistic regression", when=["T_1", "T_M"])
     np.testing.assert_array_equal(regression.values.ravel(), [51.9, 52.4, 52.8, 55.6])
     accuracies, gains, own = findings.tables
@@ -79,13 +79,13 @@ def test_all_models_must_reach_their_own_targets(tmp_path, reached, rounds):
     assert own.rows[0] == ("Logistic regression", *(2 * ("3.00 ± 0.00", "2.67 ± 0.00")))
     for row in gains.rows:
         assert ("not reached" in row[2]) == np.isnan(rounds)
-        assert ("(" in row[2]) == (row[1] == "g")  # the paper publishes no other
+        assert ("(" in row[2]) == (row[1] == "g")  # the paper publishes no other gain
         assert row[-1] == ("0 of 2" if np.isnan(rounds) else "2 of 2")
     save_figure(MIXED.figure(dataset, measured, config), tmp_path / "figure.png")
 
 
-def test_gains_add_up_the_rounds_of_the_models():
-    """FedAvg has its last accuracies after 1 and 3 of 4 rounds; its means over 2 after 2 and 4."""
+def test_gains_sum_the_rounds_of_the_models():
+    """FedAvg reaches its final accuracies in rounds 1 and 3, and final means in 2 and 4."""
     dataset = invented((0.6, 0.8), (5, 6))
     dataset.train_alone.loc[{"model": 1, "round": slice(0, 4)}] = [0.1, 0.7, 0.7, 0.5, 0.6]
     dataset.train_alone.loc[{"model": 2, "round": slice(0, 4)}] = [0.1, 0.1, 0.2, 0.8, 0.8]
@@ -113,14 +113,14 @@ GAINS = ("gain-train", "gain-test", "advantage")
     ],
 )
 def test_statements_of_table_5(alone, reached, wrong):
-    """Gains are 8 / T_M, published 2 and 1.41; two equal seeds decide without an error."""
+    """Gains are 8 / T_M, those of the paper are 2 and 1.41, and two equal seeds have no error."""
     found = verdicts(MIXED.findings(invented(alone, reached), settings(MIXED)))
     usual = dict.fromkeys(GAINS, "supported")
     assert found.items() >= (usual | wrong).items()
-    assert found["logistic-together"] == "not tested"  # runs end before round 100
+    assert found["logistic-together"] == "not tested"  # the runs end before round 100
 
 
-def test_accuracies_of_the_regression_are_those_at_the_published_rounds():
+def test_accuracies_of_the_regression_are_taken_at_the_published_rounds():
     dataset = invented((0.519, 0.867), (4, 5), last=150, datasets=("synthetic", "surrogate faces"))
     at = {"train": {100: 0.52}, "test": {142: 0.56}}
     for part, values in at.items():
@@ -130,7 +130,7 @@ def test_accuracies_of_the_regression_are_those_at_the_published_rounds():
     assert verdicts(found) == {
         "logistic-alone": "supported",
         "logistic-together": "supported",
-        "gain-train": "not tested",  # images are invented
+        "gain-train": "not tested",  # the images are synthetic
         "gain-test": "not tested",
         "advantage": "not tested",
         "network": "not tested",
@@ -155,7 +155,7 @@ def test_models_that_learn_nothing_fail_the_check():
     assert "train, Eyeglasses: 5.0" in level.evidence
 
 
-def test_a_model_that_diverged_has_not_got_there():
+def test_a_diverged_model_does_not_reach_its_target():
     dataset = invented((0.6, 0.8), (3, 5))
     for part in ("train", "test"):
         dataset[f"{part}_accuracy"].loc[{"model": 2, "seed": 1}] = np.nan
@@ -195,7 +195,7 @@ def test_gains_of_attributes_are_compared(rr, outcome):
 
 
 def images(folder, num_images=60, size=8):
-    """Writes files of MNIST and of Fashion-MNIST, whose pixels tell the class."""
+    """Writes files of MNIST and Fashion-MNIST with images whose brightness is their class."""
     for name in ("mnist", "fashion-mnist"):
         (folder / name).mkdir()
         y = np.arange(num_images, dtype=np.uint8) % 10
@@ -216,7 +216,7 @@ def learner(name, attributes):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """Four attributes of few images, learned by logistic regressions."""
+    """A small experiment on attributes of images with logistic regressions."""
     monkeypatch.setattr(multi_attributes, "McMahanCNN", plain)
     pairs = [learner("mnist", ["even", "5 or more"]), learner("fashion-mnist", ["footwear"])]
     sizes = {"num_clients": 3, "num_models": (2, 3), "budget": 2.0, "algorithms": ("MFA-RR",)}
@@ -224,7 +224,7 @@ def small(tmp_path, monkeypatch):
     return settings(ATTRIBUTES, learners=pairs, directory=str(directory), **sizes)
 
 
-def test_attributes_of_images_run_from_the_files_to_the_figure(small, tmp_path):
+def test_attributes_run_from_files_to_figure(small, tmp_path):
     result = ATTRIBUTES.make(small)
     sizes = {"algorithm": 1, "num_models": 2, "seed": 2, "round": 9, "model": 3}
     assert dict(result.sizes) == sizes
@@ -256,7 +256,7 @@ def test_models_of_one_learner_train_in_one_stack(small):
 
 
 def check_alone(config, result):
-    """FedAvg on the third model is what `simulate` returns for that task, seed and draw."""
+    """Checks that FedAvg on the third model equals `simulate` with that task, seed and draw."""
     data = config.learners[0].data(config).select(1)
     labels = np.asarray(data.train.examples[1])
     assert labels.max() == 1
@@ -271,7 +271,7 @@ def check_alone(config, result):
 
 
 def check_ends(result):
-    """Several models end in the first round in which each is as good as it was after T_1."""
+    """Checks that runs end in the first round in which all models have reached their targets."""
     parts = ("train", "test")
     goals = [result[f"{part}_alone"].sel(round=[0, T_1]) for part in parts]
     learned = np.any([each[..., 1] > each[..., 0] for each in goals], axis=0)  # model, seed
@@ -319,7 +319,7 @@ def test_wrong_settings_are_refused(change, message):
         settings(ATTRIBUTES, **change)
 
 
-def test_without_files_there_is_nothing_to_run():
+def test_attributes_of_images_need_files():
     with pytest.raises(ValueError, match="give --data DIR"):
         ATTRIBUTES.make(ATTRIBUTES.settings)
 
@@ -328,7 +328,7 @@ def test_without_files_there_is_nothing_to_run():
     "network", [slow_unless(each is plain, each) for each in (plain, CelebACNN)]
 )
 def test_a_small_table_of_different_models(tmp_path, monkeypatch, network):
-    """A logistic regression and another one, or the CNN, train in one compiled round."""
+    """A logistic regression and a second model, a regression or the CNN, train in one program."""
     monkeypatch.setattr(learners, "CelebACNN", network)
     two = [
         {"name": "synthetic", "batch_size": 200},
@@ -347,8 +347,8 @@ def test_a_small_table_of_different_models(tmp_path, monkeypatch, network):
     save_figure(MIXED.figure(result, findings.measured, config), tmp_path / "figure.png")
 
 
-def test_leafs_rate_is_for_celeba_alone():
-    """At 0.1 of a summed loss networks on the surrogate collapse to one class."""
+def test_leafs_rate_is_used_for_celeba_only():
+    """With a rate of 0.1 and a summed loss, networks on the surrogate collapse to one class."""
     runs = MIXED.settings
     faces = runs.learners[1]
     assert faces.rate(runs) == 0.003

@@ -1,4 +1,4 @@
-"""Figures 6 and 7, Tables 4 and 5: judgements where the answer is known, and small runs."""
+"""Figures 6 and 7, Tables 4 and 5: verdicts on made-up curves, and small runs."""
 
 import itertools
 import json
@@ -35,14 +35,14 @@ def judge_gain(dataset, item=GAIN):
 
 
 def verdicts(findings):
-    """The verdict on every statement by its key."""
+    """Maps the key of every statement to its verdict."""
     return {each.key: each.verdict for each in findings.statements}
 
 
 def curves(turns, *, top=0.51, majority=0.3, last=30, num_seeds=3):
     """Accuracies that reach `top` in round `turns[algorithm, M]`, or never if it is None.
 
-    The last of M models reaches it last, one round after the others. LEAF's data equal FedProx's.
+    The last of M models reaches it one round after the others. LEAF's data equal FedProx's.
     """
     models, rounds = [1, 2, 4], np.arange(last + 1)
     accuracy = np.full((2, 3, num_seeds, last + 1, 4), np.nan)
@@ -105,7 +105,7 @@ def test_gains_are_m_t1_over_tm():
         assert here.published == 51
 
 
-MANY = 16  # seeds: the fewest that a sign test decides are 10, and 8 of one side
+MANY = 16  # seeds; a sign test needs at least 10
 
 
 @pytest.mark.parametrize(
@@ -115,19 +115,19 @@ MANY = 16  # seeds: the fewest that a sign test decides are 10, and 8 of one sid
         ({}, 0.45, {"fedavg-accuracy": "contradicted"}),
         ({}, 0.57, {"fedavg-accuracy": "contradicted"}),
         ({}, 0.55, {}),
-        # A gain of 20/21 with two models, which is below that of one.
+        # The gain of two models is 20/21, below that of one.
         (
             {"rand": (10, 21, 20)},
             0.51,
             {"increases": "contradicted", "advantageous": "contradicted"},
         ),
-        # 2 and then 1.9: one of three pairs is not in order, tau is 1/3.
+        # Gains of 2 and 1.9: one of three pairs is out of order, so tau is 1/3.
         ({"rr": (10, 10, 21)}, 0.51, {"increases": "contradicted"}),
-        # 2.2 and 5: more than M models' turns.
+        # Gains of 2.2 and 5, which exceed M.
         ({"rr": (10, 9, 8)}, 0.51, {"sub-linear": "contradicted"}),
-        # In line: nothing is lost, which is no less than linear.
+        # Gains equal to M, which are linear rather than below.
         ({"rr": (10, 10, 10)}, 0.51, {"sub-linear": "contradicted"}),
-        # Never there: at most 1, in order or not; it is below linear all the same.
+        # A target that is never reached: the gain is at most 1, and so below linear.
         (
             {"rr": (10, 12, None)},
             0.51,
@@ -140,7 +140,7 @@ MANY = 16  # seeds: the fewest that a sign test decides are 10, and 8 of one sid
         ),
     ],
 )
-def test_statements_about_gains_are_decided_by_the_algorithm_that_is_worse(change, top, expected):
+def test_statements_about_gains_are_decided_by_the_worse_algorithm(change, top, expected):
     findings = judge_gain(curves(turns(**change), top=top, num_seeds=MANY))
     keys = ("fedavg-accuracy", "increases", "sub-linear", "advantageous")
     assert verdicts(findings) == dict.fromkeys(keys, "supported") | expected
@@ -149,14 +149,14 @@ def test_statements_about_gains_are_decided_by_the_algorithm_that_is_worse(chang
     assert "Spearman's rho" in findings.statements[2].about
 
 
-def test_a_few_seeds_settle_no_median():
-    """Accuracies that are equal in all seeds do."""
+def test_three_seeds_settle_no_median():
+    """Accuracies that are equal in all seeds are settled."""
     found = verdicts(judge_gain(curves(turns())))
     others = ("increases", "sub-linear", "advantageous")
     assert found == {"fedavg-accuracy": "supported"} | dict.fromkeys(others, "not settled")
 
 
-def test_one_generator_contradicts_alone():
+def test_one_generator_suffices_to_contradict():
     dataset = curves(turns(), num_seeds=MANY)
     leaf = curves(turns(rr=(10, 9, 8)), num_seeds=MANY)
     one = xr.concat([dataset.isel(source=[0]), leaf.isel(source=[1])], "source")
@@ -170,7 +170,7 @@ def test_one_generator_contradicts_alone():
     ("rr", "contradicted"),
     [
         ((10, 12, 16), {"dips"}),  # 1, 1.67, 2.5
-        ((10, 9, 20), {"for-the-most-part"}),  # 1, 2.2, 2: only half of the steps are up
+        ((10, 9, 20), {"for-the-most-part"}),  # 1, 2.2, 2: only half of the steps rise
         ((10, 21, 20), {"for-the-most-part", "above-one"}),  # 1, 0.95, 2
     ],
 )
@@ -182,8 +182,8 @@ def test_partial_participation_has_dips(rr, contradicted):
     assert set(found.values()) <= {"supported", "contradicted"}
 
 
-def test_limits_hold_whatever_an_unreached_gain_is():
-    """Gains of 5 numbers of models and 40 seeds, a fifth of them only known to be at most 2."""
+def test_limits_bound_every_value_of_an_unreached_gain():
+    """A fifth of the gains of 5 numbers of models and 40 seeds is only known to be at most 2."""
     rng = np.random.default_rng(0)
     gains = xr.DataArray(rng.uniform(0, 4, (5, 40)), dims=("M", "seed"))
     reached = xr.DataArray(rng.random((5, 40)) > 0.2, dims=("M", "seed"))
@@ -220,14 +220,14 @@ def test_limits_hold_whatever_an_unreached_gain_is():
         ([1.0, 5.0, 9.0], 5.0, True),
     ],
 )
-def test_medians(gains, expected, has_error):
-    """A gain that was not reached is below everything; one seed has no error."""
+def test_medians_of_gains(gains, expected, has_error):
+    """Unreached gains rank lowest, and one seed has no error."""
     value, error = median(xr.DataArray([gains], dims=("M", "seed")).fillna(-np.inf))
     np.testing.assert_array_equal(value, [expected])
     assert np.isfinite(error[0]) == has_error or len(gains) > 2
 
 
-def test_what_is_not_reached_is_said_and_not_clipped(tmp_path):
+def test_an_unreached_target_is_reported_instead_of_clipped(tmp_path):
     dataset, config = curves(turns(rr=(10, 12, None))), gain_config()
     findings = GAIN.findings(dataset, config)
     last = findings.measured.sel(source="LEAF", part="train", algorithm="MFA-RR", M=4)
@@ -240,7 +240,7 @@ def test_what_is_not_reached_is_said_and_not_clipped(tmp_path):
     cells = [row[-1] for row in table.rows]
     assert cells == ["2.00 ± 0.00", "no median\nnot reached\nin 3 of 3"] * 8
     assert levels.rows[0] == ("FedProx", "train", "51.0 ± 0.0 (51)", "30.0")
-    # g / M at M = 2 and 4, of which MFA-RR's last counts as 0; all seeds have one share.
+    # The mean of g / M at M = 2 and 4, in which MFA-RR's gain at M = 4 counts as 0.
     assert [row[1:6] for row in largest.rows[:2]] == [
         ("MFA-Rand", "30 %", "30 %", "30 %", "0.58"),
         ("MFA-RR", "30 %", "30 %", "30 %", "0.42"),
@@ -250,7 +250,7 @@ def test_what_is_not_reached_is_said_and_not_clipped(tmp_path):
 
 
 def test_the_figure_shows_the_paper_and_the_most_frequent_class():
-    """FedAvg's own accuracy is 20 percent before its turn, and 51 after it."""
+    """FedAvg's accuracy is 20 percent before it reaches the target, and 51 from then on."""
     dataset, config = curves(turns()), gain_config()
     findings = GAIN.findings(dataset, config)
     axes = GAIN.figure(dataset, findings.measured, config).axes
@@ -278,7 +278,7 @@ def test_the_figure_shows_the_paper_and_the_most_frequent_class():
 
 
 def plain_gain(alone, models, window, target):
-    """Returns M T_1 / T_M from lists of accuracies by round: FedAvg's, and those of M models."""
+    """M T_1 / T_M from lists of accuracies by round, of FedAvg and of M models."""
 
     def mean(curve, t):
         return sum(curve[t - window + 1 : t + 1]) / window
@@ -301,7 +301,7 @@ def plain_gain(alone, models, window, target):
 
 
 def noisy(dataset, seed=0):
-    """Accuracies that rise and fall at random: multiples of 1/64, many of which are equal."""
+    """Replaces accuracies by noisy multiples of 1/64, so that many are equal."""
     rng, noisy = np.random.default_rng(seed), dataset.copy(deep=True)
     for name in ("train_accuracy", "test_accuracy"):
         rise = np.linspace(0.2, 0.5, dataset.sizes["round"])[:, None]
@@ -311,9 +311,9 @@ def noisy(dataset, seed=0):
 
 
 @pytest.mark.parametrize("window", [1, 4, 10])
-def test_all_gains_are_those_of_plain_loops(window):
+def test_all_gains_equal_those_of_plain_loops(window):
     dataset = noisy(curves(turns()), window + 40)
-    # LEAF's data are as FedProx's here.
+    # LEAF's data equal FedProx's here.
     measured = GAIN.findings(dataset, gain_config(window=window, stop=False)).measured
     missed = 0
     places = itertools.product(("train", "test"), TARGETS, measured.algorithm.values, (1, 2, 4))
@@ -332,8 +332,8 @@ def test_all_gains_are_those_of_plain_loops(window):
     assert of_leaf.reached.sum() == of_leaf.gain_per_seed.size - missed
 
 
-def test_the_gain_of_one_model_is_1_where_fedavg_counts_its_own_first_round():
-    """The paper's g is above 1: accuracy is not monotone, and T_1 rounds were not needed."""
+def test_the_gain_of_one_model_is_1_for_first_hit_targets():
+    """The paper's g is above 1, because FedAvg reaches the target before round T_1."""
     config = gain_config(window=4, stop=False)
     one = GAIN.findings(noisy(curves(turns())), config).measured.sel(M=1)
     for target in ("g'", "window"):
@@ -342,8 +342,8 @@ def test_the_gain_of_one_model_is_1_where_fedavg_counts_its_own_first_round():
     assert one.gain_per_seed.sel(target="g").mean() > 1.5
 
 
-def test_a_lucky_round_moves_no_window():
-    """All four models are as good as FedAvg in round 3, by chance, and from round 16 on."""
+def test_a_lucky_round_does_not_change_the_window_gain():
+    """All four models reach FedAvg's accuracy by chance in round 3, and again from round 16 on."""
     steady = curves(turns(rand=(5, 15, 20), rr=(5, 12, 16)))
     lucky, config = steady.copy(deep=True), gain_config(window=4, stop=False)
     for part in ("train", "test"):
@@ -356,7 +356,7 @@ def test_a_lucky_round_moves_no_window():
         np.testing.assert_allclose(found, [expected] * 2)
 
 
-def test_runs_that_end_at_their_targets_have_no_windows():
+def test_runs_that_stop_at_their_targets_have_no_window_gain():
     assert judge_gain(curves(turns())).measured.target.values.tolist() == ["g", "g'"]
     all_rounds = GAIN.findings(curves(turns()), gain_config(stop=False))
     assert all_rounds.measured.target.values.tolist() == [*TARGETS]
@@ -384,7 +384,7 @@ def run_cli():
 
 
 def test_a_small_gain_figure(tmp_path, run_cli):
-    """Large batches, since what an epoch costs are its steps."""
+    """Large batches keep the number of steps per epoch small."""
     both = (
         '[{name="synthetic", batch_size=200}, {name="synthetic", generator="leaf", batch_size=200}]'
     )
@@ -418,7 +418,7 @@ def test_a_small_gain_figure(tmp_path, run_cli):
 
 
 def check_ends(dataset):
-    """Several models end in the first round in which they are as good as one was after T_1."""
+    """Checks that runs of two models end as soon as both reach FedAvg's accuracy."""
     last = int(dataset["round"][-1])
     short = xr.concat(
         [
@@ -431,7 +431,7 @@ def check_ends(dataset):
     assert (curves[:, 0] > 0).any()
     for curve in curves:
         end = np.flatnonzero(np.isfinite(curve))[-1]
-        if curve[0] <= 0:  # nothing was learned alone: there is no target
+        if curve[0] <= 0:  # FedAvg learned nothing, so that no target ends the run
             assert end == last
             continue
         assert (curve[:end] > 0).all()
@@ -439,9 +439,9 @@ def check_ends(dataset):
 
 
 @traced_once()
-def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkeypatch):
-    """FedAvg on one model, which sets the targets, is not computed again."""
-    monkeypatch.setattr(fig6_and_7, "_ALGORITHMS", ("MFA-RR",))  # each is six programs
+def test_an_interrupted_gain_figure_resumes_without_fedavg(tmp_path, monkeypatch):
+    """FedAvg on one model sets the targets and is not computed again."""
+    monkeypatch.setattr(fig6_and_7, "_ALGORITHMS", ("MFA-RR",))  # each one has six programs
     item = ITEMS["mfa-fig6a"]
     small = {"num_models": (1, 2), "num_rounds": 4, "num_seeds": 2, "num_clients": 4, "stop": True}
     small["learners"] = [item.settings.learners[0].model_dump() | {"batch_size": 200}]
@@ -466,7 +466,7 @@ def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkey
     check_ends(result.sel(source="FedProx"))
 
 
-def test_the_papers_reading_of_partial_participation_can_be_run():
+def test_partial_participation_may_be_redrawn_every_round():
     item = ITEMS["mfa-fig7a"]
     assert item.settings.redraw == "frame"
     assert any("redraw = round" in text for text in item.paper["open"])

@@ -1,4 +1,4 @@
-"""Points chosen on seeds of their own, and who stays away: Cho et al., section 5."""
+"""Hyperparameter selection on separate seeds, and opt-in participation: Cho et al., section 5."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def scores_of(config, accuracy):
 
 
 def test_the_best_point_has_the_highest_mean_accuracy():
-    """Compared with a loop on random accuracies; where a seed diverged is NaN, and not chosen."""
+    """Candidates with a diverged seed have NaN scores and are never chosen."""
     config = config_of("maxfl-table1", batch_sizes=(32, 64))
     rng = np.random.default_rng(0)
 
@@ -63,7 +63,7 @@ def test_the_best_point_has_the_highest_mean_accuracy():
         assert set(point.own) == {"FedProx": {"mu"}, "qFFL": {"q"}}.get(name, set())
 
 
-def test_appeal_chooses_in_clusters_and_accuracy_decides_ties():
+def test_clusters_choose_by_appeal_and_break_ties_by_accuracy():
     config = config_of("maxfl-fig3", methods={"MaxFL": {"name": "maxfl"}})
     assert config.chosen_by == "appeal"
     scores = scores_of(config, lambda *shape: np.zeros(shape))[0].copy(deep=True)
@@ -76,7 +76,7 @@ def test_appeal_chooses_in_clusters_and_accuracy_decides_ties():
         assert point.local_steps == best["candidate_local_steps"].item()
 
 
-def test_nothing_is_chosen_where_there_is_no_choice():
+def test_given_points_are_not_selected_again():
     at = {"learning_rate": 0.1, "local_steps": 2, "batch_size": 8}
     config = config_of("maxfl-table1", methods=FEDPROX, points={"MaxFL": at})
     assert list(config.selection.methods) == ["FedProx"]
@@ -89,8 +89,8 @@ def test_nothing_is_chosen_where_there_is_no_choice():
     assert label == "FedProx (mu = 0.5)"
 
 
-def test_seeds_that_choose_are_never_judged():
-    """Whatever seeds are judged, and their clients are others."""
+def test_selection_seeds_are_disjoint_from_judged_seeds():
+    """Selection seeds do not depend on the judged seeds, and draw other clients."""
     config = config_of("maxfl-table2", num_seeds=20)
     chosen = {tuple(each.selection.data_seeds) for each in (config, config.with_seeds(20, 40))}
     (seeds,) = chosen
@@ -100,7 +100,7 @@ def test_seeds_that_choose_are_never_judged():
     assert config.selection.byzantine == (0.0,)
 
 
-def test_weights_of_tuned_models_are_those_of_tables_with_tuning():
+def test_only_tables_with_tuning_weigh_tuned_models():
     steps = {
         (name, tuned): config_of(name, tuned_weights=tuned)
         .method("MaxFL", 0.1, 10, 32)
@@ -124,7 +124,7 @@ def test_weights_of_tuned_models_are_those_of_tables_with_tuning():
         ({"participation": "training"}, "training"),
     ],
 )
-def test_clients_decide_by_labels_that_are_not_flipped(changes, expected):
+def test_clients_opt_in_by_labels_that_are_not_flipped(changes, expected):
     assert config_of("maxfl-table1", **changes).stays_by == expected
 
 
@@ -133,7 +133,6 @@ class Losses:
     """A task with given client losses, independent of the model."""
 
     def __init__(self, losses):
-        """Losses of all clients."""
         self.losses, self.num_clients = jnp.asarray(losses), len(losses)
 
     def nothing(self, *_):
@@ -142,15 +141,13 @@ class Losses:
     init = weight = batch = loss = nothing
 
     def client_loss(self, params, client):
-        """F_k."""
         return self.losses[client]
 
     def metrics(self, rng_key, params):
-        """None."""
         return {}
 
 
-def test_who_stays_and_what_they_weigh():
+def test_shares_and_weights_of_clients_that_opt_in():
     losses, rho = np.array([0.1, 1.0, 3.0, 0.2, 9.0]), np.array([0.5, 0.9, 4.0, 0.1, 1.0])
     flags = np.array([True, False, False, True, True])
     task = Watched(requiring(Losses(losses), rho, num_unseen=1), 4, jnp.asarray(flags))
@@ -170,8 +167,8 @@ def test_who_stays_and_what_they_weigh():
     assert len(set(expected.values())) == 4
 
 
-def test_batches_of_seeds_share_the_points_and_are_one_run(monkeypatch, tmp_path):
-    """The grid is run once; a batch that was kept on the disk is not run again."""
+def test_batches_of_seeds_share_selected_points_and_equal_one_run(monkeypatch, tmp_path):
+    """The selection grid and saved batches run only once."""
     changes = {
         "methods": {"MaxFL": {"name": "maxfl"}},
         "learning_rates": (1e-6, 0.1),

@@ -1,4 +1,4 @@
-"""Verdicts on the statements of Cho et al.'s tables, on numbers that are made up."""
+"""Verdicts on the statements of Cho et al.'s tables, from made-up numbers."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def config_of(name, **changes):
 
 
 def made_up(config, values, data="fashion-mnist"):
-    """A synthetic result whose metrics are given by a function of the coordinates."""
+    """A result whose metrics are a function of the coordinates."""
     axes = {
         "algorithm": list(config.methods),
         "byzantine": list(config.byzantine),
@@ -53,14 +53,14 @@ def made_up(config, values, data="fashion-mnist"):
 
 
 def verdicts(name, values, data="fashion-mnist", **changes):
-    """The verdicts by keys, of statements that are judged by code."""
+    """Maps keys to verdicts, for all statements that are judged by code."""
     config = config_of(name, **changes)
     found = ITEMS[name].findings(made_up(config, values, data), config)
     return {each.key: each.verdict for each in found.statements if not each.untested}
 
 
 def ours(*, noise=0.0, **leads):
-    """MaxFL is ahead by this in some metrics, more or less by the noise; others are alike."""
+    """Values in which MaxFL is ahead by `leads` in some metrics, plus or minus `noise`."""
 
     def values(name, algorithm, seed, **_):
         is_ours = algorithm == "MaxFL" and name in leads
@@ -75,7 +75,7 @@ OPEN, UNTESTED = "not settled", "not tested"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_statement_has_a_quotation_and_one_verdict(name):
-    """On other data nothing is tested but what compares the paper's own numbers."""
+    """On other data, only statements about the paper's printed numbers are tested."""
     config = config_of(name)
     found = ITEMS[name].findings(made_up(config, ours(), "digits"), config)
     for each in found.statements:
@@ -102,20 +102,20 @@ def leads(appeal, accuracy, spread=0.0):
     [
         (0.4, 0.3, 0.001, ["supported"] * 4),
         (0.2, 0.2, 0.001, ["supported", "supported", "contradicted", "contradicted"]),
-        (0.0, 0.0, 0.0, ["contradicted"] * 4),  # alike in every seed: not more
+        (0.0, 0.0, 0.0, ["contradicted"] * 4),  # equal in every seed: not more
         (0.32, 0.22, 0.0, ["supported"] * 4),  # at the margin in every seed: at least
         (0.3, 0.2, 0.3, ["not settled"] * 4),
         (-0.1, -0.1, 0.001, ["contradicted"] * 4),
         (np.nan, np.nan, 0.0, ["not tested"] * 4),
     ],
 )
-def test_leads_in_table_1(appeal, accuracy, spread, expected):
+def test_verdicts_on_table_1(appeal, accuracy, spread, expected):
     found = verdicts("maxfl-table1", leads(appeal, accuracy, spread))
     keys = ("highest-accuracy", "retains", "appeal-by-32", "accuracy-by-22")
     assert [found[key] for key in keys] == expected
 
 
-def test_one_comparison_of_six_is_shown_as_undecided():
+def test_one_undecided_comparison_is_named():
     def values(name, algorithm, seed, **_):
         varied = 0.9 * (algorithm == "SCAFFOLD" and name == "accuracy") * (-1) ** seed
         return 0.5 + 0.2 * (algorithm == "MaxFL") - varied
@@ -130,12 +130,12 @@ def test_one_comparison_of_six_is_shown_as_undecided():
     assert len(statement.parts) == 12
 
 
-def test_one_seed_leaves_all_open():
+def test_one_seed_settles_nothing():
     found = verdicts("maxfl-table1", leads(0.4, 0.3), num_seeds=1)
     assert set(found.values()) == {OPEN}
 
 
-def test_a_method_that_was_left_out_is_not_tested():
+def test_statements_about_missing_methods_are_not_tested():
     methods = {name: {"name": "fedavg"} for name in ("FedAvg", "MaxFL")}
     found = verdicts("maxfl-table1", leads(0.4, 0.3), methods=methods)
     assert set(found.values()) == {UNTESTED}
@@ -160,20 +160,20 @@ def test_under_another_protocol_nothing_is_tested(changes):
     assert all(next(iter(changes)) in each.about for each in judged)
 
 
-def test_grids_and_seeds_are_no_other_protocol():
+def test_grids_and_seeds_do_not_change_the_protocol():
     grid = {"learning_rates": (0.1,), "batch_sizes": (32,), "selection_seeds": 1, "seed": 7}
     found = verdicts("maxfl-table1", leads(0.4, 0.3, 0.001), **grid)
     assert found["appeal-by-32"] == SUPPORTED
 
 
 @pytest.mark.parametrize(("appeal", "verdict"), [(0.3, SUPPORTED), (0.6, CONTRADICTED)])
-def test_baselines_to_which_few_clients_are_drawn(appeal, verdict):
+def test_verdicts_on_the_low_appeal_of_baselines(appeal, verdict):
     found = verdicts("maxfl-table1", lambda name, **_: appeal)
     assert found["low-appeal"] == verdict
 
 
 @pytest.mark.parametrize(("sign", "verdict"), [(1, SUPPORTED), (-1, CONTRADICTED)])
-def test_appeal_and_accuracy_go_together(sign, verdict):
+def test_verdicts_on_the_correlation_of_appeal_and_accuracy(sign, verdict):
     order = ["qFFL", "SCAFFOLD", "MW-Fed", "FedAvg", "FedProx", "PerFedAvg", "MaxFL"]
 
     def values(name, algorithm, seed, **_):
@@ -182,12 +182,12 @@ def test_appeal_and_accuracy_go_together(sign, verdict):
 
     found = verdicts("maxfl-table1", values)
     assert found["appeal-and-accuracy"] == verdict
-    # The appeal to unseen clients follows that to seen ones: one of two parts.
+    # The appeal to unseen clients equals that to seen ones, in one of two parts.
     assert found["seen-and-unseen-appeal"] == verdict
 
 
-def test_the_rank_correlation_is_kendalls():
-    """Without ties tau-a is tau-b; ties of either count as 0."""
+def test_the_rank_correlation_is_kendalls_tau():
+    """Without ties tau-a equals tau-b, and ties count as 0."""
     rng = np.random.default_rng(0)
     x, y = (xr.DataArray(rng.normal(size=(3, 7)), dims=("seed", "k")) for _ in range(2))
     expected = [kendalltau(a, b).statistic for a, b in zip(x.values, y.values, strict=True)]
@@ -197,7 +197,7 @@ def test_the_rank_correlation_is_kendalls():
     assert comparison.concordance(tied, other, "k") == pytest.approx(2 / 3)
 
 
-def test_who_stays_is_a_table_and_a_check():
+def test_opt_in_clients_have_a_table_and_a_check():
     shares = {"available": 0.5, "available_flipped": 0.2, "weight": 0.1, "weight_flipped": 0.01}
 
     def values(name, algorithm, round, seed, **_):
@@ -226,7 +226,7 @@ def test_who_stays_is_a_table_and_a_check():
         (-0.01, 0.05, ["supported", "contradicted"]),
     ],
 )
-def test_attackers_take_from_the_one_and_the_other(maxfl, mwfed, expected):
+def test_verdicts_on_losses_under_attack(maxfl, mwfed, expected):
     def values(name, algorithm, byzantine, **_):
         lost = {"MaxFL": maxfl, "MW-Fed": mwfed}[algorithm]
         return 0.75 - lost * (byzantine > 0)
@@ -237,7 +237,7 @@ def test_attackers_take_from_the_one_and_the_other(maxfl, mwfed, expected):
     assert set(cut.values()) == {UNTESTED}
 
 
-def test_figure_3():
+def test_verdicts_on_figure_3():
     def values(name, algorithm, round, **_):
         is_ours = algorithm == "MaxFL"
         return (0.5 + 0.1 * is_ours) * round / 200 if name == "appeal" else 0.9 + 0.01 * is_ours
@@ -261,13 +261,13 @@ def test_figure_3():
         (0.46, 0.01, CONTRADICTED, SUPPORTED),
     ],
 )
-def test_figure_4(appeal, preferred, by_47, highest):
+def test_verdicts_on_figure_4(appeal, preferred, by_47, highest):
     values = ours(unseen_appeal=appeal, unseen_preferred_accuracy=preferred)
     assert verdicts("maxfl-fig4", values) == {"by-47": by_47, "highest": highest}
 
 
-def test_table_3_and_the_papers_own_numbers():
-    """Its Sent140 has 55 and 47 of unseen clients; "up to 4 %" is none of its differences."""
+def test_verdicts_on_table_3_and_its_printed_numbers():
+    """Printed Sent140 appeal to unseen clients is 55 and 47, and no difference is "up to 4 %"."""
     found = verdicts("maxfl-table3", leads(0.1, 0.0))
     assert found["at-least-10"] == found["above-perfedavg"] == SUPPORTED
     assert found["at-least-10-sent140"] == found["up-to"] == CONTRADICTED
@@ -281,7 +281,7 @@ def test_table_3_and_the_papers_own_numbers():
 
 
 @pytest.mark.parametrize(("step", "verdict"), [(0.02, SUPPORTED), (0.03, CONTRADICTED)])
-def test_the_warm_up_matters_little(step, verdict):
+def test_verdicts_on_the_effect_of_the_warm_up(step, verdict):
     def values(name, algorithm, warm_up_steps, **_):
         return 0.2 + step * warm_up_steps / 50 * (algorithm == "FedProx")
 
@@ -296,8 +296,8 @@ def test_the_warm_up_matters_little(step, verdict):
         (0.02, ["supported", "contradicted", "contradicted"]),
     ],
 )
-def test_table_5_says_that_fedprox_is_slightly_better(fedprox, expected):
-    """On unseen clients; SCAFFOLD, which the table lacks, may be far better."""
+def test_verdicts_on_table_5(fedprox, expected):
+    """SCAFFOLD may be far better on unseen clients, because the table lacks it."""
 
     def values(name, algorithm, **_):
         ahead = {"FedProx": fedprox, "SCAFFOLD": 0.3}.get(algorithm, 0.0)
@@ -310,7 +310,7 @@ def test_table_5_says_that_fedprox_is_slightly_better(fedprox, expected):
     assert [found[key] for key in keys] == expected
 
 
-def test_table_6():
+def test_verdicts_on_table_6():
     found = verdicts("maxfl-table6", ours(appeal=0.3, preferred_accuracy=0.0))
     expected = {"fair-not-effective": SUPPORTED, "preferred-higher": CONTRADICTED}
     assert found == expected | {"lower-than-0-01": CONTRADICTED}
@@ -319,7 +319,7 @@ def test_table_6():
 @pytest.mark.parametrize(
     ("test_loss", "verdict"), [(1.05, SUPPORTED), (0.95, SUPPORTED), (1.2, CONTRADICTED)]
 )
-def test_nearly_identical_losses(test_loss, verdict):
+def test_verdicts_on_nearly_identical_losses(test_loss, verdict):
     def values(name, algorithm, round, **_):
         is_apart = round == 100 and algorithm == "FedAvg"
         return {"loss": test_loss if is_apart else 1.0, "train_loss": 1.0}.get(name, 0.5)
@@ -327,7 +327,7 @@ def test_nearly_identical_losses(test_loss, verdict):
     assert verdicts("maxfl-fig7", values) == {"nearly-identical": verdict}
 
 
-def test_questions_of_our_own_are_checks():
+def test_our_own_questions_are_checks():
     config = config_of("maxfl-demand")
     found = ITEMS["maxfl-demand"].findings(made_up(config, ours(appeal=0.2)), config)
     assert found.statements == ()
@@ -342,8 +342,7 @@ def test_questions_of_our_own_are_checks():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_published_rows_are_rows_of_ours_and_are_drawn(name):
-    """Published rows have the names of measured rows."""
+def test_published_rows_have_names_of_measured_rows_and_are_drawn(name):
     item = ITEMS[name]
     config = config_of(name)
     result = made_up(config, lambda name, **_: 0.5)
@@ -369,7 +368,7 @@ def test_published_rows_are_rows_of_ours_and_are_drawn(name):
         assert shown == [f"50.0 ± 0.0 ({x:g})" if np.isfinite(x) else "50.0 ± 0.0" for x in wanted]
     if item.figure is not comparison.figure:
         return
-    # Each row is drawn once for each kind of metric, and the paper's numbers are.
+    # Each measured row is drawn once per kind of metric, and so are the paper's numbers.
     kinds = {title.partition(",")[0] for title in measured["metric"].values}
     assert {axes.get_title().rpartition(") ")[2] for axes in figure.axes} == kinds
     assert len(figure.axes) == len(kinds)
@@ -389,7 +388,7 @@ def test_the_table_shows_each_methods_point():
     assert "lr 0.1, tau 10, B 32, mu = 0.1" in table.rows[-1]
 
 
-def test_the_table_of_warm_ups_is_a_row_for_each_method():
+def test_the_table_of_warm_ups_has_a_row_for_each_method():
     config = config_of("maxfl-demand")
     found = ITEMS["maxfl-demand"].findings(made_up(config, ours(appeal=0.2)), config)
     (table,) = found.tables

@@ -1,4 +1,4 @@
-"""Tables 1 to 6, Figures 3, 4, 7 of Cho et al.: small runs, clients and settings."""
+"""Tables 1 to 6 and Figures 3, 4 and 7 of Cho et al.: small runs, clients and settings."""
 
 import contextlib
 import functools
@@ -52,8 +52,8 @@ def config_of(name, **changes):
 
 
 @pytest.mark.parametrize(("clients", "attackers"), [(10, [0, 1, 1]), (100, [0, 5, 10])])
-def test_attackers_are_rounded_up(clients, attackers):
-    """A share of few clients is one attacker, and what is whole stays as it is."""
+def test_the_number_of_attackers_is_rounded_up(clients, attackers):
+    """5 % of 10 clients is one attacker, and whole numbers are kept."""
 
     def asked(share):
         return Byzantine(fraction=0.0).model_copy(update={"fraction": share})
@@ -74,7 +74,7 @@ def test_attackers_are_rounded_up(clients, attackers):
 
 @functools.cache
 def small_instance(name, tuning_steps, *methods):
-    """An item's config with some methods, and its result."""
+    """The config and the result of a small version of an item with some of its methods."""
     item = ITEMS[name]
     settings = {"methods": {method: item.settings.methods[method] for method in methods}}
     demand = item.settings.requirement
@@ -84,7 +84,7 @@ def small_instance(name, tuning_steps, *methods):
     return config, run_comparison(config)
 
 
-LOWERED: dict = {}  # the programs of the quick instance
+LOWERED: dict = {}  # programs of the quick instance
 QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers and tuning at once
 
 
@@ -98,8 +98,8 @@ QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers a
         ),
     ],
 )
-def test_small_instances(name, tuning_steps, tmp_path):
-    """Every item runs from the data to the figure; the digits stand in and it is said."""
+def test_small_instances_run_from_data_to_figure(name, tuning_steps, tmp_path):
+    """The figure says that the digits stand in for the paper's dataset."""
     item = ITEMS[name]
     with traced_once(LOWERED if (name, tuning_steps) == QUICK.values else None):
         config, result = small_instance(name, tuning_steps, "MaxFL")
@@ -131,8 +131,8 @@ def test_small_instances(name, tuning_steps, tmp_path):
     ],
     ids=["one method", "two methods, traced again"],
 )
-def test_a_grid_that_was_stopped_continues_bit_by_bit(which, how, tmp_path):
-    """Own models are retrained with equal results, and saved runs are not computed again."""
+def test_a_stopped_grid_resumes_bit_for_bit(which, how, tmp_path):
+    """The clients' own models are trained again with equal results, saved runs are not."""
     with how:
         stop_and_continue(which, tmp_path)
 
@@ -163,8 +163,8 @@ def stop_and_continue(which, tmp_path):
     xr.testing.assert_identical(result.drop_attrs(), expected.drop_attrs())
 
 
-def test_own_models_are_where_the_grid_looks_for_them():
-    """Those of every number of steps, rate, draw and client equal a warm-up of that one replica."""
+def test_own_models_are_indexed_by_steps_rate_draw_and_client():
+    """Own models of every number of steps, rate and draw equal a warm-up of that replica alone."""
     demand = {"num_steps": (2, 3), "learning_rates": (0.1, 0.05), "batch_size": 8}
     config = config_of("maxfl-table4", **SMALL | {"requirement": demand, "num_rounds": 2})
     population = config.population
@@ -197,8 +197,8 @@ def test_own_models_are_where_the_grid_looks_for_them():
             np.testing.assert_allclose(own.accuracy[i, rate, draw], alone.accuracy, rtol=1e-5)
 
 
-def test_the_whole_grid_of_table_1_is_two_programs_a_method(monkeypatch):
-    """Traced, not compiled: 7 methods, 2 sizes of arrays, for 81 points of 9 variants."""
+def test_the_grid_of_table_1_has_two_programs_per_method(monkeypatch):
+    """7 methods with 2 sizes of arrays give 14 programs, which are traced but not compiled here."""
     found = []
 
     def count(grid, **_):
@@ -223,8 +223,8 @@ EVERY_PAIR = [(1, 4, 1.0), (1, 8, 2.0), (1, 16, 1.0), (3, 4, 2.0), (3, 8, 1.0), 
 @pytest.mark.parametrize(
     "points", [EVERY_VALUE, pytest.param(EVERY_PAIR, marks=pytest.mark.slow)], ids=["some", "more"]
 )
-def test_points_that_share_a_program_are_those_of_programs_of_their_own(points):
-    """Steps, batches, variants and demands at once, two devices; floats, so to round-off."""
+def test_points_that_share_a_program_equal_separate_programs(points):
+    """Steps, batch sizes, variants and requirements all vary, and results agree to round-off."""
     changes = {
         "local_steps": (1, 3),
         "batch_sizes": (4, 8, 16),
@@ -246,7 +246,7 @@ def test_points_that_share_a_program_are_those_of_programs_of_their_own(points):
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, err_msg=name)
 
 
-def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():
+def test_each_seed_draws_clients_and_flips_a_share_of_them():
     population = POPULATIONS["digits"]
     settings = {"partition": "dirichlet_labels", "flips": "everywhere", "seeds": [1, 2]}
     flipped = draw_clients("digits", None, population, flipped=0.3, **settings)
@@ -276,7 +276,7 @@ def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():
     np.testing.assert_allclose(shares, 0.4, atol=0.02)
 
 
-def test_the_models_are_those_of_appendix_d():
+def test_the_networks_are_those_of_appendix_d():
     data = draw_clients(
         "digits",
         None,

@@ -1,4 +1,4 @@
-"""What compression saves: the reproduction in small, and put together by hand."""
+"""The savings of compression: a small reproduction, compared with `simulate`."""
 
 import jax
 import numpy as np
@@ -23,14 +23,14 @@ SMALL = validate(
 
 @pytest.fixture(scope="module")
 def result():
-    """Of some ways to send updates, each of which is a program."""
+    """Results of three compressors, because each one is a program."""
     labels = (compression_curve.PLAIN, compression_curve.TOP, compression_curve.TOP_ALONE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression_curve, "LABELS", labels)
         yield ITEM.make(SMALL)
 
 
-def test_a_point_is_the_run_by_hand(result):
+def test_a_point_equals_simulate(result):
     data = synthetic(6, alpha=0.1, beta=0.1, seed=0, test_fraction=0.2)
     task = classification(data, LogisticRegression(5))
     algorithm = compressed(fedavg(local_sgd(0.1, steps=1, batch_size=10)), top_k(0.05))
@@ -46,7 +46,7 @@ def test_a_point_is_the_run_by_hand(result):
     np.testing.assert_array_equal(plain.bits_up, 32 * plain.parameters_up)
 
 
-def test_it_is_judged_and_drawn(result, tmp_path, monkeypatch):
+def test_results_are_judged_and_drawn(result, tmp_path, monkeypatch):
     monkeypatch.setattr(compression_curve, "LABELS", tuple(result.message.values))
     findings = ITEM.findings(result, SMALL)
     assert [each.outcome for each in findings.checks][2] == "passed"  # 305 numbers of 32 bits

@@ -1,4 +1,4 @@
-"""All multi-model methods compared: in small, by hand, and judged on invented curves."""
+"""Comparison of all multi-model methods: a small run, and verdicts on made-up curves."""
 
 import json
 
@@ -44,13 +44,13 @@ def result():
     return ITEM.make(SMALL)
 
 
-def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
+def test_a_small_instance_runs_from_data_to_figure(result, tmp_path):
     sizes = {"problem": 1, "algorithm": 2, "seed": 2, "round": 3, "model": 2}
     assert dict(result["test_accuracy"].sizes) == sizes
     assert result["test_accuracy"].notnull().all()
     assert result["round"].values.tolist() == [0, 3, 6]
     trained = result["client_updates"].isel(round=-1, problem=0).sum("model")
-    # The bandit begins with a round of all 6 clients for each model; 24 are its 6 rounds.
+    # The bandit has 24 rounds: two train a model on all 6 clients, the other 22 on one to three.
     pareto = trained.sel(algorithm="bandit: Pareto")
     assert ((pareto >= 2 * 6 + 22) & (pareto <= 2 * 6 + 22 * 3)).all()
     assert (trained.sel(algorithm="FedAST") == 6 * 3).all()
@@ -65,8 +65,10 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     about = json.loads(result.attrs["manifest"])
     assert about["datasets"][0].startswith("synthetic")
     findings = ITEM.findings(result, SMALL)
-    assert [check.text.split()[0] for check in findings.checks] == ["every"]  # nobody to compare
-    assert [check.outcome for check in findings.checks] == ["undecided"]  # of two rates
+    # no baseline to compare with
+    assert [check.text.split()[0] for check in findings.checks] == ["every"]
+    # because there are only two rates
+    assert [check.outcome for check in findings.checks] == ["undecided"]
     assert {len(table.rows) for table in findings.tables} == {1, 2}
     assert "accuracy in time" not in findings.measured
     assert findings.measured["trainings"].item() == 18
@@ -75,8 +77,8 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     assert len(figure.axes) == 1
 
 
-def test_it_is_what_one_puts_together_by_hand(result):
-    """One run by `simulate`, with the rates that were chosen; and no draw of the others."""
+def test_a_run_equals_simulate(result):
+    """One run is repeated with the selected rates, on data that the selection does not use."""
     seed, problem = 1, SMALL.synthetic
     assert not set(SMALL.data_seeds) & set(SMALL.selecting.data_seeds)
     rates = [
@@ -119,10 +121,10 @@ def test_the_best_rates_are_chosen_by_the_mean_over_seeds():
 
 
 def invented(accuracy, pace=1, rate=0.1):
-    """A result with ``accuracy(problem, method)`` for each of the models, which rises to the end.
+    """A result in which the models' accuracies rise to ``accuracy(problem, method)``.
 
-    Seeds differ by a thousandth. A bandit trains ten clients a round, the others five. A round
-    takes 2, that of FedAST its pace.
+    Seeds differ by a thousandth. A bandit trains ten clients per round, other methods five. A round
+    of FedAST takes time `pace`, that of the other methods 2.
     """
     dims = "problem", "algorithm", "seed", "round", "model"
     coords = {
@@ -155,21 +157,20 @@ def invented(accuracy, pace=1, rate=0.1):
 
 
 def helpful(problem, method):
-    """FedFair lifts the worst model; bandits that look and unequal sampling lift all."""
+    """Accuracies in which FedFairMMFL lifts the worst model, and other methods lift all."""
     base = {"synthetic": [0.5, 0.3], "digits": [0.8, 0.7, 0.3]}[problem]
     if method == "FedFairMMFL":
         return [*base[:-1], 0.4]
     better = {"LVR": 1, "GVR": 1, "StaleVR": 2, "StaleVRE": 2, "FedAST": 1, "BODS": 1}
-    # Where they have trained as many clients, bandits have risen to 5/8 of their ends.
     better |= dict.fromkeys(("bandit: weighted sum", "bandit: Pareto", "bandit: rank list"), 1)
     return [x + 0.1 * better.get(method, 0) for x in base]
 
 
-def test_scores_are_averaged_over_the_last_fifth_of_equally_many_trainings():
+def test_scores_are_means_over_the_last_fifth_of_an_equal_number_of_trainings():
     measured = ITEM.measure(invented(helpful), FULL)
     assert measured["trainings"].values.tolist() == [50, 50]
     here = measured["accuracy per seed"].sel(seed=0)
-    # A round of a bandit costs twice as much: 50 trainings are its round 5.
+    # A round of a bandit costs twice the trainings, so it has done 50 by round 5.
     for method, rise in {"MFA-Rand": 1.0, "FedFairMMFL": 1.0, "bandit: Pareto": 4.5 / 8}.items():
         for problem in ("synthetic", "digits"):
             percent = 100 * rise * np.array(helpful(problem, method))
@@ -182,14 +183,14 @@ def test_scores_are_averaged_over_the_last_fifth_of_equally_many_trainings():
         10,
         10,
     ]
-    # In the times 8 to 10 of FedAST, MFA-Rand is in its rounds 4 to 5.
+    # At times 8 to 10 of FedAST, MFA-Rand is in rounds 4 to 5.
     slow = measured["accuracy in time"].sel(seed=0, problem="digits")
     assert slow.sel(fast="FedAST") == pytest.approx(60 * 4.5 / 8)
-    assert slow.sel(fast="BODS") == pytest.approx(60)  # its rounds are as long
+    assert slow.sel(fast="BODS") == pytest.approx(60)  # rounds of BODS take the same time
 
 
 def hindered(problem, method):
-    """The reverse of what helps."""
+    """Accuracies with the leads of `helpful` reversed."""
     pairs = zip(helpful(problem, method), helpful(problem, "MFA-Rand"), strict=True)
     return [2 * base - x for x, base in pairs]
 
@@ -197,7 +198,7 @@ def hindered(problem, method):
 @pytest.mark.parametrize(
     ("accuracy", "pace", "outcome"), [(helpful, 1, "passed"), (hindered, 3, "failed")]
 )
-def test_questions_are_answered_by_the_curves(accuracy, pace, outcome):
+def test_checks_follow_the_curves(accuracy, pace, outcome):
     *questions, rates = ITEM.findings(invented(accuracy, pace), FULL).checks
     assert len(questions) == 8
     assert {check.outcome for check in questions} == {outcome}, questions
@@ -207,7 +208,7 @@ def test_questions_are_answered_by_the_curves(accuracy, pace, outcome):
     assert "LVR, synthetic: " in questions[1].evidence
 
 
-def test_a_difference_within_a_point_is_no_help_and_a_noisy_one_is_undecided():
+def test_small_differences_fail_and_noisy_ones_are_undecided():
     def close(problem, method):
         gain = {"LVR": 0.001, "FedFairMMFL": 0.01}.get(method, 0)
         return [x + gain for x in helpful(problem, "MFA-Rand")]
@@ -222,7 +223,7 @@ def test_a_difference_within_a_point_is_no_help_and_a_noisy_one_is_undecided():
     assert fair.evidence.count("(undecided)") == 2
 
 
-def test_a_run_that_diverged_decides_nothing():
+def test_a_diverged_run_leaves_its_check_undecided():
     data = invented(helpful)
     data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedFairMMFL", "seed": 2}] = np.nan
     findings = ITEM.findings(data, FULL)
@@ -237,13 +238,13 @@ def test_a_run_that_diverged_decides_nothing():
     ]
 
 
-def test_a_rate_at_the_end_of_its_grid_is_said():
+def test_a_selected_rate_at_the_end_of_its_grid_fails_a_check():
     *_, rates = ITEM.findings(invented(helpful, rate=0.6), FULL).checks
     assert rates.outcome == "failed"
     assert "MIFA on digits: 0.6" in rates.evidence
 
 
-def test_the_figure_has_a_panel_for_each_problem_and_rows_from_the_best():
+def test_the_figure_has_a_panel_for_each_problem_with_the_best_method_first():
     data = invented(helpful)
     figure = ITEM.figure(data, ITEM.measure(data, FULL), FULL)
     assert [axes.get_title() for axes in figure.axes] == ["(a) synthetic", "(b) digits"]
@@ -258,8 +259,8 @@ def test_the_figure_has_a_panel_for_each_problem_and_rows_from_the_best():
     assert worst[0].get_xdata()[place] == pytest.approx(40, abs=0.5)
 
 
-def test_tables_are_read_at_80_columns(monkeypatch, capsys):
-    """Headers are broken, but no cell is, with numbers as large as they come."""
+def test_tables_fit_into_80_columns(monkeypatch, capsys):
+    """Headers are broken over lines, but cells are not, even with the largest numbers."""
     data = invented(helpful)
     data["client_updates"] = 100 * data["client_updates"]
     data["test_accuracy"].loc[{"algorithm": "FedAST", "seed": [1, 3]}] /= 2

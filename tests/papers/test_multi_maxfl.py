@@ -1,4 +1,4 @@
-"""Several models with appeal: a small version of the reproduction, and by hand."""
+"""MaxFL with several models: a small reproduction, compared with `simulate`."""
 
 import json
 
@@ -42,7 +42,7 @@ SMALL = validate(
     ids=lambda param: f"{' and '.join(param[0])}, {len(param[1])} models",
 )
 def result(request):
-    """Of some of the assignments and questions: each is two programs, or traced in each."""
+    """Results of some of the assignments and questions, which determine the number of programs."""
     names, questions = request.param
     some = {name: multi_maxfl._ASSIGNMENTS[name] for name in names}
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +52,7 @@ def result(request):
 
 
 def clients():
-    """Those of the seeds of the small instance."""
+    """The client data of the small instance, one draw for each seed."""
     population = POPULATIONS["digits"]._replace(num_clients=6, num_unseen=3)
     words = np.random.SeedSequence(SMALL.seed).generate_state(SMALL.num_seeds)
     seeds = [int(word) for word in words]
@@ -67,7 +67,7 @@ def clients():
     )
 
 
-def test_three_questions_about_the_same_images():
+def test_three_questions_label_the_same_images():
     data = clients()
     asked = ask(data)
     for part in ("train", "test"):
@@ -81,7 +81,7 @@ def test_three_questions_about_the_same_images():
         np.testing.assert_array_equal(getattr(asked, part).counts, getattr(data, part).counts)
 
 
-def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
+def test_a_small_instance_runs_from_data_to_figure(result, tmp_path):
     assignments = result["assignment"].values.tolist()
     assert dict(result.sizes) == {
         "assignment": len(assignments),
@@ -116,8 +116,8 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     assert len(figure.axes) == len(assignments)
 
 
-def test_it_is_what_one_puts_together_by_hand(result):
-    """One run by `simulate`, without a sweep, with the key and the clients of its seed."""
+def test_a_run_equals_simulate(result):
+    """One run is repeated with the key and the clients of its seed."""
     seed, module, num_models = 1, MLP(10, (64, 30), 0.5), result.sizes["model"]
     algorithm = maxfl(local_sgd(SMALL.learning_rate, steps=3, batch_size=8))
     how = {"learning_rate": SMALL.learning_rate, "batch_size": 8, "num_steps": 2}

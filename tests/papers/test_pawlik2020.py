@@ -1,4 +1,4 @@
-"""Items of Pawlik's paper: its table and figures, and how large cohorts should be."""
+"""Items of Pawlik's paper: its table and figures, and the optimal cohort size."""
 
 import functools
 import itertools
@@ -41,8 +41,8 @@ positive = st.integers(1, 500)
 
 
 @given(C=positive, R=positive, B=positive, E=positive, N=positive, extra=st.integers(0, 500))
-def test_costs_count_what_a_trial_does(C, R, B, E, N, extra):
-    """By counting, round by round, in whole numbers where they are whole."""
+def test_costs_equal_counts_of_a_trial(C, R, B, E, N, extra):
+    """Gradients and contacts are counted round by round."""
     K, rounds = C + extra, min(R, 4)
     gradients = contacts = 0
     for _ in range(rounds):
@@ -59,7 +59,7 @@ def test_costs_count_what_a_trial_does(C, R, B, E, N, extra):
 
 
 @pytest.mark.parametrize("name", ["R", "B", "epochs"])
-def test_costs_name_what_is_wrong(name):
+def test_wrong_costs_are_named(name):
     problem, numbers = Problem(N=2, C=2, S=2), {"R": 2, "B": 2, "epochs": 2}
     costs(problem=problem, **numbers)
     with pytest.raises(ValueError, match=rf"A trial needs {name} >=? [01]; given {name} = 0"):
@@ -69,12 +69,12 @@ def test_costs_name_what_is_wrong(name):
 
 
 def verdicts(item, dataset, config):
-    """The verdicts of an item by the keys of its statements."""
+    """Maps the key of every statement of an item to its verdict."""
     return {each.key: each.verdict for each in item.findings(dataset, config).statements}
 
 
-def test_two_columns_of_the_printed_table_contradict_their_equations():
-    """Every entry is compared: u and u_R are wrong, and by the equations u_R is constant."""
+def test_two_printed_columns_contradict_their_equations():
+    """The printed u and u_R are wrong, and by the equations u_R is constant."""
     dataset = ITEM.run(ITEM.settings, None)
     findings = ITEM.findings(dataset, ITEM.settings)
     found = {each.key: each.verdict for each in findings.statements}
@@ -141,7 +141,7 @@ def test_wrong_trials_are_refused(setting, says, tmp_path, capsys):
     assert says in " ".join(capsys.readouterr().err.split())
 
 
-# How large cohorts should be
+# The optimal cohort size
 
 OPTIMUM = ITEMS["cb-optimal-cohort"]
 SMALL = OptimalCohort(
@@ -154,8 +154,8 @@ def optimum():
     return OPTIMUM.run(SMALL, None)
 
 
-def test_the_map_of_cohorts_is_that_of_exact_expectations():
-    """The mean over drawn cohorts, by 4 standard errors, for every size and heterogeneity."""
+def test_the_map_of_cohorts_agrees_with_exact_expectations():
+    """Means over drawn cohorts agree to 4 standard errors for every size and heterogeneity."""
     dataset, (H, b) = optimum(), bowls(SMALL)
     start = np.full((1, 3), 3**-0.5)
     gamma = SMALL.rate / (np.linalg.eigvalsh(H).max() * SMALL.local_steps)
@@ -168,11 +168,11 @@ def test_the_map_of_cohorts_is_that_of_exact_expectations():
             assert abs(at.measured - expected[0]) < 4 * at.standard_error + 1e-5 * expected[0]
             constants = {"L": np.linalg.eigvalsh(H).max(), "G": 0, "gap": 0, "Z": np.sqrt(Z2[0])}
             noise = cohort_bound(24 // C, Problem(N=6, C=C, E=3, **constants), gamma)
-            assert at.bound > noise / 4  # of its terms the last one, with Z^2 along the way
+            assert at.bound > noise / 4  # the last term of the bound, with Z^2 along the trajectory
     assert (dataset.bound > dataset.measured).all()
 
 
-def test_the_optimal_cohort_is_judged_by_what_was_measured():
+def test_the_optimal_cohort_is_judged_by_measurements():
     dataset = optimum()
     findings = OPTIMUM.findings(dataset, SMALL)
     assert [findings.checks[i].outcome for i in (0, 3)] == ["passed"] * 2
@@ -221,7 +221,7 @@ def test_excess_noise_is_measured():
     keys = {"squared-step", "excess-noise", "two-forms"}
     found = verdicts(NOISE, wrong, config)
     assert {found[key] for key in keys} == {"contradicted"}
-    # Too few cohorts leave it open, though the mean is right.
+    # A large standard error leaves it open, though the mean is right.
     wide = dataset.copy(deep=True)
     wide.step[1] *= 10
     assert verdicts(NOISE, wide, config)["squared-step"] == "not settled"
@@ -238,8 +238,8 @@ SHORT = Averaging(
 )
 
 
-def test_algorithm_1_is_that_of_plain_loops():
-    """Without noise; the squared gradient at the mean model, and how far clients are from it."""
+def test_algorithm_1_equals_plain_loops():
+    """Compares the squared gradient at the mean model, and the drift of clients, without noise."""
     with jax.enable_x64(True):
         task = SHORT.wells(0.0)
         found = jax.device_get(algorithm_1(jax.random.key(0), task, 0.1, 3, (2, 20)))
@@ -258,7 +258,7 @@ def test_algorithm_1_is_that_of_plain_loops():
     assert found["broken"] < 1e-12
 
 
-def test_noise_has_its_size_and_the_gap_is_that_of_the_minimum():
+def test_noise_has_the_given_variance_and_the_gap_is_exact():
     task = SHORT.wells(2.0)
     noise = np.asarray(task.noise(jax.random.key(0), (20_000, 2)))
     assert abs(np.mean(np.sum(noise**2, 1)) - 4.0) < 4 * np.std(np.sum(noise**2, 1)) / 141
@@ -273,7 +273,7 @@ def test_noise_has_its_size_and_the_gap_is_that_of_the_minimum():
     assert task.gap() == pytest.approx(loss(np.full(2, 3.0)) - least, abs=0.02)
 
 
-def test_bounds_of_model_averaging_hold_beside_measured_runs():
+def test_bounds_of_model_averaging_hold_for_measured_runs():
     dataset = AVERAGING.run(SHORT, None)
     findings = AVERAGING.findings(dataset, SHORT)
     found = {each.key: each.verdict for each in findings.statements if not each.untested}
@@ -315,7 +315,7 @@ def test_wrong_averagings_are_refused(change, says):
 
 @pytest.fixture
 def linear(monkeypatch):
-    """The figures' pipeline with a model that compiles at once."""
+    """Replaces the CNN by a linear model that compiles fast."""
     monkeypatch.setattr("fedjax_mm.papers.pawlik2020.clients.McMahanCNN", plain)
 
 
@@ -331,8 +331,8 @@ FEW = CohortAccuracy(
 
 
 @pytest.mark.usefixtures("linear")
-def test_both_evaluations_are_those_of_the_test_images():
-    """All images; and E mini-batches of B neighbours, which are others in every record."""
+def test_both_evaluations_equal_counts_of_correct_test_images():
+    """One evaluation uses all images, the other E random blocks of B consecutive ones."""
     pool = digits()
     parts = iid(pool.train[1], 3)
     task = dealt(images(pool, [parts, parts[::-1]]), 1, epochs=2, batch_size=15)
@@ -358,8 +358,8 @@ def test_both_evaluations_are_those_of_the_test_images():
 
 
 @pytest.mark.usefixtures("linear")
-def test_the_authors_program_shuffles_batches_that_stay_the_same():
-    """Each batch of neighbours once an epoch, in an order of the round; usual ones are mixed."""
+def test_the_authors_program_shuffles_fixed_batches():
+    """Batches of consecutive examples come once per epoch, in a random order."""
     pool = digits()
     parts = iid(pool.train[1], 3)
     size, how = 50, Batching(50, "epochs")
@@ -390,10 +390,10 @@ def test_the_authors_program_shuffles_batches_that_stay_the_same():
 
 
 @pytest.mark.usefixtures("linear")
-def test_cohorts_train_at_constant_cost_and_are_judged():
+def test_cohorts_train_at_constant_cost():
     dataset = FIG2.run(FEW, None)
     assert dict(dataset.sizes) == {"C": 3, "seed": 4, "round": 13}
-    for C in (1, 2, 3):  # R = 12 / C rounds, and the start
+    for C in (1, 2, 3):  # the start, and R = 12 / C rounds
         recorded = dataset.test_accuracy.sel(C=C).notnull().sum("round")
         assert (recorded == 1 + 12 // C).all()
     assert not dataset.test_accuracy.isel(round=1).equals(dataset.published_accuracy.isel(round=1))
@@ -415,7 +415,7 @@ def test_cohorts_train_at_constant_cost_and_are_judged():
 
 
 def accuracies(best, scored=None, sizes=(1, 2, 3)):
-    """A result whose best accuracies ``[C, seed]`` are these, after the first round."""
+    """A result with the best accuracies ``[C, seed]`` after the first round."""
     curves = np.stack([np.zeros_like(best), best, best / 2], axis=-1)
     some = curves if scored is None else np.round(curves * scored) / scored
     dims, coords = ("C", "seed", "round"), {"C": list(sizes), "round": [0, 1, 2]}
@@ -423,7 +423,7 @@ def accuracies(best, scored=None, sizes=(1, 2, 3)):
     return xr.Dataset(data, coords, {"manifest": {"datasets": ["mnist"], "data": "real"}})
 
 
-def test_a_slope_over_cohort_sizes_is_found_and_noise_is_not():
+def test_a_slope_over_cohort_sizes_is_told_from_noise():
     rng = np.random.default_rng(0)
     flat = 0.7 + 0.005 * rng.normal(size=(3, 30))
     assert verdicts(FIG2, accuracies(flat), FEW)["cohort-size"] == "supported"
@@ -444,12 +444,12 @@ def test_a_slope_over_cohort_sizes_is_found_and_noise_is_not():
     assert verdicts(FIG2, digits_instead, FEW)["cohort-size"] == "not tested"
 
 
-def test_few_scored_images_make_groups():
+def test_accuracies_on_few_scored_images_form_groups():
     values = np.random.default_rng(0).uniform(0.5, 0.9, size=(3, 70))
     grouped, single = accuracies(values, scored=10), accuracies(values)
-    # All test images make the same groups: these are not of the scoring.
+    # If accuracies on all test images form the same groups, then scoring does not explain them.
     alike = grouped.assign(test_accuracy=grouped.published_accuracy)
-    own = accuracies(np.array([[0.5, 0.6, 0.7]] * 3))  # every run has a value of its own
+    own = accuracies(np.array([[0.5, 0.6, 0.7]] * 3))  # every seed has a different value
     expected = {"supported": grouped, "contradicted": single, "not tested": own}
     for verdict, dataset in [*expected.items(), ("contradicted", alike)]:
         found = verdicts(FIG2, dataset, FEW)
@@ -468,7 +468,7 @@ def test_a_flat_curve_and_large_error_bars_are_recognized():
     assert (found["flat"], found["error-bars"]) == ("supported", "contradicted")
 
 
-def test_two_seeds_say_nothing_of_the_error_of_a_variance():
+def test_two_seeds_decide_no_test_of_a_variance():
     for spread in (0.1, 10.0):
         samples = xr.DataArray(
             [[50.0 - spread, 50.0 + spread]], dims=("C", "seed"), coords={"C": [5]}
@@ -477,7 +477,7 @@ def test_two_seeds_say_nothing_of_the_error_of_a_variance():
         assert (test.supports, test.contradicts) == (1.0, 1.0)
 
 
-def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
+def test_published_means_are_shown_only_for_the_authors_trials(tmp_path):
     def of(config, name="mean", contacts=60):
         found = published_numbers(config)
         if contacts not in found.contacts:
@@ -496,11 +496,11 @@ def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
     few = author.model_copy(update={"cohort_sizes": (5, 10, 15), "contacts": (60,)})
     noise = np.random.default_rng(0).normal(size=(3, 20))
     means = np.array([[0.722], [0.714], [0.723]]) + 0.1 * (noise - noise.mean(1, keepdims=True))
-    dataset = accuracies(means, sizes=(5, 10, 15))  # the scores are the author's
+    dataset = accuracies(means, sizes=(5, 10, 15))  # scores at the author's level
     dataset["test_accuracy"] = dataset.test_accuracy * 0.9
     findings = FIG3.findings(dataset, few)
     assert verdicts(FIG3, dataset, few)["means"] == "supported"
-    assert [each.text for each in findings.checks] == []  # the doubled runs were not run
+    assert [each.text for each in findings.checks] == []  # there are no runs with doubled contacts
     texts = {row[1:3]: row[5] for row in findings.tables[0].rows}
     assert texts["as-published", "5"].endswith("(0.7216)")
     assert not texts["all images", "5"].endswith(")")
@@ -514,8 +514,8 @@ def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
     assert verdicts(FIG3, near, few)["means"] == "not settled"
 
 
-def test_a_mean_beside_a_published_mean_errs_as_often_as_it_says():
-    """At the margin, with errors of both: each side in 0.135 %, here by the normal law at 2.33."""
+def test_the_comparison_with_a_published_mean_has_the_nominal_error_rate():
+    """Differences lie at the margin, and the rate is tested at 1 %."""
     rng = np.random.default_rng(0)
     supports = [near("", 1.0 + rng.normal(scale=0.2), 1.0, 0.2).supports for _ in range(4000)]
     assert abs(np.mean(np.array(supports) < 0.01) - 0.01) < 0.005
@@ -541,8 +541,8 @@ ROUNDS = CohortRounds(
 @pytest.mark.parametrize(
     "sizes", [slow_unless(sizes == (3,), sizes) for sizes in ((3,), (1, 3, 6))]
 )
-def test_rounds_to_an_accuracy_do_not_depend_on_stopping_there(sizes):
-    """Each cohort size is a program."""
+def test_rounds_to_an_accuracy_do_not_depend_on_early_stopping(sizes):
+    """Cohort sizes are few, because each one is a program."""
     stopped = FIG1.run(ROUNDS, None)
     assert set(stopped.data_vars) == {"test_accuracy", "published_accuracy"}
     whole = FIG1.run(ROUNDS.model_copy(update={"stop": False, "cohort_sizes": sizes}), None)
@@ -559,15 +559,15 @@ def test_rounds_to_an_accuracy_do_not_depend_on_stopping_there(sizes):
         for place in np.ndindex(rounds.shape):
             met = np.flatnonzero(accuracy[place] >= target)
             assert rounds[place] == met[0] if len(met) else np.isnan(rounds[place])
-    # Each share of IID images has its own clients, of every seed: one that knows two digits
-    # teaches less than one that knows more.
+    # Each share of IID images has its own clients in every seed. Clients with two digits teach less
+    # than clients with more.
     by_share = accuracy.mean((1, 3))
     assert (by_share[1:] > by_share[0]).all()
     assert FIG1.figure(stopped, one.measured, ROUNDS).axes
 
 
-def test_fewer_rounds_are_found_along_the_right_axis():
-    """Rounds fall with C and grow with the percentage."""
+def test_verdicts_on_rounds_follow_the_right_axis():
+    """Rounds decrease with C and increase with the percentage."""
     size, percent, round_, seed = np.meshgrid(
         [1, 3, 6], [0, 50, 100], np.arange(40), range(6), indexing="ij"
     )
@@ -580,7 +580,7 @@ def test_fewer_rounds_are_found_along_the_right_axis():
     config = ROUNDS.model_copy(update={"targets": (0.99,)})
     found = verdicts(FIG1, dataset, config)
     assert (found["cohort-size"], found["percent"]) == ("supported", "contradicted")
-    late = dataset.where(dataset["round"] < 14, 0.0)  # some never get there
+    late = dataset.where(dataset["round"] < 14, 0.0)  # some runs never reach the target
     findings = FIG1.findings(late, config)
     assert np.isnan(findings.measured.rounds).any()
     assert {each.verdict for each in findings.statements} == {"not tested"}
@@ -589,8 +589,8 @@ def test_fewer_rounds_are_found_along_the_right_axis():
     assert set(verdicts(FIG1, dataset, other).values()) == {"not tested"}
 
 
-def test_a_run_that_hits_its_target_exactly_has_reached_it():
-    """As float32, in which 0.9 is less than the number 0.9; afterwards nothing is recorded."""
+def test_a_target_is_reached_by_equality():
+    """In float32 0.9 is less than the Python float."""
     curve = np.full((3, 3, 2, 4), np.nan, np.float32)
     curve[..., :3] = 0.1, 0.5, 0.9
     dims = ("C", "percent", "seed", "round")

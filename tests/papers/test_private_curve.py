@@ -1,4 +1,4 @@
-"""The cost of privacy: the reproduction in small, and put together by hand."""
+"""The cost of privacy: a small reproduction, compared with `simulate`."""
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ def result():
     return ITEM.make(SMALL)
 
 
-def test_a_point_is_the_run_by_hand(result):
+def test_a_point_equals_simulate(result):
     data = synthetic(20, alpha=0.0, beta=0.0, iid=True, seed=0, test_fraction=0.2)
     task = classification(data, LogisticRegression(5))
     algorithm = private(
@@ -52,14 +52,14 @@ def test_a_point_is_the_run_by_hand(result):
     np.testing.assert_allclose(point.loss, trace.metrics["loss"], rtol=1e-5)
 
 
-def test_epsilon_is_that_of_the_noise(result):
-    """The closed form of 4 Gaussian mechanisms of z = 3: mu = 2 / 3."""
+def test_epsilon_equals_its_closed_form(result):
+    """The composition of 4 Gaussian mechanisms with z = 3 has mu = 2 / 3."""
     measured = ITEM.measure(result, SMALL)
     assert measured.epsilon[0] == np.inf
     assert float(measured.epsilon[1]) == pytest.approx(2.7534, abs=0.005)
 
 
-def test_it_is_judged_and_drawn(result, tmp_path):
+def test_results_are_judged_and_drawn(result, tmp_path):
     findings = ITEM.findings(result, SMALL)
     assert [each.text.split(",")[0] for each in findings.checks] == ["with the most models"]
     (table,) = findings.tables
@@ -71,7 +71,7 @@ def test_it_is_judged_and_drawn(result, tmp_path):
 
 @pytest.mark.parametrize(("gap", "outcome"), [(5.0, "passed"), (-5.0, "failed")])
 def test_checks_follow_the_accuracies(gap, outcome):
-    """Noise costs `gap`, and the gap is twice as large with more models."""
+    """Noise costs `gap` with one model and twice that with four."""
     settings = validate(type(SMALL), SMALL.model_dump() | {"num_models": [1, 4]})
     seeds = np.array([0.0, 0.1, 0.2, 0.3])
     falls = np.array([[0.0, gap], [0.0, 2 * gap]])

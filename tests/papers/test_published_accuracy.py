@@ -1,4 +1,4 @@
-"""McMahan's CNN under FedAvg: 100 clients IID, 10 a round, one epoch, B = 10, eta = 0.1."""
+"""McMahan's CNN under FedAvg: 100 IID clients, 10 per round, one epoch, B = 10, eta = 0.1."""
 
 import os
 
@@ -14,7 +14,7 @@ from tests.compiling import optimised
 
 
 def accuracies_of(pool, num_clients, num_rounds, record_every=1):
-    """Returns test accuracies at every record, with the clients of a round split over devices."""
+    """Test accuracies at every record, with the clients of a round split over devices."""
     data = federate(pool, partition.iid(pool.train[1], num_clients))
     task = classification(data, McMahanCNN(10), scale=1 / 255, block_size=200)
     assignment = mfa_rand(num_clients, 1, cohort_size=10)
@@ -35,14 +35,14 @@ def accuracies_of(pool, num_clients, num_rounds, record_every=1):
 
     program = jax.jit(where.over(run, (None, None), None))
     words = jax.random.key_data(jax.random.key(0))
-    with optimised():  # computing takes longer than compiling
+    with optimised():  # the run takes longer than its compilation
         return np.asarray(program(*where.put((words, task), None)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_rounds", "least"), [(4, 0.6), (24, 0.85)])
 def test_digits_are_learned(num_rounds, least):
-    """A smaller instance: 1,437 images of 8 x 8, 20 clients; 0.68 is measured after 4 rounds."""
+    """A smaller instance has 1,437 images of 8 x 8 and 20 clients, and reaches 0.68 in 4 rounds."""
     accuracies = accuracies_of(digits(), 20, num_rounds, record_every=4)
     assert accuracies[-1] > least, accuracies
 

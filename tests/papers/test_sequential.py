@@ -1,4 +1,4 @@
-"""Seeds added until statements are settled: equal numbers, a budget, and resumed runs."""
+"""Adding seeds until statements are settled: equality with one run, budgets, and resuming."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ PAPER = {
 
 
 class Coin(Seeded):
-    """Settings of draws whose mean and standard deviation are known."""
+    """Settings of draws with known mean and standard deviation."""
 
     num_seeds: int = 3
     mean: float = 0.0
@@ -43,12 +43,12 @@ class Coin(Seeded):
 
 
 class Runs(list):
-    """An item without programs, and the batches that it has computed: first seed and number."""
+    """An item without programs, and the list of (first seed, number) of its computed batches."""
 
     stop_before = np.inf
 
     def run(self, config, execution):
-        """Returns a draw for each seed."""
+        """Makes a draw for each seed."""
         if config.first_seed >= self.stop_before:
             raise InterruptedRunError(signal.SIGTERM, 0.5)
         self.append((config.first_seed, config.num_seeds))
@@ -62,7 +62,6 @@ class Runs(list):
 
     @property
     def item(self):
-        """The item."""
         return Item(
             id="coin",
             title="draws",
@@ -83,7 +82,7 @@ class Runs(list):
         )
 
     def decide(self, budget=None, **settings):
-        """Runs `decide` without checkpoints, and also returns its reports."""
+        """Runs `decide` without checkpoints, and returns the result and the reports."""
         told, item = [], self.item
         config, result = decide(
             item, Coin(**settings), Execution(), budget or Budget(), item.make, told.append
@@ -94,7 +93,7 @@ class Runs(list):
 
 @pytest.fixture(autouse=True)
 def stated(monkeypatch):
-    """The paper of the item, which has no folder."""
+    """Registers a paper for the item."""
     monkeypatch.setattr(
         papers.item,
         "published",
@@ -106,7 +105,7 @@ def stated(monkeypatch):
     ("mean", "batches", "verdict"),
     [(1.0, [(0, 3), (3, 3), (6, 6)], "supported"), (-30.0, [(0, 3)], "contradicted")],
 )
-def test_seeds_are_doubled_until_all_is_decided(mean, batches, verdict):
+def test_seeds_are_doubled_until_all_statements_are_settled(mean, batches, verdict):
     runs = Runs()
     result, told = runs.decide(mean=mean)
     assert runs == batches
@@ -120,8 +119,8 @@ def test_seeds_are_doubled_until_all_is_decided(mean, batches, verdict):
         assert told[1] == ("coin: 6 seeds, 1 of 2 statements not settled; above; adding 6 seeds")
 
 
-def test_batches_of_seeds_are_those_of_one_run():
-    """Values, labels and manifest, but for the time."""
+def test_joined_batches_of_seeds_equal_one_run():
+    """Values, labels and manifests agree, except for wall times."""
     runs = Runs()
     result, _ = runs.decide(mean=0.05)
     assert runs == [(0, 3), (3, 3), (6, 6), (12, 12)]
@@ -138,7 +137,7 @@ def test_batches_of_seeds_are_those_of_one_run():
     [
         (Budget(max_seeds=10), [(0, 3), (3, 3), (6, 4)], "no more are allowed (--max-seeds)"),
         (Budget(max_seeds=3), [(0, 3)], "no more are allowed (--max-seeds)"),
-        # Two seconds a seed.
+        # A seed takes two seconds.
         (Budget(None, 12 / 60), [(0, 3), (3, 3)], "6 more would take too long (--max-minutes)"),
         (Budget(None, 11 / 60), [(0, 3)], "3 more would take too long (--max-minutes)"),
         (Budget(8, 16 / 60), [(0, 3), (3, 3), (6, 2)], "no more are allowed (--max-seeds)"),
@@ -153,7 +152,7 @@ def test_a_budget_is_not_exceeded(budget, batches, end):
 
 @pytest.fixture
 def coin(monkeypatch):
-    """The item, found by the command line."""
+    """Makes the item known to the command line."""
     runs = Runs()
     monkeypatch.setattr(reproductions, "ITEMS", {"coin": runs.item})
     monkeypatch.setattr(reproductions, "ALL", {"coin": runs.item})
@@ -165,14 +164,14 @@ def reproduce(out, *more, mean=0.05):
     return call("reproduce", "coin", "--set", f"mean={mean}", "--out", out, *more)
 
 
-def test_statements_that_are_not_settled_are_no_failure(coin, tmp_path):
+def test_unsettled_statements_are_no_failure(coin, tmp_path):
     code, out, err = reproduce(tmp_path, *SEEDS)
     assert code == 0
     shown = " ".join(out.split())
     assert "not settled section 1: “It is above.”" in shown
     assert "it would take" in shown
     assert "more seeds may settle it" in shown
-    assert "failed a check of our own" in shown  # which is no statement of the paper
+    assert "failed a check of our own" in shown  # not a statement of the paper
     assert "24 seeds, 1 of 2 statements not settled; above; no more are allowed" in err
     summary = read_json(tmp_path / "coin" / "summary.json")
     above, other = summary["statements"]
@@ -208,7 +207,7 @@ def test_finished_results_are_judged_again(coin, tmp_path):
     assert "holds no finished result of an item" in err
 
 
-def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):
+def test_a_finished_batch_is_not_computed_again(coin, tmp_path):
     reproduce(tmp_path / "whole", *SEEDS)
     coin.clear()
     coin.stop_before = 6
@@ -234,8 +233,8 @@ def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:the saved result in .* is skipped")
 @pytest.mark.parametrize("name", ["result.nc", "manifest.json"])
-def test_a_batch_that_is_damaged_is_computed_again(coin, tmp_path, name):
-    """Also where the file can be read, with another number in it."""
+def test_a_damaged_batch_is_computed_again(coin, tmp_path, name):
+    """A readable file with changed values also counts as damaged."""
     reproduce(tmp_path / "whole", *SEEDS)
     coin.stop_before = 3
     reproduce(tmp_path, *SEEDS)
@@ -287,13 +286,13 @@ def test_wrong_budgets_are_refused(coin, tmp_path, arguments, message):
     assert not (tmp_path / "new").exists()
 
 
-def test_an_item_without_seeds_says_so(tmp_path):
+def test_seeds_auto_reports_an_item_without_seeds(tmp_path):
     _, _, err = call("reproduce", "cb-table1", *SEEDS, "--out", tmp_path)
     assert "--seeds auto: cb-table1 has no seeds to add" in err
     assert files(tmp_path / "cb-table1") == ["figure.png", "result.nc", "summary.json"]
 
 
-def test_which_items_have_seeds_to_add():
+def test_only_draws_and_theory_have_no_seeds_to_add():
     without = {name for name in ITEMS if not isinstance(ITEMS[name].settings, Seeded)}
     draws = {"maxfl-fig5a", "maxfl-fig5b", "maxfl-fig6", "maxfl-fig8"}
     theory = {name for name in ITEMS if name.startswith("theory-")}
@@ -317,10 +316,10 @@ SIZES = {
 }
 
 
-# Comparisons of Cho et al. add seeds in test_cho2022_selection.py, too.
+# test_cho2022_selection.py also adds seeds to a comparison of Cho et al.
 @pytest.mark.parametrize("name", [slow_unless(name == "mfa-fig3", name) for name in SIZES])
-def test_added_seeds_are_those_of_a_longer_run(name):
-    """Initial models, clients, thresholds, draws and labels agree, up to the order of sums."""
+def test_added_seeds_equal_those_of_a_longer_run(name):
+    """Initial models, clients, thresholds, draws and labels agree."""
     item = ITEMS[name]
     values = item.settings.model_dump() | SIZES[name] | {"num_seeds": 4}
     config = validate(type(item.settings), values)

@@ -1,4 +1,4 @@
-"""What differs on accelerators, computed on the CPU: the results are those of CPUs."""
+"""Code paths for accelerators, run on the CPU, give the same results as those for CPUs."""
 
 import signal
 
@@ -18,7 +18,7 @@ from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """Returns a function that lets the package take its device for a GPU."""
+    """A function that makes JAX report a GPU as its default backend."""
 
     def pretend():
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -27,7 +27,7 @@ def accelerator(monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [1, 5, 8, 13])
-def test_unrolled_local_steps_are_those_of_the_loop(steps, accelerator):
+def test_unrolled_local_steps_equal_those_of_the_loop(steps, accelerator):
     def numbers(number):
         start = jnp.zeros(20, jnp.int32)
         return local_steps(number, lambda i, x: x.at[i].set(2 * x.sum() + i + 1), start)
@@ -42,7 +42,7 @@ def test_unrolled_local_steps_are_those_of_the_loop(steps, accelerator):
 
 
 @pytest.mark.parametrize("number", [1, 4, 9])
-def test_a_loop_of_several_steps_ends_where_one_of_single_steps_does(number, accelerator):
+def test_an_unrolled_while_loop_ends_at_the_same_state(number, accelerator):
     def count():
         return loop_until(lambda x: x >= number, lambda x: jnp.minimum(x + 1, number), jnp.int32(0))
 
@@ -55,8 +55,8 @@ def test_a_loop_of_several_steps_ends_where_one_of_single_steps_does(number, acc
 
 
 @pytest.mark.parametrize("size", [2, 7, 1000])
-def test_a_random_order_is_that_of_cpus(size, accelerator):
-    order = shuffled.__wrapped__  # because a compiled one would be used again
+def test_a_random_order_equals_that_on_cpus(size, accelerator):
+    order = shuffled.__wrapped__  # not jitted, because jit would reuse the program of the CPU
     words, places = jnp.array([3, 5], jnp.uint32), jnp.arange(size)
     expected = order(words, places, size)
     accelerator()
@@ -65,7 +65,7 @@ def test_a_random_order_is_that_of_cpus(size, accelerator):
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 40])
-def test_a_quadratic_has_the_updates_of_cpus(block_size, accelerator):
+def test_local_updates_of_a_quadratic_equal_those_on_cpus(block_size, accelerator):
     def updates():
         params = jnp.sin(jnp.arange(task.dim))
         return [task.local_sgd(params, jnp.int32(client), 0.1, 5) for client in range(3)]
@@ -83,7 +83,7 @@ def test_a_quadratic_has_the_updates_of_cpus(block_size, accelerator):
 
 
 @pytest.mark.parametrize("name", ["quadratic", "classification"])
-def test_a_run_has_the_same_results(name, accelerator):
+def test_a_run_has_the_same_results_as_on_cpus(name, accelerator):
     def run():
         if name == "quadratic":
             task, algorithm, assignment = quadratic(6, 4, mu=0.1), fedavg(0.1, local_steps=5), None
@@ -103,7 +103,7 @@ def test_a_run_has_the_same_results(name, accelerator):
 
 
 @pytest.mark.parametrize(("num_rounds", "every", "step"), [(24, 12, 6), (21, 7, 7), (9, 9, 3)])
-def test_segments_end_after_some_rounds(num_rounds, every, step, accelerator):
+def test_segments_end_at_multiples_of_a_number_of_rounds(num_rounds, every, step, accelerator):
     def run():
         ends = []
         task = quadratic(6, 4, mu=0.1)
@@ -124,7 +124,7 @@ def test_segments_end_after_some_rounds(num_rounds, every, step, accelerator):
         np.testing.assert_allclose(found[name], expected[name], rtol=2e-5)
 
 
-def test_early_stopping_and_resuming_are_those_of_cpus(accelerator, tmp_path):
+def test_early_stopping_and_resuming_equal_those_on_cpus(accelerator, tmp_path):
     def grid():
         def build(learning_rate):
             return Setup(

@@ -1,4 +1,4 @@
-"""Sweeps of asynchronous runs: the numbers of `simulate`, planned, continued and refused."""
+"""Sweeps of asynchronous runs: agreement with `simulate`, plans, resuming and refusals."""
 
 import dataclasses
 import functools
@@ -29,14 +29,14 @@ AXES = {"learning_rate": [0.05, 0.1], "mean": [1.0, 3.0]}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Noisy(Towards):
-    """A task with a metric that is drawn with the key of the record."""
+    """A task with a metric drawn from the record's key."""
 
     def metrics(self, rng_key, params):
         return super().metrics(rng_key, params) | {"noise": jax.random.normal(rng_key)}
 
 
 def parts(learning_rate, mean):
-    """Fewer jobs than arrivals of a round; R_m changes."""
+    """Task, algorithm and dispatch with fewer concurrent jobs than arrivals per round."""
     delay = shifted_exponential(6, jnp.stack([jnp.asarray(mean), jnp.asarray(1.0)]))
     dispatch = fedast(6, 2, at_work=(4, 2), ratio=2, delay=delay, arrivals_per_round=EACH)
     task = Noisy(jnp.arange(6.0))
@@ -52,12 +52,12 @@ GRID = Grid(build, AXES, ROUNDS, SEEDS, seed=SEED, record_every=EVERY)
 
 @functools.cache
 def whole():
-    """The sweep without a stop."""
+    """The uninterrupted sweep."""
     return sweep_of(GRID)
 
 
 def run_of(parts):
-    """A compiled run of `simulate` at a point."""
+    """Compiles `simulate` as a function of a key and a point."""
 
     @jax.jit
     def one(key, *point):
@@ -67,7 +67,7 @@ def run_of(parts):
 
 
 def single_runs():
-    """`simulate` at every point and with every seed, one after the other."""
+    """Yields the result of `simulate` at every point and seed, run one at a time."""
     one = run_of(parts)
     for rate in AXES["learning_rate"]:
         for mean in AXES["mean"]:
@@ -77,7 +77,7 @@ def single_runs():
 
 
 def check_same(result, at, expected):
-    """What a sweep has at a place is a run of `simulate`."""
+    """Checks that the sweep's result at a point and seed is that of `simulate`."""
     assert (expected["round"] == result["round"].values).all()
     found = result.sel(at).drop_vars(["diverged", *at])
     assert set(found) == set(expected)
@@ -85,8 +85,8 @@ def check_same(result, at, expected):
     xr.testing.assert_allclose(found, expected.transpose(*found.dims), rtol=1e-5, atol=1e-6)
 
 
-def test_every_point_and_seed_is_a_single_run():
-    """Side by side: one program, whose rounds are as many arrivals."""
+def test_every_point_and_seed_equals_a_single_run():
+    """All runs share one program, in which every round has the same number of arrivals."""
     result = whole()
     assert len(programs_of(GRID)) == 1
     assert result["round"].values.tolist() == list(range(0, ROUNDS + 1, EVERY))
@@ -98,7 +98,7 @@ def test_every_point_and_seed_is_a_single_run():
 
 
 def unlike(learning_rate):
-    """Models of two structures, of which the first and the last are alike: R_m changes."""
+    """Three models, the first and the last of which have the same structure."""
     delay = shifted_exponential(6, jnp.array([1.0, 3.0, 2.0]))
     dispatch = fedast(6, 3, at_work=(4, 2, 3), ratio=2, delay=delay, arrivals_per_round=EACH)
     tasks = [Noisy(place + jnp.arange(6.0), dim) for place, dim in enumerate((3, 5, 3))]
@@ -107,7 +107,7 @@ def unlike(learning_rate):
 
 @functools.cache
 def single_runs_of_unlike():
-    """`simulate` with both rates and every seed."""
+    """Results of `simulate` with both rates and every seed."""
     one, found = run_of(unlike), []
     for rate in AXES["learning_rate"]:
         for number, key in enumerate(seed_keys(SEED, range(SEEDS))):
@@ -116,19 +116,19 @@ def single_runs_of_unlike():
 
 
 @pytest.mark.parametrize("client_map", [slow_unless(False, "auto"), "scan"])
-def test_models_of_several_structures_are_single_runs_however_jobs_are_computed(client_map):
+def test_models_of_several_structures_equal_single_runs_under_every_client_map(client_map):
     axes = {"learning_rate": AXES["learning_rate"]}
     how = {"seed": SEED, "record_every": EVERY, "client_map": client_map}
     grid = Grid(lambda learning_rate: Setup(*unlike(learning_rate)), axes, ROUNDS, SEEDS, **how)
     result = sweep_of(grid)
     for at, expected in single_runs_of_unlike():
         check_same(result, at, expected)
-    assert (result["norm"].diff("model") != 0).all()  # no model is another
+    assert (result["norm"].diff("model") != 0).all()  # all models differ
     assert (result["at_work"].diff("round") != 0).any()
 
 
-def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_mm.sweeps.execute._GROWTH", 4)  # so that it stops in the middle
+def test_a_run_stopped_between_records_resumes_bit_for_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_mm.sweeps.execute._GROWTH", 4)  # stop in the middle
     how = Execution([progress(signalling(signal.SIGTERM, 0.1, []))])
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep_of(GRID, how._replace(checkpoints=checkpoints))
@@ -140,8 +140,8 @@ def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path
     xr.testing.assert_identical(rest.drop_attrs(), whole().drop_attrs())
 
 
-def test_methods_with_and_without_rounds_share_a_grid_and_a_target():
-    """Both have equal trainings per round and the same clock, with a budget of simulated time."""
+def test_synchronous_and_asynchronous_methods_share_a_grid_and_a_target():
+    """Both do equally many local trainings per round, under one budget of simulated time."""
     delay = shifted_exponential(6)
     rules = {
         "rounds": on_clock(mfa_rand(6, 2), delay),
@@ -169,7 +169,7 @@ def test_methods_with_and_without_rounds_share_a_grid_and_a_target():
     assert (result["idle_rounds"].sel(rule="arrivals") == 0).all()
 
 
-def test_the_plan_knows_the_versions_before_anything_is_compiled():
+def test_the_plan_counts_model_versions_before_compiling():
     (program,) = programs_of(GRID)
     given = parts(0.1, 1.0)
     assert num_bytes(program.traced.replica) >= state_bytes(*given)
@@ -179,14 +179,14 @@ def test_the_plan_knows_the_versions_before_anything_is_compiled():
     assert make_outline(alone).where.axis == "replicas"  # though there are more devices than runs
 
 
-def test_devices_that_share_jobs_compute_what_devices_that_share_seeds_do():
+def test_splitting_jobs_over_devices_equals_splitting_seeds():
     shared = sweep_of(GRID, Execution(split="clients"))
     assert make_outline(GRID, split="clients").where.axis == "clients"
     for name in whole().data_vars:
         np.testing.assert_allclose(shared[name], whole()[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_numbers_of_a_dispatch_do_not_share_a_program():
+def test_a_traced_dispatch_ratio_is_refused():
     def build(ratio):
         dispatch = fedast(6, 2, at_work=4, ratio=ratio.number)
         return Setup(Towards(jnp.arange(6.0)), fedavg(0.1, local_steps=2), dispatch)
@@ -195,7 +195,7 @@ def test_numbers_of_a_dispatch_do_not_share_a_program():
         sweep(Grid(build, {"ratio": [1, 2]}, num_rounds=2, together={"ratio": lambda ratio: 0}))
 
 
-def test_arrivals_that_cannot_be_counted_are_refused():
+def test_more_arrivals_than_int32_can_count_are_refused():
     words = r"536,870,912 rounds of 10 arrivals are 5,368,709,120 arrivals; at most 2,147,483,647"
     with pytest.raises(ValueError, match=words):
         make_outline(dataclasses.replace(GRID, num_rounds=2**29, record_every=2**29))

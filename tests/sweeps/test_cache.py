@@ -1,4 +1,4 @@
-"""The cache of compiled programs: its place, its limit, and programs that cannot be loaded."""
+"""Cache of compiled programs: location, size limit, and entries that cannot be loaded."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ assignment = { name = "mfa_rr", cohort_size = 11 }
 
 
 def command_line(code, *arguments, cache):
-    """A process that does not know of the tests' cache."""
+    """Runs Python code in a process without the compilation cache of the tests."""
     usual = {name: x for name, x in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -54,14 +54,11 @@ assert not os.path.exists(os.path.join(os.environ["XDG_CACHE_HOME"], "fedjax_mm"
 print("end of the first", file=sys.stderr)
 cli.main()
 """
-"""The command line, after a command that keeps nothing."""
+"""The command line, after a command with --no-cache."""
 
 
-def test_the_command_line_uses_devices_and_keeps_compiled_programs(tmp_path):
-    """A second process compiles nothing: it adds nothing to the cache, and reads it.
-
-    The cache can be turned off: then nothing is kept.
-    """
+def test_the_command_line_uses_devices_and_caches_programs(tmp_path):
+    """A second process adds no entry to the cache, and --no-cache writes none."""
     (tmp_path / "one.toml").write_text(ONE)
     small = ("run", tmp_path / "one.toml", "--set", "num_rounds=4", "--out", tmp_path / "out")
     entries, results = [], []
@@ -82,8 +79,8 @@ def test_the_command_line_uses_devices_and_keeps_compiled_programs(tmp_path):
     xr.testing.assert_identical(*results)
 
 
-def test_programs_of_another_compression_have_their_own_folder(tmp_path, monkeypatch):
-    """JAX warns at each program that it cannot read, and does not replace it."""
+def test_each_compression_format_has_its_own_folder(tmp_path, monkeypatch):
+    """Otherwise JAX would warn at each program that it cannot read, and would not replace it."""
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setitem(sys.modules, "compression.zstd", None)  # in Python since 3.14
     names = []
@@ -93,9 +90,9 @@ def test_programs_of_another_compression_have_their_own_folder(tmp_path, monkeyp
     assert names == [f"jaxlib-{jaxlib.__version__}-cpu-{kind}" for kind in ("zlib", "zstd")]
 
 
-def test_compiled_programs_are_shown_and_cleared(tmp_path, monkeypatch, capsys):
-    """In another place, in which other files are left alone."""
-    monkeypatch.setenv("FEDJAX_MM_CACHE", "")  # so that it is as it was after the test
+def test_the_cache_command_lists_and_clears_programs(tmp_path, monkeypatch, capsys):
+    """Other files in the directory are left alone."""
+    monkeypatch.setenv("FEDJAX_MM_CACHE", "")  # so that monkeypatch restores it
     (tmp_path / "mine").touch()
     (tmp_path / "jaxlib-1.whl").touch()
     (tmp_path / "jaxlib-source" / "src").mkdir(parents=True)
@@ -148,8 +145,8 @@ print(len(sizes))
 """
 
 
-def test_the_cache_has_a_limit(tmp_path, monkeypatch):
-    """Two processes write at once; entries that were not used for longest go first."""
+def test_the_cache_stays_below_its_limit(tmp_path, monkeypatch):
+    """Two processes write into the cache at once."""
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_MAX_SIZE")
     command = [sys.executable, "-c", SMALL_CACHE, str(tmp_path)]
@@ -161,7 +158,7 @@ def test_the_cache_has_a_limit(tmp_path, monkeypatch):
         assert 0 < int(out) < 24
 
 
-def test_a_spoilt_program_is_compiled_again(tmp_path):
+def test_a_corrupt_entry_is_compiled_again(tmp_path):
     (tmp_path / "one.toml").write_text(ONE)
     small = ("run", tmp_path / "one.toml", "--set", "num_rounds=4", "--overwrite")
     code = "from fedjax_mm import cli; cli.start()"
@@ -189,7 +186,7 @@ EVENTS = ("compile_time_saved_sec", "cache_retrieval_time_sec")
         ([], False),
     ],
 )
-def test_it_is_told_if_loading_takes_as_long_as_compiling(capsys, seconds, is_vain):
+def test_loading_that_takes_as_long_as_compiling_gives_a_warning(capsys, seconds, is_vain):
     with watched():
         for pair in seconds:
             for name, each in zip(EVENTS, pair, strict=True):
@@ -198,7 +195,9 @@ def test_it_is_told_if_loading_takes_as_long_as_compiling(capsys, seconds, is_va
 
 
 @pytest.mark.parametrize("extra", ["cuda12", "tpu"])
-def test_an_accelerator_without_a_plugin_is_told(capsys, tmp_path, monkeypatch, extra):
+def test_an_accelerator_without_a_plugin_gives_an_install_hint(
+    capsys, tmp_path, monkeypatch, extra
+):
     driver = tmp_path / "version"
     monkeypatch.setitem(devices._ACCELERATORS, extra, (str(driver), "jax_plugins"))
     for other in devices._ACCELERATORS.keys() - {extra}:

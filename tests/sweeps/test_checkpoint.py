@@ -1,4 +1,4 @@
-"""Unfinished runs: killed, stopped, damaged or out of room, they end as if nothing had been."""
+"""Runs that were killed, stopped, damaged or out of disk space resume to the same result."""
 
 import contextlib
 import dataclasses
@@ -72,13 +72,13 @@ def write_config(directory, **sizes):
 
 
 def read_result(directory):
-    """The data of a finished sweep, without its manifest, which has wall seconds."""
+    """The data of a finished sweep, without the manifest because it contains wall times."""
     with xr.open_dataset(directory / "grid" / "result.nc") as result:
         return result.load().drop_attrs(deep=False)
 
 
 def check_finished(directory, expected):
-    """Bit by bit the expected result, and nothing left of the way there."""
+    """Checks that the result is bit for bit as expected, and that no other files are left."""
     assert files(directory / "grid") == ["figure.png", "manifest.json", "result.nc"]
     result = read_result(directory)
     assert {name: x.dtype for name, x in result.items()} == {
@@ -93,7 +93,7 @@ def saved(directory):
     return {part.name: sorted(int(path.stem) for path in part.glob("[0-9]*.npz")) for part in parts}
 
 
-# In processes of their own
+# Subprocesses
 
 
 TELLING = """\
@@ -131,14 +131,15 @@ for command in json.loads(sys.argv[1]):
         print("code", code, file=sys.stderr, flush=True)
 sys.exit(code)
 """
-"""Commands on one experiment one after the other, a replica a device and a record at a time.
+"""Runs commands on one experiment in turn, with one replica per device and one record per segment.
 
-It is traced once. They tell of every record, and wait for an answer if their input is a pipe.
+The experiment is traced once. Every record is reported, and the command then waits for a line if
+its input is a pipe.
 """
 
 
 def progress(process):
-    """Yields the finished and the total work from a process's output."""
+    """Yields the finished and the total work that a process reports."""
     for line in process.stderr:
         word, *numbers = line.split() or [""]
         if word == "progress":
@@ -151,14 +152,14 @@ def without_progress(errors):
 
 
 def wait_for(process, share):
-    """Reads on until more than this share of the work is done, or to the end."""
+    """Reads reports until more than `share` of the work is done, or to the end."""
     for done, total in progress(process):
         if total > 1 and done > share * total:
             return
 
 
 def start(config, directory, *options, stdin=subprocess.DEVNULL, times=1):
-    """The sweep in a process of its own, which has as many devices as this one."""
+    """Starts the sweep in a subprocess with the same number of devices as this process."""
     command = ["--devices", str(jax.device_count()), "sweep", str(config)]
     command += ["--out", str(directory), *map(str, options)]
     return subprocess.Popen(
@@ -172,7 +173,7 @@ def start(config, directory, *options, stdin=subprocess.DEVNULL, times=1):
 
 
 def let_go_on(process):
-    """Answers until the sweep has told of two moments of its work, and waits at the second."""
+    """Answers reports until the sweep has advanced, and leaves the last one unanswered."""
     earlier = None
     for done, total in progress(process):
         if total > 1:
@@ -183,7 +184,7 @@ def let_go_on(process):
 
 
 def let_end(process):
-    """Answers until the command has ended: what else it said, and its code."""
+    """Answers reports until the command ends, and returns its other output and its exit code."""
     process.stdin.write("go on\n")
     said = []
     for line in process.stderr:
@@ -205,8 +206,8 @@ def check_stopped(number, code, errors):
     assert "continue with --resume" in errors
 
 
-def test_a_sweep_told_to_stop_twice_and_then_killed_continues(small, tmp_path):
-    """All in one process, whose directory is its own as long as it works there."""
+def test_a_sweep_stopped_twice_and_then_killed_resumes(small, tmp_path):
+    """While the process runs, no other one may use its directory."""
     options, before = ("--save-every", 1000, "--resume"), {}
     command = ("sweep", small.config, "--out", tmp_path, "--resume")
     with start(small.config, tmp_path, *options, stdin=subprocess.PIPE, times=3) as process:
@@ -230,8 +231,8 @@ def test_a_sweep_told_to_stop_twice_and_then_killed_continues(small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "seed"), [(1, 7), (3, 3), (20, 20)])
-def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(small, tmp_path, kills, seed):
-    """At moments spread over its work; whenever it is done before that, it starts afresh."""
+def test_a_sweep_killed_repeatedly_ends_with_the_same_result(small, tmp_path, kills, seed):
+    """Kills come at random moments, and a sweep that finishes before one starts over."""
     killed = finished = hits = advances = 0
     moments = random.Random(seed)
     while killed < kills:
@@ -252,20 +253,20 @@ def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(small, tmp_path, k
     print(f"seed {seed}: {hits} kills left an unfinished run, {advances} came after new saves")
     print(f"{finished + 1} runs ended, all of them alike")
     assert hits >= kills / 2
-    if kills >= 20:  # a few kills may all come where the one before had come
+    if kills >= 20:  # a few kills may all come before a new save
         assert advances >= kills / 4
     assert call("sweep", small.config, "--out", tmp_path, "--resume").code == 0
     check_finished(tmp_path, small.expected)
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_told_to_stop_saves_and_continues(small, tmp_path):
+def test_a_stopped_sweep_saves_and_resumes(small, tmp_path):
     options, before = ("--save-every", 1000, "--resume"), {}
     for number in (signal.SIGTERM, signal.SIGINT):
         with start(small.config, tmp_path, *options, stdin=subprocess.PIPE) as process:
             let_go_on(process)
             process.send_signal(number)
-            _, errors = process.communicate()  # which closes its input: it goes on
+            _, errors = process.communicate()  # closes stdin, so that the sweep goes on
         check_stopped(number, process.returncode, without_progress(errors))
         assert saved(tmp_path) != before
         before = saved(tmp_path)
@@ -278,11 +279,7 @@ def test_a_sweep_that_is_told_to_stop_saves_and_continues(small, tmp_path):
 
 @pytest.fixture(autouse=True, scope="module")
 def short_segments():
-    """Batches of one replica a device, looked at after every record.
-
-    Equal experiments are traced once: that another process traces the same is seen above. Figures
-    are empty, but for the first.
-    """
+    """Puts one replica on each device, ends segments at records, and traces experiments once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CACHE_BYTES", 1)
         patch.setattr(plan, "_lower", functools.cache(plan._lower))
@@ -293,7 +290,7 @@ def short_segments():
 
 
 class Small(NamedTuple):
-    """A sweep of two programs in two batches each, stopped in the third, and what it ends in."""
+    """A sweep of two programs with two batches each, stopped in its third batch."""
 
     config: Path
     expected: xr.Dataset
@@ -323,20 +320,20 @@ def small(tmp_path_factory):
 
 @pytest.fixture
 def unfinished(small, tmp_path):
-    """A copy of the stopped sweep, to be continued or spoiled."""
+    """A copy of the stopped sweep."""
     return shutil.copytree(small.unfinished, tmp_path / "copy")
 
 
 @contextlib.contextmanager
 def stopping(number, share):
-    """The command line gets a signal when this share of its work is done."""
+    """Sends the command line a signal when `share` of its work is done."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "log_lines", lambda: signalling(number, share, []))
         yield
 
 
 def signalling(number, share, reports):
-    """Notes progress, and raises a signal at a share of the work, once."""
+    """A progress function that appends to `reports`, and signals once at `share` of the work."""
 
     def report(label, done, total):
         reports.append((label, done))
@@ -348,7 +345,7 @@ def signalling(number, share, reports):
 
 
 def check_goes_on(before, after):
-    """Nothing that was reported before the signal, except where it ended, is reported again."""
+    """Checks that the resumed run repeats no report, except the last one before the signal."""
     *done, end, _ = [report for report in before if not isinstance(report, tuple) or report[1]]
     assert len(done) > 5
     assert end in after
@@ -356,7 +353,7 @@ def check_goes_on(before, after):
 
 
 def contents(directory):
-    """Every file with its bytes."""
+    """Maps every path to the bytes of the file."""
     return {path: path.is_file() and path.read_bytes() for path in sorted(directory.rglob("*"))}
 
 
@@ -374,7 +371,7 @@ def test_a_complete_run_is_left_alone(small, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_finished_batches_are_kept_and_two_states_of_the_one_under_way(small):
+def test_finished_batches_and_two_states_of_the_current_one_are_kept(small):
     (first, second, third), states = small.saves, list(small.saves.values())
     assert (first, second, third) == ("part-0000", "part-0001", "part-0002")
     assert states[:2] == [[11, 12], [11, 12]]
@@ -384,7 +381,7 @@ def test_finished_batches_are_kept_and_two_states_of_the_one_under_way(small):
 
 
 def one_program(directory, config):
-    """The same sweep with the first of its algorithms alone."""
+    """Writes the sweep with its first algorithm only."""
     head, _, tail = config.read_text().partition("[algorithms.MFA-Rand]")
     path = directory / config.name
     path.write_text(f"{head}[axes]{tail.partition('[axes]')[2]}")
@@ -395,7 +392,7 @@ def one_program(directory, config):
     ("number", "precision"), [(signal.SIGTERM, "float32"), (signal.SIGINT, "float64")]
 )
 def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precision):
-    """What was not saved for a long time is saved when the signal comes."""
+    """The signal makes the run save, even long before the next regular save."""
     config, share = small.config, 0.7
     if precision == "float64":
         config, share = one_program(tmp_path, config), 0.9
@@ -408,7 +405,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
     assert f"stopped at {10 * share:.0f}" in line
     assert "continue with --resume" in line
     assert files(tmp_path / "grid") == ["unfinished"]
-    parts = 3 if precision == "float32" else 2  # it ends in the last but one, or the last
+    parts = 3 if precision == "float32" else 2  # stopped in the last part but one, or in the last
     assert [len(rounds) for rounds in saved(tmp_path).values()] == [1] * parts
 
     monkeypatch.setattr(terminal, "log_lines", lambda: signalling(None, 2, after))
@@ -424,11 +421,12 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
         assert read_result(whole).loss.dtype == np.float64
 
 
-def test_resume_starts_where_there_is_nothing_and_signals_are_as_usual_then(small, tmp_path):
+def test_resume_without_an_unfinished_run_starts_one_and_restores_signal_handlers(small, tmp_path):
     usual = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     traced = plan._lower.cache_info().misses
     assert call("sweep", small.config, "--out", tmp_path, "--resume").code == 0
-    assert plan._lower.cache_info().misses == traced  # or every test here traces it again
+    # Otherwise every test here would trace it again.
+    assert plan._lower.cache_info().misses == traced
     check_finished(tmp_path, small.expected)
     assert usual == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
@@ -452,7 +450,7 @@ OTHER_RUNS = {
     "precision": (("--resume", "--set", "precision=float64"), ("float32", "float64")),
     "split": (("--resume", "--split", "clients"), ('split was null, is "clients"',)),
 }
-"""By name: further options, and what the error line must contain."""
+"""Maps a name to further options and to fragments of the error line."""
 
 
 def check_refused(directory, outcome, *fragments, before):
@@ -481,7 +479,7 @@ def change_record(unfinished, change):
 
 
 def test_another_program_is_refused(small, unfinished):
-    """Of equal settings, if the code has changed."""
+    """The settings are equal, but the code has changed."""
     change_record(unfinished, lambda record: record["identity"].update({"program MFA-RR": "old"}))
     before = contents(unfinished)
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
@@ -489,7 +487,7 @@ def test_another_program_is_refused(small, unfinished):
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["plain", "jitted"])
-def test_other_data_closed_over_are_refused(tmp_path, jit):
+def test_other_closed_over_data_are_refused(tmp_path, jit):
     def build(data):
         pull = jit(lambda client: jnp.take(data, client))
 
@@ -515,13 +513,13 @@ def test_other_data_closed_over_are_refused(tmp_path, jit):
 
 
 def sweep_of(grid, how=None):
-    """What `sweep` does with a grid, which is traced once however often it runs."""
+    """Does the same as `sweep`, but traces a grid only once."""
     how = how or Execution()
     return carry_out(plan_for(grid, how), how)[0]
 
 
-def test_a_run_stops_between_two_records_and_continues(tmp_path):
-    """One record at the end of nine rounds: what was counted since the last one is saved too."""
+def test_a_run_stopped_between_two_records_resumes(tmp_path):
+    """The only record comes after nine rounds, so a checkpoint has to hold the counts."""
 
     def build():
         return Setup(
@@ -541,7 +539,7 @@ def test_a_run_stops_between_two_records_and_continues(tmp_path):
 
 
 def test_other_batches_are_refused(small, unfinished, monkeypatch):
-    """If less memory is left than when the run began."""
+    """Batches are smaller if less memory is free than when the run began."""
     change_record(unfinished, lambda record: record["choices"].update(batch_sizes=[16, 16]))
     before = contents(unfinished)
     monkeypatch.setattr(
@@ -575,11 +573,11 @@ for directory in sys.argv[2:]:
     except SystemExit as end:
         print(end.code)
 """
-"""Each error is one line of its own."""
+"""Resumes the run of every directory, and prints the exit codes."""
 
 
 def test_another_number_of_devices_is_refused(small, unfinished):
-    """As if the run had begun with so many."""
+    """The record is edited as if the run had begun on one device."""
     change_record(unfinished, lambda record: record["identity"].update({"--devices": 1}))
     before = contents(unfinished)
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
@@ -625,16 +623,16 @@ def lose_an_array(checkpoint):
         np.savez(file, *some)
 
 
-def say_nothing(checkpoint):
+def lose_all_arrays(checkpoint):
     with checkpoint.open("wb") as file:
         np.savez(file)
 
 
-DAMAGE = (cut, empty, flip, say_nothing, lose_an_array)
+DAMAGE = (cut, empty, flip, lose_all_arrays, lose_an_array)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinished, damage):
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(small, unfinished, damage):
     part = unfinished / "grid" / "unfinished" / "part-0002"
     newest = part / f"{small.saves['part-0002'][-1]}.npz"
     damage(newest)
@@ -645,8 +643,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinishe
     check_finished(unfinished, small.expected)
 
 
-def test_a_checkpoint_that_cannot_be_read_now_is_kept(small, unfinished, monkeypatch):
-    """A file system that is away for a moment is no damage."""
+def test_a_temporarily_unreadable_checkpoint_is_kept(small, unfinished, monkeypatch):
+    """An error of the file system is not taken for damage."""
     part = unfinished / "grid" / "unfinished" / "part-0002"
     newest = part / f"{small.saves['part-0002'][-1]}.npz"
     before, opened = contents(unfinished), Path.open
@@ -673,7 +671,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_kept(small, unfinished, monkeyp
     ids=["too few", "too many", "too short"],
 )
 def test_a_finished_batch_without_all_its_records_is_damaged(small, unfinished, change):
-    """Its digest is right, as if another program had saved it."""
+    """The digest is valid, as if another program had saved the batch."""
     with Checkpoints(unfinished / "grid", resume=True) as checkpoints:
         saved = checkpoints.load(0)
         checkpoints.save(0, saved.rounds, change(saved.arrays))
@@ -683,7 +681,7 @@ def test_a_finished_batch_without_all_its_records_is_damaged(small, unfinished, 
     check_finished(unfinished, small.expected)
 
 
-def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished):
+def test_a_part_whose_checkpoints_are_all_damaged_starts_over(small, unfinished):
     damaged = [
         unfinished / "grid" / "unfinished" / name / f"{rounds}.npz"
         for name in ("part-0000", "part-0002")
@@ -698,7 +696,7 @@ def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished
     check_finished(unfinished, small.expected)
 
 
-def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
+def test_a_flipped_byte_never_changes_the_loaded_arrays(tmp_path):
     arrays = {rounds: some_arrays(rounds)[:5:2] for rounds in (1, 2)}  # one of them is empty
     with Checkpoints(tmp_path / "good") as checkpoints:
         for rounds in arrays:
@@ -716,11 +714,11 @@ def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
             passed_over += len(warned)
             for path, content in whole.items():
                 path.write_bytes(content)
-    assert passed_over > size / 3 / 2  # not all bytes matter, such as a date
+    assert passed_over > size / 3 / 2  # some bytes, such as a date, do not matter
 
 
 def test_arrays_of_one_shape_are_not_swapped_by_a_flipped_bit(tmp_path):
-    """The zip file's directory names the arrays, and has no checksum of its own."""
+    """The directory of a zip file names the arrays but has no checksum."""
     arrays = [np.full(3, i, np.float32) for i in range(8)]
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, 1, arrays)
@@ -743,7 +741,7 @@ def test_arrays_of_one_shape_are_not_swapped_by_a_flipped_bit(tmp_path):
 
 @contextlib.contextmanager
 def small_disk(directory, size):
-    """A file system in memory; yields a function that changes its size."""
+    """Mounts a file system in memory, and yields a function that resizes it."""
 
     def mount(options, *arguments):
         command = ["mount", "-t", "tmpfs", "-o", options, *arguments, "tmpfs", str(directory)]
@@ -759,7 +757,7 @@ def small_disk(directory, size):
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def test_a_full_disk_ends_a_sweep_which_continues_when_there_is_room(small, tmp_path, caplog):
+def test_a_sweep_stopped_by_a_full_disk_resumes_after_making_room(small, tmp_path, caplog):
     disk = tmp_path / "disk"
     with small_disk(disk, "40k") as resize:
         command = ("sweep", small.config, "--out", disk)
@@ -783,7 +781,7 @@ def test_a_full_disk_ends_a_sweep_which_continues_when_there_is_room(small, tmp_
     check_finished(copy, small.expected)
 
 
-def test_a_result_that_finds_no_room_is_an_error_in_one_line(small, tmp_path):
+def test_a_result_that_does_not_fit_on_disk_is_an_error(small, tmp_path):
     with small_disk(tmp_path / "disk", "8k"):
         many = xr.Dataset({"loss": ("round", np.random.default_rng(0).random(10_000))})
         with pytest.raises(OSError, match=r"cannot write .*result.nc: .*room"):
@@ -834,7 +832,7 @@ def test_the_last_two_states_of_a_part_are_kept(tmp_path):
     assert saved(tmp_path) == {"part-0000": [7, 8], "part-0001": [2]}
 
 
-def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
+def test_half_written_files_of_a_killed_process_are_removed(tmp_path):
     with Checkpoints(tmp_path / "grid") as checkpoints:
         checkpoints.save(0, 1, some_arrays(1))
     part = tmp_path / "grid" / "unfinished" / "part-0000"
@@ -886,7 +884,7 @@ def test_differences_are_named(tmp_path):
                 checkpoints.claim(identity | change)
 
 
-def test_a_diverged_run_is_over(tmp_path):
+def test_a_diverged_run_leaves_nothing_to_resume(tmp_path):
     config = write_config(
         tmp_path, num_models=2, num_rounds=12, num_seeds=1, num_clients=5, block_size=2
     )
@@ -898,11 +896,11 @@ def test_a_diverged_run_is_over(tmp_path):
     assert files(tmp_path / "grid") == ["manifest.json", "result.nc"]
 
 
-# In Python
+# Python API
 
 
 def wandering(num_clients, num_models):
-    """The state is a random key, split anew in every round."""
+    """An assignment whose state is a random key, which it splits in every round."""
 
     def assign(rng_key, t, key, look):
         key, draw = jax.random.split(key)
@@ -914,7 +912,7 @@ def wandering(num_clients, num_models):
 
 @functools.cache
 def wander(second=1.0):
-    """A sweep with shared data; the second target is given."""
+    """A sweep with shared data, in which `second` is the second target."""
 
     def build(learning_rate, targets):
         return Setup(Towards(targets), fedavg(learning_rate, local_steps=2), wandering(4, 2))
@@ -928,7 +926,7 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path):
         for _ in range(2 * (done > 0)):
             signal.raise_signal(signal.SIGINT)
 
-    # A shell's jobs in the background are started with SIGINT ignored.
+    # A shell starts its background jobs with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
@@ -937,7 +935,7 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
-def test_random_keys_in_states_and_shared_data_are_continued(tmp_path):
+def test_runs_with_shared_data_and_random_keys_in_their_states_resume(tmp_path):
     before, after = [], []
     report = callbacks.progress(signalling(signal.SIGINT, 0.6, before))
     with (

@@ -1,4 +1,4 @@
-"""1, 2 and 8 devices, the replica axis and the client axis, against one device without a mesh."""
+"""Runs split over 1, 2 and 8 devices agree with one device without a mesh."""
 
 import functools
 import json
@@ -22,7 +22,7 @@ from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, 
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Towards, counting, slow_unless
 
-N = 13  # divided neither by the models nor by the devices
+N = 13  # divisible by neither the number of models nor that of devices
 ASSIGNMENTS = {"mfa_rand": mfa_rand(N, 3), "mfa_rr": mfa_rr(N, 3, cohort_size=11)}
 LAYOUTS = [(1, "clients"), (2, "clients"), (8, "clients"), (2, "replicas")]
 
@@ -37,7 +37,7 @@ def close(actual, expected, tolerance):
 
 
 def quadratic_run(name, client_axis=None):
-    """Of some replicas."""
+    """`simulate` of several replicas."""
 
     def one(rng_key, task):
         return simulate(
@@ -85,7 +85,7 @@ def test_devices_agree(count, axis, name, precision):
 
 
 def counting_run(client_axis=None):
-    """Of some replicas: the models."""
+    """The final models of several replicas."""
 
     def one(rng_key, task):
         options = {"client_axis": client_axis}
@@ -103,7 +103,7 @@ def counted_alone():
 @pytest.mark.parametrize(
     ("count", "axis"), [slow_unless(where in LAYOUTS[2:], *where) for where in LAYOUTS]
 )
-def test_client_states_come_home_from_every_device(count, axis):
+def test_client_states_are_gathered_from_every_device(count, axis):
     where = layout(2, jax.devices()[:count], axis)
     task, keys = Towards(jnp.arange(float(N))), seed_keys(1, range(2))
     program = where.over(counting_run(where.client_axis), (0, None))
@@ -111,7 +111,7 @@ def test_client_states_come_home_from_every_device(count, axis):
 
 
 def test_dense_updates_and_gradients_are_summed_once():
-    """A gradient inside the mesh must not be added up over devices by itself."""
+    """JAX must not sum a gradient inside the mesh over the devices a second time."""
     where = layout(1, jax.devices()[:8], "clients")
     task = Towards(jnp.arange(float(N)))
 
@@ -150,7 +150,6 @@ def some_seeds(num_seeds):
 
 @functools.cache
 def eleven_seeds_alone():
-    """On one device."""
     first = jax.devices()[:1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, first, axis))
@@ -158,8 +157,8 @@ def eleven_seeds_alone():
 
 
 @pytest.mark.parametrize("num_seeds", [slow_unless(n in (3, 11), n) for n in (1, 3, 8, 11)])
-def test_run_uses_all_devices_and_drops_what_pads(num_seeds):
-    """Fewer, as many and more seeds than the 8 devices of the tests."""
+def test_run_uses_all_devices_and_drops_the_padding(num_seeds):
+    """The number of seeds is below, equal to, and above that of devices, which is 8 here."""
     everywhere, alone = some_seeds(num_seeds), eleven_seeds_alone()
     assert everywhere.sizes["seed"] == num_seeds
     for name in alone.data_vars:
@@ -167,7 +166,7 @@ def test_run_uses_all_devices_and_drops_what_pads(num_seeds):
         np.testing.assert_allclose(everywhere[name], expected, rtol=2e-6)
 
 
-def test_no_more_devices_than_replicas():
+def test_the_replica_axis_has_no_more_devices_than_replicas():
     assert [layout(n, axis="replicas").mesh.size for n in (1, 7, 8, 9)] == [1, 7, 8, 8]
     assert [layout(n, axis="replicas").padded(n) for n in (1, 7, 8, 9)] == [1, 7, 8, 16]
     assert [layout(n).axis for n in (1, 7, 8, 9)] == ["clients", "clients", "replicas", "replicas"]
@@ -195,7 +194,7 @@ local_steps = 5
         ("mfa_rr", '{ name = "mfa_rr", cohort_size = 11 }'),
     )
 }
-"""An experiment with one algorithm, by its assignment."""
+"""Maps the name of an assignment to an experiment with one algorithm."""
 
 AXES = """
 [axes]
@@ -215,7 +214,7 @@ for arguments in json.loads(sys.argv[1]):
         if end.code:
             raise
 """
-"""Several commands one after the other."""
+"""Runs several commands in turn."""
 
 STRUCK = """
 import signal
@@ -227,11 +226,11 @@ def struck(number, usual):
         return usual(*args)
     return then
 """
-"""A function of a process that sends itself a signal first."""
+"""Wraps a function so that the process first sends itself a signal."""
 
 
 def in_two_processes(directory, commands, seconds=None, code=""):
-    """The codes and outputs of commands; the code comes before them in the second process."""
+    """Runs commands in two processes, the second of which begins with `code`."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -271,7 +270,7 @@ SPLITS = [
     ],
 )
 def test_two_processes_agree_with_one(tmp_path, cases):
-    """Nine replicas over two devices, and 13 clients in 3 groups: nothing divides evenly."""
+    """Neither nine replicas nor 13 clients in 3 cohorts divide evenly over two devices."""
     commands = []
     for name, split, precision in cases:
         (tmp_path / f"{name}.toml").write_text(ONE[name] + AXES)
@@ -284,7 +283,7 @@ def test_two_processes_agree_with_one(tmp_path, cases):
     assert outputs[0][1].count("on 2 devices") == len(cases)
     assert outputs[0][0].count("result.nc, manifest.json") == len(cases)
     said = [line for line in outputs[1][0].splitlines() if not line.startswith("[Gloo]")]
-    assert said == []  # the first one speaks and writes
+    assert said == []  # only the first process prints and writes
 
     @functools.cache
     def alone(name, precision):
@@ -321,8 +320,8 @@ def test_two_processes_agree_with_one(tmp_path, cases):
         ),
     ],
 )
-def test_two_processes_end_together_and_say_why_in_one_line(tmp_path, strike, codes, said):
-    """Without this, the other one waits for minutes, and then shows a traceback."""
+def test_two_processes_end_together_with_a_one_line_reason(tmp_path, strike, codes, said):
+    """Otherwise the surviving process would wait for minutes and then show a traceback."""
     (tmp_path / "both.toml").write_text(ONE["mfa_rr"] + AXES)
     command = ["sweep", "both.toml", "--resume"]
     ended, outputs = in_two_processes(tmp_path, [command], 90, STRUCK + strike)
@@ -333,7 +332,7 @@ def test_two_processes_end_together_and_say_why_in_one_line(tmp_path, strike, co
     assert in_two_processes(tmp_path, [command])[0] == [0, 0]
 
 
-def test_one_of_several_that_is_stopped_while_it_compiles_stops_them_all(monkeypatch):
+def test_stopping_one_process_while_it_compiles_stops_all(monkeypatch):
     def compiling(*args):
         signal.raise_signal(signal.SIGTERM)
 
@@ -349,12 +348,12 @@ def test_one_of_several_that_is_stopped_while_it_compiles_stops_them_all(monkeyp
 @pytest.mark.parametrize(
     "address", ["", "0/2", "2/2@host:1", "x/2@host:1", "0/2@host", "0/2@host:0", "0/2@host:65536"]
 )
-def test_an_address_of_processes_is_checked(address):
+def test_the_address_of_a_process_is_checked(address):
     with pytest.raises(ValueError, match="write it as I/N@HOST:PORT"):
         join_processes(address)
 
 
-def test_an_unknown_host_is_refused_before_anybody_waits_for_it():
+def test_an_unknown_host_is_refused_without_waiting():
     with pytest.raises(ValueError, match="its host is unknown"):
         join_processes("0/2@nowhere.invalid:9911")
 
@@ -372,10 +371,11 @@ print(os.environ["XLA_FLAGS"])
 """
 
 
-def test_devices_wait_for_each_other_as_long_as_it_takes():
-    """XLA would abort after 40 seconds, and at a flag that it does not know; the user's flags win.
+def test_collectives_have_no_timeout():
+    """The user's XLA flags come last, so that they take precedence.
 
-    Clients of 925, 54, 63 and 86 examples, shared out over two devices, were enough for that.
+    By default XLA aborts after 40 seconds. Clients of 925, 54, 63 and 86 examples on two devices
+    reached that limit.
     """
     given = "--xla_cpu_collective_timeout_seconds=7"
     done = subprocess.run(
@@ -395,6 +395,6 @@ def test_devices_wait_for_each_other_as_long_as_it_takes():
 
 
 @pytest.mark.parametrize("count", [0, -1, 513, 10**6])
-def test_a_number_of_devices_is_checked(count):
+def test_the_number_of_devices_is_checked(count):
     with pytest.raises(ValueError, match=f"the number of devices is {count}; it must be 1 to 512"):
         use_cpu_devices(count)

@@ -1,4 +1,4 @@
-"""Parts on executors: the result is that of the sweep, whatever happens to the workers."""
+"""Parts computed by executors give the result of the sweep, even if workers die."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import distributed
 import numpy as np
 import pytest
-import submitit  # here, because it keeps the standard output that it finds when it is imported
+import submitit  # imported here, because it keeps the stdout that it finds at its import
 import xarray as xr
 
 from fedjax_mm import cli, fedavg, mfa_rr, open_result, run, sweep
@@ -45,7 +45,7 @@ def make(**changes):
 
 
 class Here:
-    """An executor that computes at once, in this process, with calls that die or never end."""
+    """An executor in this process, some calls of which may die or never end."""
 
     def __init__(self, dies=lambda part, tries: False, endless=None):
         self.dies, self.endless, self.given, self.cancelled = dies, endless, [], 0
@@ -90,7 +90,7 @@ def check_equal(found, expected):
 # Parts and their workers
 
 
-def test_a_part_whose_worker_died_is_given_out_again():
+def test_a_part_whose_worker_died_is_submitted_again():
     executor = Here(lambda part, tries: tries <= part.number % TRIES)
     ended = []
     pieces = list(compute_parts(empty, parts(5), executor, ended.append))
@@ -100,7 +100,7 @@ def test_a_part_whose_worker_died_is_given_out_again():
     assert ended == sorted(ended)
 
 
-def test_a_part_whose_workers_die_is_named_in_the_end():
+def test_a_part_whose_workers_keep_dying_is_named():
     executor = Here(lambda part, _: part.number == 2)
     with pytest.raises(ChildProcessError, match=f"part 2/4 was submitted {TRIES} times.*is gone"):
         list(compute_parts(empty, parts(4), executor))
@@ -128,8 +128,8 @@ def test_an_error_of_a_part_ends_the_sweep_at_once(error, kind):
     assert executor.cancelled == 1
 
 
-def test_parts_that_ended_are_had_before_an_error():
-    """The first of them fails, when the others have ended, too."""
+def test_finished_parts_are_yielded_before_an_error():
+    """The first part fails, and the results of the others come before its error."""
 
     def compute(part):
         if part.number == 1:
@@ -143,7 +143,7 @@ def test_parts_that_ended_are_had_before_an_error():
     assert [next(pieces).part, next(pieces).part] == parts(3)[1:]
 
 
-def test_so_many_parts_are_given_out_at_once():
+def test_at_once_limits_the_number_of_submitted_parts():
     executor = Here()
     pieces = compute_parts(empty, parts(5), executor, at_once=2)
     next(pieces)
@@ -151,7 +151,7 @@ def test_so_many_parts_are_given_out_at_once():
     assert len(list(pieces)) == 4
 
 
-def test_what_cannot_be_sent_is_named():
+def test_a_sweep_that_cannot_be_pickled_is_refused():
     with pytest.raises(TypeError, match="the sweep cannot be sent to workers: "):
         list(compute_parts(partial(print, iter([]), (x for x in ())), parts(2), Here()))
 
@@ -172,7 +172,7 @@ def test_wrong_options_are_refused(change, error, message):
 # Sweeps
 
 
-def test_parts_are_the_sweep_and_are_reported():
+def test_joined_parts_equal_the_sweep_and_are_reported():
     told = []
     watch = Callback(on_parts=lambda ended, of: told.append((ended, of)))
     how = Execution(executor=Here(), num_parts=3, callbacks=[watch])
@@ -185,7 +185,7 @@ def test_parts_are_the_sweep_and_are_reported():
     assert told[-1] == (3, 3)
 
 
-def test_parts_that_ended_are_saved(tmp_path):
+def test_finished_parts_are_saved(tmp_path):
     """The third part fails permanently, and the others are not computed again."""
     dying = Here(lambda part, _: part.number == 3)
     with Checkpoints(tmp_path) as saved, pytest.raises(ChildProcessError, match="part 3/3"):
@@ -202,7 +202,7 @@ def test_parts_that_ended_are_saved(tmp_path):
 
 
 def test_a_signal_ends_a_sweep_after_saving_its_parts(tmp_path, capsys):
-    """The second part sends it."""
+    """The second part sends the signal."""
 
     def interrupts(part, _):
         if part.number == 2:
@@ -254,7 +254,7 @@ def test_an_experiment_is_sent_as_its_settings(change):
 
 
 def kill_once(path, part):
-    """The first worker that gets the second part kills itself."""
+    """Kills the first worker that computes the second part."""
     if part.number == 2 and not path.exists():
         path.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -263,7 +263,7 @@ def kill_once(path, part):
 
 @pytest.fixture
 def cheap(monkeypatch):
-    """Workers have one device, and the package that is tested."""
+    """Gives workers one device, and the package under test."""
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
@@ -328,8 +328,8 @@ def file(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_everyone_computes_the_same(cheap, file):
-    """Three axes and five seeds: at once, in seven parts, and by three executors."""
+def test_all_executors_compute_the_same_result(cheap, file):
+    """One sweep is computed at once, in seven parts, and by three executors."""
     axes = 'learning_rate = [0.05, 0.1]\nassignment.name = ["mfa_rr", "mfa_rand"]\n'
     settings = TOML.replace("[executor]", f"{axes}[executor]").replace("seeds = 2", "seeds = 5")
     file.write_text(settings.replace("num_parts = 2", "num_parts = 7"))
@@ -391,18 +391,18 @@ def test_a_reproduction_is_computed_by_an_executor(cheap, file):
 def test_wrong_executors_are_refused(file, capsys, options, message):
     assert call("sweep", file, *options) == 2
     assert message in capsys.readouterr().err
-    if "parameters" not in options[-1]:  # which submitit knows
+    if "parameters" not in options[-1]:  # only submitit checks its parameters
         assert call("sweep", file, *options, "--dry-run") == 2
 
 
-def test_settings_of_an_executor_need_no_table(file, capsys):
+def test_executor_settings_need_no_table_in_the_file(file, capsys):
     file.write_text(file.read_text().partition("[executor]")[0])
     local = ["--set", "executor.cluster=local", "--set", "executor.num_parts=3"]
     assert call("sweep", file, "--dry-run", "--executor", "submitit", *local) == 0
     assert "3 parts, which submitit computes" in capsys.readouterr().err
     assert call("sweep", file, "--dry-run", *local) == 2
     assert "needs an executor; give --executor NAME" in capsys.readouterr().err
-    assert call("sweep", file, "--executor", "submitit") == 2  # without Slurm here
+    assert call("sweep", file, "--executor", "submitit") == 2  # there is no Slurm on this machine
     assert "executor.cluster = 'local'" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Parts of a sweep: computed apart and joined, they are the sweep."""
+"""Parts of a sweep, computed separately and joined, equal the sweep."""
 
 import functools
 import os
@@ -45,7 +45,7 @@ def grid():
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
-    """Programs are traced once for all tests."""
+    """Traces each program once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "programs_of", functools.cache(programs_of))
         patch.setattr("fedjax_mm.sweeps.parts.programs_of", plan.programs_of)
@@ -68,7 +68,7 @@ def check_equal(found, expected):
 
 
 @pytest.mark.parametrize("of", [1, 2, 5, 12, 30])
-def test_shares_have_every_run_once_in_neighbouring_parts(grid, of):
+def test_shares_contain_every_run_once_and_in_order(grid, of):
     programs = plan.programs_of(grid)
     owners = [np.zeros(len(each), int) for each in programs]
     for number in range(1, of + 1):
@@ -82,8 +82,8 @@ def test_shares_have_every_run_once_in_neighbouring_parts(grid, of):
         assert set(order) == set(range(1, of + 1))
 
 
-def test_shares_cost_alike():
-    """Runs of MFA-RR cost three times as many local trainings here."""
+def test_shares_have_about_equal_costs():
+    """A local training of MFA-RR costs three times that of MFA-Rand here."""
 
     def cost(assignment, num_models, mu):
         return 3.0 if assignment == "RR" else 1.0
@@ -110,8 +110,8 @@ def test_shares_cost_alike():
 
 
 @pytest.mark.parametrize("of", [slow_unless(of == 3, of) for of in (1, 3, 7, 30)])
-def test_parts_are_the_sweep(grid, pieces, of):
-    """30 parts of 12 runs, of which some are empty, too."""
+def test_joined_parts_equal_the_sweep(grid, pieces, of):
+    """With 30 parts and 12 runs, some parts are empty."""
     expected, params = sweep(grid)
     made = pieces if of == 3 else [compute_part(grid, Part(k, of)) for k in range(1, of + 1)]
     found, kept = join_parts(grid, reversed(made))
@@ -130,7 +130,7 @@ def test_parts_are_the_sweep(grid, pieces, of):
     }
 
 
-def test_parts_that_met_a_target_are_the_sweep():
+def test_joined_parts_that_met_a_target_equal_the_sweep():
     grid = make(until=Until("excess_loss", at_most=0.3), keep=None, seed=3, first_seed=5)
     made = [compute_part(grid, Part(number, 2)) for number in (1, 2)]
     found, params = join_parts(grid, made)
@@ -139,7 +139,7 @@ def test_parts_that_met_a_target_are_the_sweep():
     check_equal(found, sweep(grid))
 
 
-def test_a_piece_is_read_as_it_was_written(grid, pieces, tmp_path):
+def test_a_piece_survives_a_round_trip(grid, pieces, tmp_path):
     save_piece(pieces[1], tmp_path / "2-of-3.npz")
     again = load_piece(tmp_path / "2-of-3.npz")
     assert again.part == Part(2, 3)
@@ -160,25 +160,25 @@ def test_a_piece_is_read_as_it_was_written(grid, pieces, tmp_path):
         ([0, 1, 2, 1], "part 2/3 comes twice"),
     ],
 )
-def test_parts_must_be_all_there_once(grid, pieces, which, message):
+def test_every_part_must_be_given_once(grid, pieces, which, message):
     with pytest.raises(ValueError, match=message):
         join_parts(grid, [pieces[each] for each in which])
 
 
-def test_a_part_has_one_of_the_numbers(grid):
+def test_a_part_number_above_the_number_of_parts_is_refused(grid):
     with pytest.raises(ValueError, match=r"part is 3/2; give Part\(K, N\) with K from 1 to N"):
         compute_part(grid, Part(3, 2))
 
 
-def test_parts_must_have_every_run_once(grid, pieces):
-    """As if they were of two versions that cut the runs at other places."""
+def test_parts_must_contain_every_run_once(grid, pieces):
+    """The parts are as if two versions had split the runs at different places."""
     first = pieces[0].runs[0]
     fewer = first._replace(replicas=first.replicas * 0)
     with pytest.raises(ValueError, match="do not contain every run once"):
         join_parts(grid, [pieces[0]._replace(runs=[fewer, *pieces[0].runs[1:]]), *pieces[1:]])
 
 
-def test_parts_of_two_numbers_are_not_joined(grid, pieces):
+def test_parts_of_different_splits_are_not_joined(grid, pieces):
     other = compute_part(grid, Part(1, 30))
     with pytest.raises(ValueError, match="part 1/30 comes twice, or with parts of 3"):
         join_parts(grid, [pieces[0], other])
@@ -247,7 +247,7 @@ def array(first, last, here, step=1, count=None):
         ("slurm", array(0, 20, 10, step=10), (2, 3)),
     ],
 )
-def test_a_part_has_a_name(text, environ, part):
+def test_the_name_of_a_part_is_parsed(text, environ, part):
     assert part_of(text, environ) == Part(*part)
 
 
@@ -293,7 +293,7 @@ task.mu = [0.1, 0.2, 0.4]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A file, and the directory of its result and of its three parts."""
+    """A folder with an experiment file, its result and its three parts."""
     folder = tmp_path_factory.mktemp("parts")
     (folder / "grid.toml").write_text(FILE)
     assert call("sweep", folder / "grid.toml", "--out", folder / "whole") == 0
@@ -335,7 +335,7 @@ def test_commands_compute_parts_and_merge_them(folder, capsys):
     assert "is complete; nothing to resume" in capsys.readouterr().out
 
 
-def test_a_part_that_is_there_is_left_alone(folder, capsys):
+def test_a_finished_part_is_left_alone(folder, capsys):
     path = folder / "cut/grid/parts/2-of-3.npz"
     before = path.stat().st_mtime_ns
     assert part(folder, "2/3") == 0
@@ -345,7 +345,7 @@ def test_a_part_that_is_there_is_left_alone(folder, capsys):
     assert path.stat().st_mtime_ns > before
 
 
-def test_a_damaged_part_is_made_again(folder, capsys):
+def test_a_damaged_part_is_computed_again(folder, capsys):
     path = folder / "cut/grid/parts/2-of-3.npz"
     path.write_bytes(path.read_bytes()[:-100])
     assert call("merge", folder / "cut/grid") == 2
@@ -356,7 +356,7 @@ def test_a_damaged_part_is_made_again(folder, capsys):
     assert call("merge", folder / "cut/grid") == 0
 
 
-def test_what_cannot_be_merged_is_named(folder, capsys):
+def test_missing_unfinished_and_damaged_parts_are_named(folder, capsys):
     parts = folder / "cut/grid/parts"
 
     def refused(*words):
@@ -388,14 +388,14 @@ def test_a_part_of_another_run_is_kept(folder, capsys):
     assert "is from another run" in capsys.readouterr().err
 
 
-def test_parts_of_another_number_are_kept(folder, capsys):
-    """One task of an array of 200 that is repeated alone is not the only part."""
+def test_parts_of_another_split_are_kept(folder, capsys):
+    """A Slurm array task that is repeated alone must not count as the only part."""
     assert part(folder, "1/1") == 2
     assert "has parts of 3; give --part K/N with that N, or delete them" in capsys.readouterr().err
 
 
-def test_a_part_that_was_interrupted_goes_on(folder, capsys, monkeypatch):
-    """Also over a finished part, which was to be replaced."""
+def test_an_interrupted_part_resumes(folder, capsys, monkeypatch):
+    """The part was going to replace a finished one."""
     change = ("--set", "num_rounds=8", "--save-every", 0)
     stop = Callback(on_segment=lambda segment: os.kill(os.getpid(), signal.SIGTERM))
 
@@ -413,7 +413,7 @@ def test_a_part_that_was_interrupted_goes_on(folder, capsys, monkeypatch):
     assert load_piece(folder / "cut/grid/parts/1-of-3.npz").about["config"]["num_rounds"] == 8
 
 
-def test_a_merge_is_alone(folder, capsys):
+def test_a_merge_refuses_a_directory_in_use(folder, capsys):
     with Checkpoints(folder / "cut/grid"):
         assert call("merge", folder / "cut/grid") == 2
     assert "another process is writing into" in capsys.readouterr().err
@@ -424,7 +424,7 @@ def test_a_merge_is_alone(folder, capsys):
 
 
 def test_axes_that_choose_tables_are_merged(tmp_path):
-    """Other values have no place for the settings of the first one's table."""
+    """The assignment is chosen by an axis, and each one has its own table of settings."""
     text = FILE.replace("task.mu = [0.1, 0.2, 0.4]", 'assignment.name = ["mfa_rand", "mfa_rr"]')
     (tmp_path / "grid.toml").write_text(text)
     words = ("sweep", tmp_path / "grid.toml", "--out")
@@ -437,7 +437,7 @@ def test_axes_that_choose_tables_are_merged(tmp_path):
 
 @pytest.mark.slow
 def test_parameters_are_merged(folder):
-    """Of a run, which has no axes."""
+    """The parameters are those of a run without axes."""
     text = FILE[: FILE.index("[axes]")]
     (folder / "one.toml").write_text(text)
     words = ("run", folder / "one.toml", "--save-params", "--out")
@@ -461,14 +461,14 @@ def test_the_plan_of_a_part_is_shown(folder, capsys):
     assert part(folder, "1/3", "--dry-run") == 0
     shown = capsys.readouterr().err
     assert "1 program to compile" in shown
-    assert f"{3 * 4 * 6:,} local trainings" in shown  # of 3 runs: rounds, clients
+    assert f"{3 * 4 * 6:,} local trainings" in shown  # runs, rounds, clients
 
 
 # Seeds
 
 
 def test_later_seeds_are_added_to_a_finished_result(folder, capsys):
-    """The first three are not computed again, and the result is that of five."""
+    """Three seeds and two later ones give the result of five seeds."""
     words = ("sweep", folder / "grid.toml", "--out")
     assert call(*words, folder / "whole", "--first-seed", 3, "--set", "num_seeds=2") == 0
     found = open_result(folder / "whole/grid")
@@ -480,7 +480,7 @@ def test_later_seeds_are_added_to_a_finished_result(folder, capsys):
     capsys.readouterr()
     assert call(*words, folder / "whole", "--first-seed", 3, "--set", "num_seeds=2") == 0
     assert "is complete; nothing to resume" in capsys.readouterr().out
-    for number in (3, 5):  # the seeds of the file, which a script may ask for again, and all
+    for number in (3, 5):  # the seeds of the file, as in a script that is run again, and all
         words_of = (*words, folder / "whole", "--set", f"num_seeds={number}", "--resume")
         assert call(*words_of) == 0
         assert "is complete; nothing to resume" in capsys.readouterr().out
@@ -510,7 +510,7 @@ def test_later_seeds_are_not_added_to_parameters(folder, capsys):
 
 
 @pytest.mark.slow
-def test_later_seeds_may_be_parts(folder):
+def test_later_seeds_may_be_computed_in_parts(folder):
     later = ("--first-seed", 3, "--set", "num_seeds=2")
     words = ("sweep", folder / "grid.toml", "--out", folder / "whole", *later)
     for number in (1, 2):
@@ -530,7 +530,9 @@ def test_later_seeds_may_be_parts(folder):
         ),
     ],
 )
-def test_seeds_are_added_to_their_own_result_alone(folder, capsys, monkeypatch, options, message):
+def test_seeds_are_added_only_to_a_result_of_the_same_settings(
+    folder, capsys, monkeypatch, options, message
+):
     monkeypatch.chdir(folder)
     before = (folder / "whole/grid/result.nc").read_bytes()
     assert call("sweep", "grid.toml", "--out", "whole", *options) == 2

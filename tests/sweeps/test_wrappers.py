@@ -1,4 +1,4 @@
-"""Wrappers in sweeps: numbers on axes, devices, ways to compute clients, and resumed runs."""
+"""Wrappers in sweeps: numbers on axes, devices, client maps, and resumed runs."""
 
 import importlib
 
@@ -76,8 +76,8 @@ def alike(found, expected):
 @pytest.mark.parametrize(
     "wrap", [slow_unless(wrap in (late, all_of_them), wrap) for wrap in WRAPPERS]
 )
-def test_numbers_are_one_program_for_all_devices_and_ways(wrap, tmp_path, monkeypatch):
-    """Split by runs or clients, in chunks, one seed after the other, and resumed bit by bit."""
+def test_a_wrapped_sweep_is_one_program_with_one_result(wrap, tmp_path, monkeypatch):
+    """Results do not depend on `split`, `client_map` or `first_seed`, and resume exactly."""
     assert len(programs_of(grid(wrap))) == 1
     expected = sweep(grid(wrap), Execution(split="replicas"))
     assert np.isfinite(expected.excess_loss).all()
