@@ -12,19 +12,19 @@ import pytest
 
 from fedjax_mm import fedavg, fedcluster, local_sgd, mfa_rand, mfa_rr, sequential, simulate
 from fedjax_mm.base import Batching
-from fedjax_mm.data import client_data
-from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.tasks import least_squares, quadratic
-from fedjax_mm.tasks.classification import classification
-from fedjax_mm.tasks.networks import LogisticRegression
 from tests.helpers import replay, roll_out, slow_unless
 from tests.oracles import multi_model as reference
 
 pytestmark = pytest.mark.usefixtures("x64")
 
+
 N, P, MU, ROUNDS = 24, 4, 2e-4, 60
+
+
 PROBLEM = reference.dense_quadratic(N, P, MU)
+
 
 ASSIGNMENTS = {
     **{f"mfa_rand M={m}": mfa_rand(N, m) for m in (1, 2, 5, 12)},
@@ -34,11 +34,15 @@ ASSIGNMENTS = {
     "mfa_rr M=5 K=13": mfa_rr(N, 5, cohort_size=13),
     "sequential M=3": sequential(N, 3, rounds_per_model=15),
 }
+
+
 # Covers every number of models and every strategy. The other cases are slow.
 QUICK = {
     *("mfa_rand M=2", "mfa_rr M=12", "fedcluster M=5"),
     *("mfa_rand M=5 K=13", "mfa_rr M=5 K=13", "sequential M=3"),
 }
+
+
 SCHEDULES = "constant", "decaying", "per frame"
 
 
@@ -253,114 +257,6 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
         weights=np.array([len(t) for t in targets], float) if weighted else None,
     )
     assert error(state.models[0].params, expected[-1]) < 1e-12
-
-
-SAMPLINGS = {  # settings of local SGD, and the rows of a step
-    "iid": ({"steps": 4, "batch_size": 3}, Batching(3)),
-    "iid, large": ({"steps": 2, "batch_size": 20}, Batching(20)),
-    "epochs": ({"epochs": 2, "batch_size": 4}, Batching(4, "epochs")),
-    "steps of epochs": (
-        {"steps": 5, "batch_size": 4, "order": "epochs"},
-        Batching(4, "epochs"),
-    ),
-    "full": ({"epochs": 3}, Batching(None, "epochs")),
-}
-
-
-def labelled(num_clients=7, dim=4, num_classes=3, seed=0):
-    """Features and labels of clients with 1 to 9 examples."""
-    features, _ = regression(num_clients, dim, seed)
-    rng = np.random.default_rng(seed)
-    return features, [rng.integers(0, num_classes, len(x)) for x in features]
-
-
-HEADS = (  # strategy, reduction, whether each class has a sigmoid
-    (mfa_rand, "mean", False),
-    (mfa_rr, "sum", True),
-    (mfa_rand, "sum", False),
-    (mfa_rr, "mean", True),
-)
-# Heads in quick tests, by sampling and client map.
-QUICK_HEADS = {
-    ("iid", "auto"): {0},
-    ("iid, large", "scan"): {2},
-    ("epochs", 2): {3},
-    ("steps of epochs", "vmap"): {1},
-    ("full", "auto"): {1},
-    **dict.fromkeys([("iid, large", "auto"), ("epochs", "auto")], ()),
-    **dict.fromkeys([("steps of epochs", "auto"), ("epochs", "vmap"), ("epochs", "scan")], ()),
-}
-
-
-@pytest.mark.parametrize(
-    ("sampling", "client_map", "head"),
-    [
-        slow_unless(head in quick, *each, head)
-        for each, quick in QUICK_HEADS.items()
-        for head in range(len(HEADS))
-    ],
-)
-def test_logistic_regression(sampling, client_map, head):
-    """5 of 7 clients train 3 models, and the oracle uses the rows that the store draws."""
-    make, reduction, sigmoid_head = HEADS[head]
-    features, labels = labelled()
-    counts = np.array([len(each) for each in labels])
-    clients = client_data(list(zip(features, labels, strict=True)))
-    data = FederatedData("seven", "synthetic", 3, clients, clients)
-    task = classification(data, LogisticRegression(3, sigmoid_head), reduction=reduction)
-    problem = reference.Softmax(features, labels, 3, sigmoid_head, reduction)
-    options, how = SAMPLINGS[sampling]
-    assignment, rng_key = make(7, 3, cohort_size=5), jax.random.key(5)
-    rng = np.random.default_rng(2)
-    params = {"classes": {"bias": rng.normal(size=(3, 3)), "kernel": rng.normal(size=(3, 3, 4))}}
-
-    def flat(params):
-        leaves = params["classes"]["bias"], params["classes"]["kernel"].reshape(3, -1)
-        return np.concatenate(leaves, axis=1)
-
-    def num_steps(k):
-        per_epoch = 1 if how.size is None else -(-counts[k] // how.size)
-        return options.get("steps") or options["epochs"] * per_epoch
-
-    most_steps = max(num_steps(k) for k in range(7))
-    numbered = dataclasses.replace(clients, examples=jnp.arange(counts.sum()))
-    all_rows, all_weights = drawn_rows(numbered, how, most_steps)
-
-    def gradient(m, k, w, t, e):
-        if e >= num_steps(k):
-            return np.zeros_like(w)
-        rows, weights = all_rows[t, m, k, e], all_weights[t, m, k, e]
-        rows = rows[weights > 0] - counts[:k].sum()
-        assert (rows >= 0).all()
-        assert (rows < counts[k]).all()
-        return reference.softmax_gradient(problem, k, w, rows)
-
-    algorithm, num_rounds = fedavg(local_sgd(0.1, **options)), 12
-
-    @jax.jit
-    def run(rng_key, task, params):
-        how = {"params": params, "client_map": client_map}
-        return simulate(rng_key, task, algorithm, assignment, num_rounds, **how)
-
-    state, trace = run(rng_key, task, params)
-    trace = jax.device_get(trace)
-    groups = roll_out(assignment, rng_key, num_rounds)
-    expected = reference.simulate(
-        gradient,
-        flat(params),
-        groups,
-        [0.1] * num_rounds,
-        most_steps,
-        weights=counts.astype(float),
-    )
-    assert error(flat(state.models[0].params), expected[-1]) < 1e-10
-    for t in (0, 1, num_rounds):
-        for m in range(3):
-            loss, accuracy = reference.softmax_metrics(problem, expected[t, m], range(7))
-            assert trace.metrics["loss"][t, m] == pytest.approx(loss, rel=1e-10)
-            assert trace.metrics["train_accuracy"][t, m] == pytest.approx(accuracy)
-    steps = [[sum(num_steps(k) for k in group if k >= 0) for group in row] for row in groups]
-    np.testing.assert_array_equal(trace.gradients[1:], steps)
 
 
 def test_server_momentum_follows_each_model():

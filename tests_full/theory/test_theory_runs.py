@@ -17,7 +17,7 @@ from fedjax_mm.papers.bhuyan2022.remarks import Remarks, follows_table_3
 from fedjax_mm.papers.cho2022.theorem_3_1 import Bounded, bound, counterexample, make_task
 from fedjax_mm.papers.rulings import Ruling
 from fedjax_mm.theory import maxfl
-from tests.theory.test_bounds import failed, verdicts
+from tests_full.theory.test_bounds import failed, verdicts
 
 GROWING = Growing(
     num_examples=40,

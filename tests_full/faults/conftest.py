@@ -6,7 +6,7 @@ def pytest_terminal_summary(terminalreporter):
         (report.nodeid.rpartition("::")[2], name, value)
         for outcome in ("passed", "failed")
         for report in terminalreporter.stats.get(outcome, [])
-        if "tests/faults/" in report.nodeid
+        if "tests_full/faults/" in report.nodeid
         for name, value in report.user_properties
         if name.startswith("faults: ")
     ]

@@ -37,11 +37,11 @@ from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.results.finished import find_finished
 from fedjax_mm.results.params import load_params, save_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from tests.cli.test_page import put
-from tests.data.test_sent140 import ANN, BOB, CAT, leaf_file, write_csv, write_glove
-from tests.data.test_sources import idx
-from tests.faults.children import FILES
-from tests.faults.inputs import LEAVES, VALUES, WORDS, changed, of_schema, spoilt
+from tests_full.cli.test_page import put
+from tests_full.data.test_sent140 import ANN, BOB, CAT, leaf_file, write_csv, write_glove
+from tests_full.data.test_sources import idx
+from tests_full.faults.children import FILES
+from tests_full.faults.inputs import LEAVES, VALUES, WORDS, changed, of_schema, spoilt
 
 FEW, MANY = 12, int(os.environ.get("FEDJAX_MM_FUZZ", "10000"))
 pytestmark = pytest.mark.filterwarnings("ignore")  # about damaged files that are skipped

@@ -19,8 +19,8 @@ from fedjax_mm import open_result
 from fedjax_mm.sweeps.executors import TRIES, compute_parts
 from fedjax_mm.sweeps.parts import Piece, load_piece
 from fedjax_mm.sweeps.structures import Part
-from tests.faults.children import end, start, write_files
 from tests.test_cli import call
+from tests_full.faults.children import end, start, write_files
 
 KILLS = int(os.environ.get("FEDJAX_MM_KILLS", "60"))
 PARTS = 4

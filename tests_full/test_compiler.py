@@ -9,10 +9,10 @@ from importlib.metadata import version
 import pytest
 
 from fedjax_mm.compiler import SAFE
-from tests.as_users import ASSIGNMENTS
 from tests.compiling import USUAL
 from tests.helpers import slow_unless
 from tests.methods import METHODS
+from tests_full.as_users import ASSIGNMENTS
 
 FUSED = SAFE.replace("INDIVIDUAL_DOT", "DOT") + ",LIBRARY_FUSION_TYPE_REDUCE"
 IS_WRONG = version("jaxlib") >= "0.10"  # with the fusions of FUSED
@@ -33,7 +33,7 @@ def run(code, flags="", **environment):
 
 def numbers(pairs, flags=""):
     names = ["/".join(pair) for pair in pairs]
-    return json.loads(run(["-m", "tests.as_users", *names], flags)[0].splitlines()[-1])
+    return json.loads(run(["-m", "tests_full.as_users", *names], flags)[0].splitlines()[-1])
 
 
 def test_2000_vmapped_seeds_equal_single_runs():

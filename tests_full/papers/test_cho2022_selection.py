@@ -15,7 +15,7 @@ from fedjax_mm.results.dataset import join_seeds
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks import requiring
-from tests.papers.test_cho2022_tables import SMALL, config_of
+from tests_full.papers.test_cho2022_tables import SMALL, config_of
 
 FEDPROX = {"FedProx": {"name": "fedprox", "mu": [0.01, 0.1]}, "MaxFL": {"name": "maxfl"}}
 

@@ -1,8 +1,8 @@
 """Compares results of programs that are compiled as users compile them, in a separate process.
 
-`python -m tests.as_users METHOD/ASSIGNMENT ...` prints JSON: for each pair, how many of 2,000 seeds
-give non-finite results or differ between the vmapped program and a single run, and which of 100
-random programs differ from NumPy. Other tests compile without optimisations.
+`python -m tests_full.as_users METHOD/ASSIGNMENT ...` prints JSON: for each pair, how many of 2,000
+seeds give non-finite results or differ between the vmapped program and a single run, and which of
+100 random programs differ from NumPy. Other tests compile without optimisations.
 """
 
 import json

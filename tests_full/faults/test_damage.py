@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from tests.faults.children import COMMANDS, end, finish, outcome, start, write_files
 from tests.sweeps.test_checkpoint import small_disk
+from tests_full.faults.children import COMMANDS, end, finish, outcome, start, write_files
 
 DAMAGE = ("truncated", "flipped", "deleted")
 

@@ -14,7 +14,7 @@ from fedjax_mm.plots import save_figure
 from fedjax_mm.stacks import stacks_of
 from fedjax_mm.tasks.networks import CelebACNN
 from tests.helpers import plain, slow_unless
-from tests.papers.test_bhuyan2022_training import plain_gain
+from tests_full.papers.test_bhuyan2022_training import plain_gain
 
 MIXED, SIMILAR, ATTRIBUTES = (
     ITEMS[name] for name in ("mfa-table5", "mfa-table4", "multi-attributes")

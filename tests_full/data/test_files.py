@@ -14,8 +14,8 @@ from fedjax_mm.data import load_cifar, load_leaf, load_npz
 from fedjax_mm.data.leaf import CHARACTERS
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.tasks import CharacterGRU, classification
-from tests.data.test_sources import leaf_file, write_leaf
 from tests.experiments.test_experiment import learning
+from tests_full.data.test_sources import leaf_file, write_leaf
 
 RNG = np.random.default_rng(0)
 

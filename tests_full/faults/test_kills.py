@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 
-from tests.faults.children import COMMANDS, end, finish, outcome, start, write_files
+from tests_full.faults.children import COMMANDS, end, finish, outcome, start, write_files
 
 KILLS = int(os.environ.get("FEDJAX_MM_KILLS", "100"))
 SIGNALS = {

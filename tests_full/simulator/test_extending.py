@@ -25,7 +25,7 @@ from tests.helpers import (
     rows_of,
     slow_unless,
 )
-from tests.test_docs import ROOT
+from tests_full.test_docs import ROOT
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
 PARTS = {

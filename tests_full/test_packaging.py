@@ -45,6 +45,7 @@ def test_files_linked_from_the_readme_are_in_the_source_archive():
         "examples",
         "notebooks",
         "tests",
+        "tests_full",
     ):  # read by tests
         assert f"graft {folder}" in (ROOT / "MANIFEST.in").read_text(), folder
 

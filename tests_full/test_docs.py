@@ -138,7 +138,7 @@ SHORTER = {  # replacements that make the code on a page small
 ELSEWHERE = {
     "extending.md",
     "how-to/tuning.md",
-}  # tested in tests/simulator/test_extending.py and below
+}  # tested in tests_full/simulator/test_extending.py and below
 
 
 def blocks(path):
