@@ -33,13 +33,13 @@ def _steps(data, how, steps, seed, limit):
 
 @functools.cache
 def steps_of_all(how, steps, large, seed=1, limit=2):
-    """The examples and weights ``[clients, steps, batch]`` of steps ``0 ... steps - 1``."""
+    """Examples and weights ``[clients, steps, batch]`` of the first steps of all clients."""
     data = client_data(LARGE if large else DATA)
     return jax.device_get(_steps(data, how, steps, seed, limit))
 
 
 def steps_of(client, how, steps, large=False, **options):
-    """The same of one client."""
+    """Examples and weights of the first steps of one client."""
     values, weights = steps_of_all(how, steps, large, **options)
     return values[client], weights[client]
 
@@ -48,13 +48,13 @@ EVERY_WAY = {
     "full": Batching(),
     "iid": Batching(4),
     "epochs": Batching(4, "epochs"),
-    "growing": Batching(limit=0),  # which `steps_of` replaces
+    "growing": Batching(limit=0),  # `steps_of` replaces the limit
 }
 
 
 @pytest.mark.parametrize("client", range(3))
 @pytest.mark.parametrize("how", EVERY_WAY.values(), ids=EVERY_WAY)
-def test_no_other_clients_example_is_read(how, client):
+def test_batches_contain_only_the_clients_examples(how, client):
     values, weights = steps_of(client, how, 30)
     assert set(values.ravel()) <= set(DATA[client])
     assert set(weights.ravel()) <= {0, 1}
@@ -63,7 +63,7 @@ def test_no_other_clients_example_is_read(how, client):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, bool])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_examples_are_taken_bit_by_bit(dtype, shape):
+def test_take_is_bit_exact(dtype, shape):
     numbers = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-3, -7, 255])
     is_float = jnp.issubdtype(dtype, jnp.floating)
     examples = jnp.asarray(numbers if is_float else np.arange(8), dtype)
@@ -75,7 +75,7 @@ def test_examples_are_taken_bit_by_bit(dtype, shape):
     assert np.asarray(taken).tobytes() == np.asarray(examples)[rows].tobytes()
 
 
-def test_full_batches_weigh_every_example_once():
+def test_full_batches_contain_every_example_once():
     for client, examples in enumerate(DATA):
         values, weights = steps_of(client, Batching(), 2)
         assert values.shape == weights.shape == (2, 5)
@@ -84,7 +84,7 @@ def test_full_batches_weigh_every_example_once():
 
 
 @pytest.mark.parametrize("client", range(3))
-def test_a_padded_batch_begins_with_the_batch_of_its_own_size(client):
+def test_a_padded_batch_begins_with_the_smaller_batch(client):
     rows, weights = steps_of(client, Batching(5, limit=2), 4, large=True)
     alone, ones = steps_of(client, Batching(2), 4, large=True)
     np.testing.assert_array_equal(rows[:, :2], alone)
@@ -92,7 +92,7 @@ def test_a_padded_batch_begins_with_the_batch_of_its_own_size(client):
     np.testing.assert_array_equal(ones, 1)
 
 
-def test_minibatches_are_uniform_over_the_client_and_fresh_every_step():
+def test_minibatches_are_uniform_and_independent():
     values, weights = steps_of(2, Batching(2), 20_000)
     np.testing.assert_array_equal(weights, 1)
     check_uniform(values.ravel(), DATA[2])
@@ -101,7 +101,7 @@ def test_minibatches_are_uniform_over_the_client_and_fresh_every_step():
 
 
 def check_uniform(values, examples):
-    """Counts within 4 standard errors, and a Bonferroni correction for many examples."""
+    """Checks that counts are within 4 standard errors, with a Bonferroni correction."""
     counts = np.array([(values == value).sum() for value in examples])
     assert counts.sum() == len(values)
     p = 1 / len(examples)
@@ -117,8 +117,8 @@ def num_batches(size):
 
 @pytest.mark.parametrize("size", [1, 3, slow_unless(False, 4), slow_unless(False, 8), 40, 100])
 @pytest.mark.parametrize("client", range(3))
-def test_epochs_see_every_example_once_in_a_fresh_order(client, size):
-    """Every epoch of every client; the last batch is filled with rows of weight 0."""
+def test_epochs_visit_every_example_once_in_a_new_order(client, size):
+    """The last batch of an epoch is padded with rows of weight 0."""
     count = len(LARGE[client])
     per_epoch = -(-count // size)
     values, weights = steps_of(client, Batching(size, "epochs"), 5 * -(-40 // size), large=True)
@@ -137,8 +137,8 @@ def test_epochs_see_every_example_once_in_a_fresh_order(client, size):
         assert len(orders) == 5
 
 
-def test_epochs_differ_between_clients_rounds_and_models():
-    """The key is of a model, a round and a client: equally many examples, other orders."""
+def test_epochs_differ_between_keys():
+    """Each model, round and client has a different key."""
     data = client_data([np.arange(30.0), np.arange(30.0)])
 
     @jax.jit
@@ -150,8 +150,8 @@ def test_epochs_differ_between_clients_rounds_and_models():
     assert len({tuple(order) for order in first_epoch(jnp.arange(5)).tolist()}) == 5
 
 
-def test_an_epochs_places_are_uniform():
-    """What comes first, and what stands in the last, partial batch."""
+def test_places_in_an_epoch_are_uniform():
+    """All places are tested, from the first to those in the partial last batch."""
     values, weights = steps_of(2, Batching(3, "epochs"), 3 * 5_000, large=True)
     values, weights = values.reshape(-1, 9), weights.reshape(-1, 9)
     assert (weights == [1] * 7 + [0] * 2).all()
@@ -163,21 +163,21 @@ def test_an_epochs_places_are_uniform():
     "limit", [0, *(slow_unless(n in (2, 7), n) for n in (1, 2, 6, 7)), slow_unless(False, 50)]
 )
 def test_a_growing_sample_is_drawn_without_replacement(limit):
-    """min(N_s, n_k) distinct examples count, at least one."""
+    """min(N_s, n_k) distinct examples have weight 1, but at least one."""
     values, weights = steps_of(2, Batching(limit=0), 4_000, large=True, limit=limit)
     size = min(max(limit, 1), 7)
     np.testing.assert_array_equal(weights, np.tile(np.arange(40) < size, (4_000, 1)))
     chosen = values[:, :size]
     assert (np.diff(np.sort(chosen), axis=1) > 0).all()
     check_uniform(chosen[:, 0], LARGE[2])
-    if size > 1:  # every pair as likely
+    if size > 1:  # all pairs are equally likely
         pairs = np.sort(chosen[:, :2], axis=1) @ [1000, 1]
         counts = np.unique(pairs, return_counts=True)[1]
         assert len(counts) == 21
         assert np.abs(counts - 4_000 / 21).max() < 5 * np.sqrt(4_000 / 21)
 
 
-def test_selected_stores_are_the_stores():
+def test_selected_stores_equal_the_stores():
     stores = [client_data(DATA), client_data([x + 1000 for x in LARGE])]
     both = stack_client_data(stores)
     assert both.select(0).examples is both.examples
@@ -186,7 +186,7 @@ def test_selected_stores_are_the_stores():
     @jax.jit
     @jax.vmap
     def drawn(k):
-        """By store and way of drawing: what is selected of the stack, and the store alone."""
+        """Batches of the stack and of each store, for every order."""
         hows = Batching(4), Batching(4, "epochs")
         pairs = []
         for i, store in enumerate(stores):
@@ -205,8 +205,8 @@ def test_selected_stores_are_the_stores():
             np.testing.assert_array_equal(one, other)
 
 
-def test_examples_that_are_dealt_in_several_ways_are_not_copied():
-    """Each way gives what a store of its own copies gives, though clients share examples."""
+def test_several_partitions_share_examples_without_copies():
+    """Each partition equals a store with copies, though clients share examples."""
     examples = {"x": np.arange(8.0), "y": np.arange(8) % 3}
     ways = [[[7, 1], [1, 1, 2, 6], [0]], [[3], [4, 5, 6, 7], [3, 2, 7]]]
     shared = shared_client_data(examples, ways)
@@ -259,12 +259,12 @@ def test_examples_that_are_dealt_in_several_ways_are_not_copied():
         ([[]], "a client has no example"),
     ],
 )
-def test_ways_to_deal_that_do_not_fit_are_refused(ways, says):
+def test_wrong_partitions_are_refused(ways, says):
     with pytest.raises(ValueError, match=says):
         shared_client_data(np.arange(4), ways)
 
 
-def test_a_way_to_deal_must_be_taken_before_its_examples_are():
+def test_a_partition_must_be_selected_before_use():
     shared = shared_client_data(np.arange(4), [[[0], [1]], [[2], [3]]])
     with pytest.raises(ValueError, match="a stack of 2 stores; choose one with select"):
         stack_client_data([shared, shared])
@@ -272,7 +272,7 @@ def test_a_way_to_deal_must_be_taken_before_its_examples_are():
         shared_client_data((np.arange(4), np.arange(3)), [[[0]]])
 
 
-def test_stores_of_other_clients_are_not_stacked():
+def test_stores_with_different_numbers_of_clients_are_not_stacked():
     with pytest.raises(ValueError, match=r"the stores have \[2, 3\] clients"):
         stack_client_data([client_data(DATA), client_data(DATA[:2])])
 
@@ -299,7 +299,7 @@ def test_wrong_data_is_refused(clients, message):
         client_data(clients)
 
 
-def test_least_squares_refuses_what_does_not_match():
+def test_least_squares_refuses_mismatched_data():
     with pytest.raises(ValueError, match="features of 2 clients but targets of 1"):
         least_squares([np.eye(2), np.eye(2)], [np.ones(2)], ridge=1.0)
     with pytest.raises(ValueError, match="ridge is 0"):

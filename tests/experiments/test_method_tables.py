@@ -1,4 +1,4 @@
-"""All methods, attackers and demands in an experiment file."""
+"""All methods, attackers and requirements in an experiment file."""
 
 import inspect
 import json
@@ -52,7 +52,7 @@ METHOD = TypeAdapter(MethodConfig)
 
 
 def examples():
-    """Settings of every method, from its signature: those that it needs, and all with a default."""
+    """Yields settings of every method from its signature, once required ones and once all."""
     for name, factory in methods().items():
         parameters = inspect.signature(factory).parameters
         needed = {key: 2.0 for key, p in parameters.items() if p.default is p.empty}
@@ -68,7 +68,7 @@ def examples():
 
 
 def changed(parameter):
-    """Another value than the default; None, if a file can give no other."""
+    """A value that differs from the default, or None if a file has no other."""
     default, annotation = parameter.default, parameter.annotation
     if isinstance(default, bool):
         return not default
@@ -80,7 +80,7 @@ def changed(parameter):
 
 
 def in_toml(settings):
-    """Numbers as people write them: 2, where the function takes 2.0."""
+    """Formats settings as TOML, with 2 for 2.0."""
     return "\n".join(
         f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {json.dumps(value)}"
         for key, value in settings.items()
@@ -104,16 +104,16 @@ def read(text, kind=Experiment):
 
 
 def lowered(grid):
-    """The text of every program, with all constants: equal texts have equal results, bit by bit."""
+    """The text of every program, with all constants, so that equal texts give equal results."""
     _, where, *_ = plan._place(grid, None, None)
     return {each.label: plan._lower(each, len(each), where).as_text() for each in programs_of(grid)}
 
 
 def described(grid):
-    """All that is said of the runs, and the text of what their parts do, with all constants.
+    """The settings of the runs, and the text of the parts of their programs, with all constants.
 
-    The parts are the preparation, the start, the groups of a round, the training of a client, the
-    server's step and the metrics, each once: what is left out is how the library repeats them.
+    The parts are the preparation, the start, the cohort of a round, the training of a client, the
+    server's step and the metrics. The loops of the library around them are left out.
     """
     sizes = {"num_seeds", "num_rounds", "seed", "record_every", "client_map", "per_seed", "axes"}
     return {name: getattr(grid, name) for name in sizes}, [
@@ -150,15 +150,16 @@ def parts(program):
 
 
 def own_by_hand(rng_key, task, start=None, **how):
-    """Trains the clients' own models for one model, from its initial parameters."""
+    """Trains the clients' own models for a single model."""
 
     one = partial(own_models, rng_key, task, start, **how)
     return jax.lax.map(lambda model: one(model=model), jnp.arange(1))
 
 
 ALL = [*EXAMPLES, "without a name"]
-QUICK = [label for label in ALL if f"{label}, all set" not in EXAMPLES]  # each method, all set
-WHOLE = "maxfl"  # of which the whole program is compared in the ordinary run
+# each method with all settings
+QUICK = [label for label in ALL if f"{label}, all set" not in EXAMPLES]
+WHOLE = "maxfl"  # the quick run compares its whole program
 
 
 @pytest.mark.parametrize(
@@ -168,10 +169,10 @@ WHOLE = "maxfl"  # of which the whole program is compared in the ordinary run
         *(slow_unless(label == WHOLE, label, lowered) for label in ALL),
     ],
 )
-def test_every_method_of_a_file_is_that_of_python(label, told):
+def test_every_method_of_a_file_equals_that_of_python(label, told):
     name, settings = EXAMPLES.get(label, ("fedavg", {"local_steps": 2}))
     text = in_toml(settings if label not in EXAMPLES else {"name": name} | settings)
-    # With the factors 1/p, which stalevr needs.
+    # Include the factors 1/p, which stalevr needs.
     unbiased = QUADRATIC.replace("cohort_size = 4", "cohort_size = 4, unbiased = true")
     experiment = read(f"{unbiased}{A}{text}")
     assert validate(Experiment, experiment.model_dump()) == experiment
@@ -192,14 +193,14 @@ def test_every_method_of_a_file_is_that_of_python(label, told):
 
 
 @pytest.mark.parametrize("name", methods())
-def test_a_file_gives_what_the_function_takes(name):
+def test_keys_of_a_table_are_parameters_of_the_function(name):
     local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
     own = set(inspect.signature(methods()[name]).parameters) - {"local"}
     rest = {"name", "assignment", "weight_decay", "clip", "compression", "privacy"}
     assert set(METHOD_TABLES[name].model_fields) == local | own | rest
 
 
-def test_the_methods_are_those_that_the_library_shows():
+def test_methods_are_the_public_algorithms():
     public = {name: getattr(fedjax_mm, name) for name in fedjax_mm.__all__}
     assert methods() == {
         name: value
@@ -275,8 +276,8 @@ for text in wrong:
         ),
     ],
 )
-def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
-    """Cases are settings, and the local steps that they make."""
+def test_a_new_method_needs_only_a_new_file(tmp_path, cases):
+    """Cases are settings and their number of local steps."""
     package = Path(fedjax_mm.__file__).parent
     shutil.copytree(package, tmp_path / package.name)
     (tmp_path / package.name / "algorithms" / "toy.py").write_text(TOY)
@@ -285,7 +286,7 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    # XLA of jaxlib 0.9 logs where it reads a program from the cache.
+    # XLA of jaxlib 0.9 logs reading a program from the cache.
     assert (done.returncode, re.sub(r"(?m)^[WE]\d{4} .*\n", "", done.stderr)) == (0, "")
     messages = done.stdout.splitlines()
     for fragments in (
@@ -303,7 +304,7 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
 
 
 @pytest.mark.parametrize("label", EXAMPLES)
-def test_methods_that_ask_for_thresholds_say_so(label):
+def test_methods_declare_that_they_need_thresholds(label):
     name, settings = EXAMPLES[label]
     own = {key: value for key, value in settings.items() if key != "local_steps"}
     algorithm = methods()[name](local_sgd(0.1, steps=settings.get("local_steps")), **own)
@@ -335,7 +336,7 @@ def test_methods_that_ask_for_thresholds_say_so(label):
         ),
     ],
 )
-def test_the_warm_up_has_numbers_of_its_own_and_tuning_the_algorithms(
+def test_the_warm_up_has_separate_settings_and_tuning_those_of_the_algorithm(
     monkeypatch, table, warm_up, tuning
 ):
     told = []
@@ -364,7 +365,7 @@ def test_the_warm_up_has_numbers_of_its_own_and_tuning_the_algorithms(
 @pytest.mark.parametrize(
     ("fraction", "expected"), [(0, 0), (0.3, 3), (0.25, 3), (0.05, 1), (1, 10)]
 )
-def test_so_many_clients_attack(fraction, expected):
+def test_the_fraction_of_attackers_is_rounded_up(fraction, expected):
     task = quadratic(10, 1, mu=1.0)
     first, second = (
         Byzantine(fraction=fraction, loss_factor=5.0, stays=False, seed=seed).wrap_task(task)
@@ -397,7 +398,7 @@ SMALLER = [
 
 
 def full(*labels):
-    """The experiment that the documentation shows, smaller and with some of its algorithms."""
+    """A smaller version of the documented experiment with some of its algorithms."""
     experiment = validate(Experiment, tomllib.loads(DOCUMENTED), SMALLER)
     algorithms = {label: experiment.algorithms[label] for label in labels}
     return experiment.model_copy(update={"algorithms": algorithms})
@@ -418,7 +419,7 @@ def cho_clients(seed=7):
     ],
     ids=["one described", "described", "lowered"],
 )
-def test_a_file_with_everything_is_that_of_python(labels, told):
+def test_a_file_with_everything_equals_python(labels, told):
     attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
     methods = {
         "MaxFL": maxfl(local_sgd(0.1, steps=5, batch_size=16)),
@@ -460,11 +461,11 @@ def test_a_file_with_everything_runs():
             assert np.isfinite(result[prefix + name]).all()
     trained = result.client_updates.squeeze()
     assert np.all(trained.isel(round=1) <= 9)
-    assert np.all(trained.isel(round=1) >= 6)  # nobody stays away from rounds 1 and 2
+    assert np.all(trained.isel(round=1) >= 6)  # all clients participate in rounds 1 and 2
     assert result.attrs["manifest"]["config"]["requirement"]["num_unseen"] == 4
 
 
-def test_flips_and_tests_of_their_own_reach_the_data():
+def test_flips_and_test_fractions_reach_the_data():
     task = full().task
     data, expected = task.data(), cho_clients()
     for x, y in zip(jax.tree.leaves(data), jax.tree.leaves(expected), strict=True):
@@ -484,19 +485,19 @@ def test_flips_and_tests_of_their_own_reach_the_data():
     assert pooled.test.num_clients == 1
 
 
-def test_assignments_of_one_and_of_all():
+def test_an_algorithm_may_override_the_common_assignment():
     text = f"{QUADRATIC}{A}local_steps = 1\n"
     text += '[algorithms.B]\nlearning_rate = 0.1\nlocal_steps = 1\nassignment.name = "mfa_rr"\n'
     programs = programs_of(grid_of(read(text)))
     updates = [program.traced.facts.updates_per_round for program in programs]
     assert updates == [4, 6]
-    # An axis is that of the algorithm's own assignment, if it has one, or else that of all.
+    # An axis applies to the algorithm's assignment if it has one, and otherwise to the common one.
     swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Experiment)
     assert [p.traced.facts.updates_per_round for p in programs_of(grid_of(swept))] == [2, 5, 2, 5]
     assert swept.points().values == {"assignment.cohort_size": [2, 5]}
 
 
-def test_the_assignment_is_for_clients_that_are_seen():
+def test_the_assignment_excludes_unseen_clients():
     text = QUADRATIC.replace("num_steps = 3", "num_unseen = 2") + f"{A}local_steps = 1"
     (program,), own = programs_of(grid_of(read(text))), OwnModels(jnp.zeros((1, 6)))
     assignment = program.setup({}, {"data": None}, own).assignment
@@ -514,7 +515,7 @@ ASKED = {"requirement": {}}
 
 
 def settings(task=None, top=None, **algorithm):
-    """Returns an experiment as plain values, omitting those that are `...`."""
+    """An experiment as plain values, without entries that are `...`."""
     values = {"task": task or {"num_clients": 8}, "num_models": 1, "num_rounds": 2}
     values |= {"assignment": {"name": "mfa_rand"}} | (top or {})
     method = {"learning_rate": 0.1, "local_steps": 3} | algorithm
@@ -641,7 +642,7 @@ def settings(task=None, top=None, **algorithm):
         ),
     ],
 )
-def test_an_error_says_what_is_wrong_and_what_to_do(values, fragments):
+def test_an_error_names_the_fault_and_the_remedy(values, fragments):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         validate(Experiment, values)
     for fragment in fragments:
@@ -671,7 +672,7 @@ def test_a_wrong_axis_is_named(axes, fragments):
 
 
 @pytest.mark.parametrize("axis", ["task.dropout_rate", "task.model"])
-def test_what_changes_the_module_is_no_axis(axis):
+def test_settings_that_change_the_network_are_no_axes(axis):
     values = settings(OWN | {"model": "mlp"})
     with pytest.raises(ValueError, match="run one for each"):
         validate(Experiment, values | {"axes": {axis: [0.1, 0.2]}})
@@ -681,7 +682,7 @@ def test_what_changes_the_module_is_no_axis(axis):
 
 
 def on_axes(name):
-    """A sweep with a value on every axis of numbers that a method has, and what others follow."""
+    """A sweep with one value on each of a method's axes of numbers, and further values."""
     text = in_toml({"name": name} | EXAMPLES[name][1])
     text = f"{QUADRATIC}byzantine = {{ fraction = 0.5 }}\n{A}{text}\n"
     fields = METHOD_TABLES[name].model_fields
@@ -693,16 +694,16 @@ def on_axes(name):
 
 
 @pytest.mark.parametrize("name", methods())
-def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
+def test_numbers_of_methods_attackers_and_requirements_are_axes_of_one_program(name):
     _, base, points = on_axes(name)
     (program,) = programs_of(grid_of(base))
     assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
-    assert "train_loss" in program.traced.record.metrics  # traced, with every number an argument
+    assert "train_loss" in program.traced.record.metrics  # traced with every number as an argument
     (program,) = programs_of(grid_of(validate(Experiment, base.model_dump() | {"axes": points})))
     assert len(program) == 2 ** len(points)
 
 
-def test_a_point_of_all_axes_is_that_experiment():
+def test_a_point_on_all_axes_equals_that_experiment():
     text, base, points = on_axes("maxfl")
     settings = [
         f"{key if '.' in key else f'algorithms.A.{key}'}={values[0]}"

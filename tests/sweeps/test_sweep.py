@@ -232,7 +232,7 @@ def test_every_point_equals_a_single_run(whole, assignment, num_models):
 
 
 def test_points_seeds_and_models_differ(whole):
-    """Otherwise the comparisons in this module could not tell them apart."""
+    """Otherwise the comparisons in this module could not distinguish them."""
     final = whole[0].distance.isel(round=-1).values.ravel()
     final = final[~np.isnan(final)]
     assert len(np.unique(final)) == final.size == 3 * 2 * (3 + 2) * 3

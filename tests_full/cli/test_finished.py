@@ -1,4 +1,4 @@
-"""A finished result is left alone, made again, or given up, but never lost by accident."""
+"""Finished results are kept, made again, or overwritten on request."""
 
 import json
 
@@ -26,7 +26,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A finished result, and the file that it is of."""
+    """The experiment file and the contents of its finished result."""
     directory = tmp_path_factory.mktemp("finished")
     config = directory / "small.toml"
     config.write_text(CONFIG)
@@ -40,7 +40,7 @@ def contents(directory):
 
 @pytest.fixture
 def place(made, tmp_path):
-    """A copy of the finished result; returns the command's arguments, and its directory."""
+    """The command's arguments, and the directory of a copy of the finished result."""
     directory = tmp_path / "small"
     directory.mkdir()
     for name, content in made[1].items():
@@ -65,7 +65,7 @@ def test_a_result_of_other_settings_is_kept(place, name):
     assert contents(directory) == before
 
 
-def test_it_is_given_up_if_it_is_said_so(place):
+def test_overwrite_replaces_a_result_of_other_settings(place):
     command, directory = place
     before = values(directory)
     assert call(*command, "--set", "seed=5", "--overwrite").code == 0
@@ -73,14 +73,13 @@ def test_it_is_given_up_if_it_is_said_so(place):
     assert json.loads((directory / "manifest.json").read_text())["config"]["seed"] == 5
 
 
-def test_both_wishes_at_once_are_refused(place):
+def test_resume_and_overwrite_together_are_refused(place):
     code, _, err = call(*place[0], "--resume", "--overwrite")
     assert code == 2
     assert "give one of them" in err
 
 
 def test_a_result_of_another_version_is_kept(place):
-    """Also if it is an earlier one, whose manifest has no digests."""
     command, directory = place
     path = directory / "manifest.json"
     about = json.loads(path.read_text())
@@ -113,7 +112,7 @@ def test_a_damaged_result_is_made_again(made, place, name, damage):
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         path.write_bytes({"empty": b"", "truncated": content[:middle], "flipped": flipped}[damage])
     code, _, err = call(*command, "--resume")
-    if code == 2:  # the flipped letter makes it another run's
+    if code == 2:  # the flipped letter may turn the manifest into that of another run
         assert (name, damage) == ("manifest.json", "flipped")
         assert "--overwrite" in err
         return
@@ -124,7 +123,7 @@ def test_a_damaged_result_is_made_again(made, place, name, damage):
 
 
 def test_a_result_without_its_manifest_is_kept_from_other_settings(place):
-    """The Dataset has the manifest too."""
+    """The Dataset also contains the manifest."""
     command, directory = place
     (directory / "manifest.json").unlink()
     code, _, err = call(*command, "--set", "seed=5", "--resume")

@@ -1,4 +1,4 @@
-"""The page of a directory: its content, its robustness, and that it is self-contained."""
+"""The page of a directory: content, damaged results, and no external resources."""
 
 import base64
 import contextlib
@@ -49,7 +49,7 @@ MANIFEST = {
 
 
 def call(*arguments):
-    """The exit code of the command line, and what it printed."""
+    """The exit code and the output of the command line."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
@@ -61,7 +61,7 @@ def call(*arguments):
 
 
 def png(size):
-    """A picture of noise, which hardly compresses."""
+    """An image of noise, which hardly compresses."""
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
@@ -69,7 +69,7 @@ def png(size):
 
 
 def put(folder, name, size=(20, 30), **changed):
-    """Writes a result with a summary as `reproduce` writes it, but for what is changed."""
+    """Writes a result like `reproduce`, with changes to its summary."""
     summary = {
         "id": name,
         "paper": {"figure": "Figure 1: curves", "gain": {"train": 2.5}, "open": ["eta is ours"]},
@@ -88,13 +88,13 @@ def put(folder, name, size=(20, 30), **changed):
 
 
 def shown_markdown(path):
-    """The HTML of a page in Markdown, and of its items' pages."""
+    """The HTML of a Markdown page and the pages of its items."""
     pages = [path, *sorted(path.with_suffix("").glob("*.md"))]
     return "".join(MarkdownIt().enable("table").render(page.read_text()) for page in pages)
 
 
 class Reader(HTMLParser):
-    """Collects the text, the resources and the ids of a page, and finds tags left open."""
+    """Collects the text, links and ids of a page, and checks that tags are closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -110,7 +110,7 @@ class Reader(HTMLParser):
         self.ids += [value for key, value in attrs if key == "id"]
 
     def handle_endtag(self, tag):
-        if tag == "img":  # closed where it is opened, as Markdown's are
+        if tag == "img":  # img is self-closing in Markdown's output
             return
         assert self._open.pop() == tag
 
@@ -120,7 +120,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(autouse=True, scope="module")
 def no_statements():
-    """The papers state nothing but what a test says."""
+    """Removes the statements of the papers."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(collected, "all_statements", dict)
         yield
@@ -128,7 +128,7 @@ def no_statements():
 
 @pytest.fixture(scope="module")
 def ten(tmp_path_factory):
-    """Ten items whose figures have 2 MB each, and their page."""
+    """A directory with ten items whose figures have 2 MB each, and its page."""
     directory = tmp_path_factory.mktemp("ten")
     for name in TEN:
         put(directory / name, name, size=(700, 1000))
@@ -148,7 +148,7 @@ def test_the_page_is_small_and_has_every_figure(ten):
             assert image.size[0] / image.size[1] == pytest.approx(10 / 7, abs=0.01)
 
 
-def test_the_page_asks_for_nothing(ten):
+def test_the_page_loads_no_external_resources(ten):
     _, text = ten
     reader = Reader(text)
     assert not {"script", "iframe", "object", "embed", "base"} & reader.tags
@@ -167,7 +167,7 @@ def test_every_item_is_named_first_and_linked_to_its_section(ten):
     assert first.count('class="mark supported"') == len(TEN)
 
 
-def test_a_section_has_everything_that_the_summary_tells(tmp_path):
+def test_a_section_contains_the_whole_summary(tmp_path):
     put(tmp_path / "mfa-fig1", "mfa-fig1")
     assert call("report", tmp_path)[0] == 0
     text = " ".join(Reader((tmp_path / "report.html").read_text()).text.split())
@@ -192,9 +192,7 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("kind", ["html", "md"])
-def test_statements_are_counted_by_verdict_and_say_what_they_would_take(
-    tmp_path, kind, monkeypatch
-):
+def test_statements_are_counted_by_verdict_with_their_remedies(tmp_path, kind, monkeypatch):
     made = [STATEMENT]
     for verdict, part in VERDICTS.items():
         parts = [STATEMENT["parts"][0] | {"verdict": verdict, **part}]
@@ -219,7 +217,7 @@ def test_statements_are_counted_by_verdict_and_say_what_they_would_take(
     text = (tmp_path / f"report.{kind}").read_text()
     text = text if kind == "html" else shown_markdown(tmp_path / "report.md")
     (row,) = re.findall(r"<tr>\s*<td>Bhuyan.*?</tr>", text, re.DOTALL)
-    # Six of this paper: four of the item, one of an item that was not run, one of no item.
+    # The paper has six: four of this item, one of an item that was not run, one without an item.
     assert re.findall(r"<td>(\d+)</td>", row) == ["6", "1", "1", "1", "3"]
     assert "Pawlik" not in text
     shown = " ".join(Reader(text).text.split())
@@ -231,7 +229,7 @@ def test_statements_are_counted_by_verdict_and_say_what_they_would_take(
     assert shown.index("about 70 seeds") < shown.rindex(ITEMS.title("mfa-fig1"))
 
 
-def test_text_is_not_markup(tmp_path):
+def test_text_is_escaped(tmp_path):
     quote = "<script>alert(1)</script> a < b & [x](y)"
     put(tmp_path / "mfa-fig1", "mfa-fig1", statements=[STATEMENT | {"quote": quote}])
     for kind in ("html", "md"):
@@ -245,7 +243,7 @@ def test_text_is_not_markup(tmp_path):
 
 
 def broken(folder):
-    """Ways to spoil a result, by name: what to do, and the words that must be told."""
+    """Maps a name to a way to damage a result and to the expected message."""
 
     def edit(**changed):
         summary = json.loads((folder / "summary.json").read_text())
@@ -303,7 +301,7 @@ def broken(folder):
 
 
 @pytest.mark.parametrize("kind", ["html", "md"])
-def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
+def test_damaged_results_have_a_line_and_others_are_shown(tmp_path, kind):
     put(tmp_path / "good", "mfa-fig3")
     (tmp_path / "log").mkdir()
     (tmp_path / "mfa-fig4" / "unfinished").mkdir(parents=True)
@@ -325,7 +323,7 @@ def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
         assert broken(tmp_path / "probe")[way][1] in line
         assert line in printed
     assert len([line for line in lines if line.startswith("mfa-fig4: summary.json is mi")]) == 1
-    # What has a summary is shown: the good one, the probe, and seven without figure or result.
+    # Items with a summary are shown: the good one, the probe, and seven without figure or result.
     shown = {page.stem for page in (tmp_path / "report").glob("*.md")}
     shown = shown if kind == "md" else set(reader.ids)
     assert {"good", *(f"spoilt-{ways.index(way)}" for way in ("no figure", "no result"))} <= shown
@@ -362,7 +360,7 @@ def test_the_same_results_give_the_same_page(tmp_path, kind):
 
 
 def test_markdown_has_its_tables_and_figures(tmp_path):
-    names = ["mfa-fig1", "cb-table1", "multi-maxfl"]  # as they are listed, not as they are sorted
+    names = ["mfa-fig1", "cb-table1", "multi-maxfl"]  # in the order of ITEMS, which is not sorted
     for name in names:
         put(tmp_path / "results" / name, name)
     out = tmp_path / "docs" / "results.md"
@@ -370,7 +368,7 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     text = shown_markdown(out)
     tables = re.findall(r"<table>.*?</table>", text, re.DOTALL)
     measured = [table for table in tables if "<th>method</th>" in table]
-    assert len(tables) == 6  # of each paper its items, and of each item its table
+    assert len(tables) == 6  # one for each of 3 papers, and one for each of 3 items
     assert len(measured) == 3
     cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", measured[0])
     assert cells == ["method", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"]
@@ -389,7 +387,7 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     assert f"<pre><code>{command}\n</code></pre>" in text
 
 
-def test_items_in_folders_of_like_names_have_pages_of_their_own(tmp_path):
+def test_items_in_folders_with_similar_names_have_separate_pages(tmp_path):
     for number, name in enumerate(["a_b", "a-b", "\u4e00"]):
         put(tmp_path / name, "mfa-fig1", size=(10 + number, 10))
     assert call("report", tmp_path, "--format", "md")[0] == 0
@@ -400,7 +398,7 @@ def test_items_in_folders_of_like_names_have_pages_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["report", "figures.md"])
-def test_a_page_whose_items_would_be_in_its_place_is_refused(tmp_path, name):
+def test_a_page_with_the_path_of_its_items_is_refused(tmp_path, name):
     put(tmp_path / "mfa-fig1", "mfa-fig1")
     code, printed = call("report", tmp_path, "--format", "md", "--out", tmp_path / name)
     assert code == 2
@@ -415,7 +413,7 @@ def test_a_page_whose_items_would_be_in_its_place_is_refused(tmp_path, name):
         (True, "results holds no result; make one with `fedjax-mm reproduce ID --out"),
     ],
 )
-def test_nothing_to_show_is_refused(tmp_path, make, message):
+def test_a_directory_without_results_is_refused(tmp_path, make, message):
     if make:
         (tmp_path / "results" / "log").mkdir(parents=True)
         (tmp_path / "results" / "notes.txt").touch()
@@ -433,7 +431,7 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path):
     assert "choose another directory with --out" in printed
 
 
-def test_a_figure_that_cannot_be_small_is_left_out():
+def test_a_figure_that_cannot_be_shrunk_is_left_out():
     figure = png((600, 900))
     assert page.shrunk(figure, len(figure)) == figure
     assert 0 < len(page.shrunk(figure, len(figure) // 5)) <= len(figure) // 5
@@ -452,7 +450,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_the_changes_of_a_configuration_make_it_again(name):
+def test_changes_restore_the_configuration(name):
     default = ITEMS[name].settings
     kind, values = type(default), default.model_dump(mode="json")
     assert changes(values, values) == []
@@ -463,19 +461,19 @@ def test_the_changes_of_a_configuration_make_it_again(name):
 
 
 class Loose(BaseModel, extra="allow"):
-    """A configuration of anything."""
+    """A configuration that accepts any key."""
 
 
 @pytest.mark.parametrize(
     "value", ["a word", "true", "5", "1e3", "", "it's", 'a "b"', "[x]", "ü\n", 1e-7, np.inf, False]
 )
-def test_changes_are_read_as_they_are_written(value):
+def test_changes_survive_a_round_trip(value):
     (found,) = changes({"key": value, "none": None}, {"key": "other", "none": 1})
     (word,) = shlex.split(shlex.quote(found))
     assert validate(Loose, {}, [word]).model_dump() == {"key": value}
 
 
-def test_the_data_are_where_the_user_has_them(tmp_path):
+def test_commands_have_a_placeholder_for_the_data_directory(tmp_path):
     changed = ["directory=/home/me/my data", "num_rounds=5"]
     put(tmp_path / "mfa-fig6a", "mfa-fig6a", changed=changed)
     put(tmp_path / "bounds-mfa", BOUNDS["mfa"].id, changed=["rate=0.5"])

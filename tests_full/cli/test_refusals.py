@@ -1,4 +1,4 @@
-"""Files, names and settings that nobody means: refused in one line and at once, nothing written."""
+"""Absurd files, names and settings are refused in one line, without writing anything."""
 
 import os
 import time
@@ -21,11 +21,11 @@ SPOILT = {
     "a long name": ("", ("--out", "x" * 300), "name too long; choose another directory with --out"),
     "a null": ("", ("--out", "x\0y"), "null"),
 }
-"""By name: a line of the file, options, and what the error must contain."""
+"""Maps a name to a line of the file, options, and a fragment of the error."""
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_what_nobody_means_is_refused_in_one_line(monkeypatch, tmp_path, name):
+def test_absurd_input_is_refused_in_one_line(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     line, options, fragment = SPOILT[name]
     Path("mine.toml").write_text(f"{line}\n{CONFIG}")
@@ -33,7 +33,7 @@ def test_what_nobody_means_is_refused_in_one_line(monkeypatch, tmp_path, name):
 
 
 def test_many_unknown_keys_are_refused_at_once(monkeypatch, tmp_path):
-    """A schema for each took a minute; the first are shown, the others counted."""
+    """The first keys are shown and the others counted, because all proposals took a minute."""
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text("".join(f"key{i} = 1\n" for i in range(3000)) + CONFIG)
     start = time.process_time()
@@ -43,14 +43,14 @@ def test_many_unknown_keys_are_refused_at_once(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["...toml", "..toml"])
 def test_results_stay_below_out(monkeypatch, tmp_path, name):
-    """Before Python 3.14 the stem of these names is "..", or "."."""
+    """Before Python 3.14 the stems of these names are ".." and "."."""
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(CONFIG)
     check_refusal(tmp_path, ("run", name), ("results have the file's name",))
 
 
 @pytest.mark.parametrize("name", ["mine.toml", "data/train/a.json"])
-def test_a_named_pipe_is_refused_instead_of_waited_for(monkeypatch, tmp_path, name):
+def test_a_named_pipe_is_refused_without_waiting(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     head, _, algorithm = CONFIG.partition("[task]")
     algorithm = algorithm[algorithm.index("[algorithms") :]
@@ -65,8 +65,8 @@ def test_a_named_pipe_is_refused_instead_of_waited_for(monkeypatch, tmp_path, na
 
 
 @pytest.mark.parametrize("label", ["[/x]", "[red]", ":smile:", "a[b=c]"])
-def test_labels_are_shown_as_they_are(capsys, label):
-    """Not as markup, which "[/x]" would end before it has begun."""
+def test_labels_are_shown_literally(capsys, label):
+    """They are not markup, in which "[/x]" would be a closing tag without an opening one."""
     for screen in (terminal.console, terminal.notes):
         terminal.say(label, screen)
         terminal.show_table([label], [[label]], screen, title=label)
@@ -75,7 +75,7 @@ def test_labels_are_shown_as_they_are(capsys, label):
     assert escape(label) == label or escape(label) not in text
 
 
-def test_a_bar_shows_labels_as_they_are(monkeypatch, capsys):
+def test_a_progress_bar_shows_labels_literally(monkeypatch, capsys):
     screen = terminal.Console(force_terminal=True, width=200, markup=False)
     monkeypatch.setattr(terminal, "notes", screen)
     with terminal.shown_progress() as report:
@@ -83,7 +83,7 @@ def test_a_bar_shows_labels_as_they_are(monkeypatch, capsys):
     assert "[/x]" in capsys.readouterr().out
 
 
-def test_a_run_of_a_strange_label_in_a_strange_place(monkeypatch, tmp_path):
+def test_brackets_in_labels_and_paths_are_allowed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("a[").mkdir()
     Path("a[/x].toml").write_text(CONFIG.replace("[algorithms.A]", '[algorithms."[/x]"]'))

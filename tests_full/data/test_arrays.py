@@ -1,4 +1,4 @@
-"""Arrays of one's own: dealt to clients, classes inferred, and what does not fit refused."""
+"""Custom arrays: partitions, inferred classes, and refusals."""
 
 import jax
 import numpy as np
@@ -11,12 +11,12 @@ X, Y = RNG.normal(size=(300, 4, 4, 1)), RNG.integers(5, size=300)
 PARTS = partition.iid(Y, 6)
 
 
-def test_arrays_are_dealt_with_tests_of_every_clients_own():
+def test_arrays_are_split_into_training_and_test_data_of_each_client():
     data = federate((X, Y), clients=PARTS)
     assert repr(data) == "6 clients, 240 + 60 examples of (4, 4, 1), 5 classes"
     x, y = data.train.examples
     assert (x.dtype, y.dtype, data.kind) == (np.float32, np.int32, "real")
-    # Every row is somebody's, for training or for testing, with its own label.
+    # Every row belongs to one client, for training or for testing, and keeps its label.
     both = [np.concatenate(each) for each in zip((x, y), data.test.examples, strict=True)]
     order, wanted = np.argsort(both[0][:, 0, 0, 0]), np.argsort(X[:, 0, 0, 0])
     np.testing.assert_array_equal(both[0][order], X[wanted].astype(np.float32))
@@ -25,8 +25,8 @@ def test_arrays_are_dealt_with_tests_of_every_clients_own():
     assert fifth.train.num_examples == 150
 
 
-def test_given_test_examples_are_shared_or_dealt():
-    tests = X[:50], Y[:50].astype(float)  # whole numbers are labels, whatever their type
+def test_given_test_examples_are_shared_or_partitioned():
+    tests = X[:50], Y[:50].astype(float)  # labels may have a float type
     shared = federate(((X, Y), tests), clients=PARTS)
     assert repr(shared) == "6 clients, 300 + 50 examples of (4, 4, 1), 5 classes"
     assert shared.test.num_clients == 1
@@ -36,7 +36,7 @@ def test_given_test_examples_are_shared_or_dealt():
     np.testing.assert_array_equal(same.train.examples[1], shared.train.examples[1])
 
 
-def test_types_that_tasks_use():
+def test_types_are_converted_to_those_of_tasks():
     pixels = federate(((X * 10).astype(np.uint8), Y), PARTS).train.examples[0]
     assert pixels.dtype == np.uint8
     tokens = federate((np.ones((300, 2), np.int64), Y), PARTS).train.examples[0]
@@ -50,7 +50,7 @@ def test_a_pool_is_shown_in_one_line():
     assert repr(pool) == "digits, real: 300 + 50 examples of (4, 4, 1), 5 classes"
 
 
-def test_repr_tells_shapes_of_stacks_and_of_traced_data():
+def test_repr_has_shapes_of_stacks_and_of_traced_data():
     draws = stack_data([synthetic(3, dim=4, seed=seed) for seed in (0, 1)])
     assert repr(draws).startswith("2 draws of 3 clients, at most ")
     assert repr(draws.select(0)).startswith("3 clients, ")
@@ -103,6 +103,6 @@ def test_arrays_that_do_not_fit_are_refused(data, options, message):
         federate(data, PARTS, **options)
 
 
-def test_a_client_with_one_example_is_told_what_to_do():
+def test_a_client_with_one_example_gets_a_remedy():
     with pytest.raises(ValueError, match=r"client 1 has 1 examples; .* give test examples"):
         federate((X, Y), clients=[np.arange(5), np.arange(5, 6)])

@@ -1,4 +1,4 @@
-"""CIFAR's binary files, arrays in NumPy files, and LEAF's FEMNIST and Shakespeare, written here."""
+"""Readers of CIFAR's binary files, NumPy files, and LEAF's FEMNIST and Shakespeare."""
 
 import io
 import zipfile
@@ -26,13 +26,13 @@ CIFAR_100 = ["train.bin", "test.bin"]
 
 
 def record(labels, image):
-    """The bytes of an image [32, 32, 3] behind its labels: all of red, row by row, then green."""
+    """The bytes of the labels and of an image [32, 32, 3] by channel and row."""
     planes = (image[row, column, c] for c in range(3) for row in range(32) for column in range(32))
     return bytes(labels) + bytes(planes)
 
 
 def write_cifar(folder, name="cifar-10", number=2):
-    """Writes the files of a dataset, and returns the images and the labels of each."""
+    """Writes the files of a dataset, and returns the images and labels of each file."""
     folder.mkdir(parents=True, exist_ok=True)
     images, labels = [], []
     for file in CIFAR_10 if name == "cifar-10" else CIFAR_100:
@@ -73,14 +73,14 @@ def test_cifar_100_has_two_kinds_of_labels(labels, column, title, classes, tmp_p
 
 
 def arrays(**changes):
-    """Ten examples of three classes, and four for testing."""
+    """Ten training and four test examples of three classes."""
     x, y = RNG.normal(size=(14, 5)), np.arange(14) % 3
     whole = {"x_train": x[:10], "y_train": y[:10], "x_test": x[10:], "y_test": y[10:]}
     return {name: value for name, value in (whole | changes).items() if value is not None}
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_arrays_are_read_as_federate_takes_them(save, tmp_path):
+def test_arrays_are_read_with_the_types_of_federate(save, tmp_path):
     given = arrays(y_test=np.arange(4)[:, None] % 3, further=np.zeros(3))
     save(tmp_path / "stars.npz", **given)
     pool = load_npz(tmp_path / "stars.npz")
@@ -90,7 +90,7 @@ def test_arrays_are_read_as_federate_takes_them(save, tmp_path):
     assert load_npz(tmp_path / "stars.npz", num_classes=7).num_classes == 7
 
 
-def test_grey_bytes_get_a_channel_and_other_arrays_do_not(tmp_path):
+def test_only_grey_images_of_bytes_get_a_channel(tmp_path):
     for kind, shape in (("uint8", (10, 4, 4, 1)), ("float32", (10, 4, 4))):
         x = RNG.integers(256, size=(14, 4, 4)).astype(kind)
         np.savez(tmp_path / f"{kind}.npz", **arrays(x_train=x[:10], x_test=x[10:]))
@@ -99,7 +99,7 @@ def test_grey_bytes_get_a_channel_and_other_arrays_do_not(tmp_path):
         np.testing.assert_array_equal(pool.train[0].ravel(), x[:10].ravel())
 
 
-def test_arrays_beyond_the_memory_are_not_read(tmp_path, monkeypatch):
+def test_arrays_larger_than_the_memory_are_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "large.npz", **arrays(x_train=np.zeros((10, 5000))))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**5))
     with pytest.raises(ValueError, match=r"the arrays have 400,\d+ bytes, but 100,000 are free"):
@@ -113,7 +113,7 @@ def test_nothing_is_unpickled(tmp_path):
         load_npz(tmp_path / "objects.npz")
 
 
-def test_an_array_that_is_not_one_is_refused(tmp_path):
+def test_a_file_without_an_array_is_refused(tmp_path):
     content = io.BytesIO()
     np.savez(content, **arrays(x_train=None))
     with zipfile.ZipFile(content, "a") as archive:
@@ -127,12 +127,12 @@ def test_an_array_that_is_not_one_is_refused(tmp_path):
 
 
 def femnist_user(labels):
-    """Images as LEAF's scripts write them, bytes divided by 255, and the bytes."""
+    """The data of a user as LEAF writes them, with bytes divided by 255, and the bytes."""
     pixels = RNG.integers(256, size=(len(labels), 784))
     return ((pixels / 255).tolist(), labels), pixels.astype(np.uint8)
 
 
-def test_femnist_is_images_by_writer(tmp_path):
+def test_femnist_has_images_by_writer(tmp_path):
     (one, first), (two, second), (test, _) = map(femnist_user, ([0, 61], [35], [9]))
     write_leaf(
         tmp_path,
@@ -154,7 +154,7 @@ LINE = "  That, that is, is." + " " * 60
 PLAYS = leaf_file(HAMLET=([LINE, LINE[1:] + "\n"], ["\n", "}"]), EGEON=([LINE], ["a"]))
 
 
-def test_shakespeare_is_characters_by_role(tmp_path):
+def test_shakespeare_has_characters_by_role(tmp_path):
     write_leaf(tmp_path, train_0=PLAYS, test_0=PLAYS)
     data = load_leaf(tmp_path, dataset="shakespeare")
     assert (data.name, data.num_classes) == ("shakespeare", len(CHARACTERS))
@@ -167,7 +167,7 @@ def test_shakespeare_is_characters_by_role(tmp_path):
 
 
 def test_a_gru_learns_the_next_character(tmp_path):
-    """Texts of one character, which is also the next: of three, chance gives a third."""
+    """Each of three texts repeats one character, so that chance is right in a third of cases."""
     texts = [letter * 80 for letter in "abc"]
     write_leaf(tmp_path, **dict.fromkeys(("train_0", "test_0"), leaf_file(X=(texts, list("abc")))))
     task = classification(load_leaf(tmp_path, dataset="shakespeare"), CharacterGRU(80, 4, 8))
@@ -182,7 +182,7 @@ def test_a_gru_learns_the_next_character(tmp_path):
 
 
 def experiment(folder, task):
-    """The task of an experiment of the files in a folder."""
+    """The task of an experiment with the files in a folder."""
     name = {"npz": "file"}.get(task["name"], "directory")
     place = folder / "some.npz" if name == "file" else folder
     return validate(Experiment, learning({name: str(place), **task})).task
@@ -214,7 +214,7 @@ def write_all(folder):
         ({"name": "leaf", "dataset": "shakespeare", "model": "gru"}, "shakespeare", 2, (80,), None),
     ],
 )
-def test_files_name_the_datasets(task, place, clients, shape, scale, tmp_path):
+def test_experiments_read_all_kinds_of_files(task, place, clients, shape, scale, tmp_path):
     write_all(tmp_path)
     config = experiment(tmp_path / place, task)
     built = config.build(config.data())
@@ -247,7 +247,7 @@ def test_files_name_the_datasets(task, place, clients, shape, scale, tmp_path):
         ({"name": "digits", "model": "gru"}, "'gru', but examples are no texts; choose another"),
     ],
 )
-def test_wrong_tables_are_refused_before_a_file_is_read(task, words, tmp_path):
+def test_wrong_tables_are_refused(task, words, tmp_path):
     if task["name"] == "digits":
         with pytest.raises(ValueError, match=words):
             validate(Experiment, learning(task))
@@ -256,8 +256,8 @@ def test_wrong_tables_are_refused_before_a_file_is_read(task, words, tmp_path):
         experiment(tmp_path, task)
 
 
-def test_the_texts_are_those_of_leafs_script(tmp_path):
-    """A window slides over a role's line behind 80 blanks."""
+def test_windows_of_leafs_script_are_read_in_order(tmp_path):
+    """LEAF's script slides a window over a line after 80 blanks."""
     line = " " * 80 + "Who's there?\n"
     texts, characters = zip(*((line[i : i + 80], line[i + 80]) for i in range(13)), strict=True)
     user = leaf_file(BERNARDO=(texts, characters))

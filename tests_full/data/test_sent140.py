@@ -1,4 +1,4 @@
-"""Sentiment140's files, written here by hand, what is wrong with them, and invented tweets."""
+"""Readers of Sentiment140's files, damaged files, and surrogate tweets."""
 
 import json
 import time
@@ -14,7 +14,7 @@ CSV = "training.1600000.processed.noemoticon.csv"
 
 
 def row(polarity, user, text):
-    """A row of the official file; quotes are doubled in `text`."""
+    """A row of the official file. Quotes in `text` must be doubled."""
     return f'"{polarity}","1467","Mon Apr 06 22:19:45 PDT 2009","NO_QUERY","{user}","{text}"\n'
 
 
@@ -29,13 +29,13 @@ ROWS = [
 ]
 VECTORS = {"good": "1 0.5", "sad": "-1 0.25", ",": "0 4", "caf\u00e9": "3 3", "<user>": "7 8"}
 NEL = "\u0085 0.1 0.2\n"
-"""A line of the published Twitter vectors; the word is a line break to Python."""
+"""A line of the published Twitter vectors, whose word is a line break to Python."""
 MEANS = {
     "ann": [(0, -2 / 3, 1.5), (1, 0, 0), (1, 4, 4.25)],
     "bob": [(0, 0, 0.375), (1, 2, 1.75)],
     "cat": [(0, -1, 0.25)],
 }
-"""Label and mean of the known words of each tweet that is not neutral, in order."""
+"""Label and mean vector of the known words of each non-neutral tweet."""
 
 
 def write_csv(folder, *rows):
@@ -43,7 +43,7 @@ def write_csv(folder, *rows):
 
 
 def leaf_file(**users):
-    """The content of a file of LEAF from user=[(label, text), ...]."""
+    """The content of a LEAF file from user=[(label, text), ...]."""
 
     def entry(user, tweets):
         x = [["1467", "Mon Apr 06", "NO_QUERY", user, text, "training"] for _, text in tweets]
@@ -56,7 +56,8 @@ def leaf_file(**users):
     }
 
 
-ANN = [(0, 'sad, very "sad"'), (1, "good @Bob"), (1, "nothing here is known \ud83d")]  # half a pair
+# The last tweet ends with half a surrogate pair.
+ANN = [(0, 'sad, very "sad"'), (1, "good @Bob"), (1, "nothing here is known \ud83d")]
 BOB = [(1, "good caf\u00e9"), (0, "SAD &lt;unk&gt; good")]
 CAT = [(0, "sad")]
 
@@ -73,7 +74,7 @@ def write_glove(path, *, last=NEL, **changed):
 
 
 def clients(data):
-    """For each client label and features of all its tweets, in order."""
+    """The sorted labels and features of the tweets of each client."""
     mine = [[] for _ in data.train.counts]
     for split in (data.train, data.test):
         x, y = (np.asarray(array) for array in split.examples)
@@ -109,7 +110,7 @@ def leaf_split(folder):
 
 
 @pytest.mark.parametrize("write", [official, leaf_folder, leaf_split])
-def test_tweets_are_the_means_of_their_words(write, tmp_path):
+def test_features_are_means_of_word_vectors(write, tmp_path):
     write(tmp_path)
     write_glove(tmp_path / "glove.twitter.27B.2d.txt")
     (tmp_path / "glove.twitter.27B.1d.txt").write_text("good 1\n")
@@ -121,7 +122,7 @@ def test_tweets_are_the_means_of_their_words(write, tmp_path):
     same(clients(load_sent140(tmp_path, min_examples=3, dim=2)), ["ann"])
 
 
-def test_vectors_can_lie_elsewhere(tmp_path):
+def test_vectors_may_be_in_another_file(tmp_path):
     write_csv(tmp_path)
     write_glove(tmp_path / "glove.a.txt")
     write_glove(tmp_path / "glove.b.txt")
@@ -134,7 +135,7 @@ def test_vectors_can_lie_elsewhere(tmp_path):
         load_sent140(tmp_path, min_examples=2, dim=2, glove=tmp_path / "absent")
 
 
-def test_without_vectors_words_are_hashed_and_the_data_say_so(tmp_path):
+def test_without_vectors_words_are_hashed_into_a_surrogate(tmp_path):
     texts = {"a": "good", "b": "sad", "c": "Sad good", "d": ""}
     write_csv(tmp_path, *(row(0, user, text) for user, text in texts.items() for _ in "12"))
     data = load_sent140(tmp_path, min_examples=2, dim=500)
@@ -149,7 +150,7 @@ def test_without_vectors_words_are_hashed_and_the_data_say_so(tmp_path):
     np.testing.assert_array_equal(again.train.examples[0][0], good)
 
 
-def test_users_are_drawn_in_an_order_that_more_users_continue(tmp_path):
+def test_fewer_users_are_a_prefix_of_more_users(tmp_path):
     names = [f"u{i}" for i in range(8)]
     write_csv(tmp_path, *(row(0, name, f"{i}a good") for i, name in enumerate(names) for _ in "12"))
     glove = tmp_path / "glove.txt"
@@ -196,11 +197,11 @@ def test_the_split_is_random(tmp_path):
         (" \t ", []),
     ],
 )
-def test_words(text, words):
+def test_tokenize(text, words):
     assert tokenize(text) == words
 
 
-# What is wrong with them
+# Damaged files
 
 WHOLE = "".join(ROWS)
 
@@ -213,10 +214,10 @@ WHOLE = "".join(ROWS)
         (row(3, "ann", "good") + WHOLE, "record 1: it must be .* with polarity 0, 2 or 4"),
         (row(0, "", "good") + WHOLE, "record 1: it must be polarity"),
         (WHOLE + "\n", "record 8: it must be polarity"),
-        (WHOLE[:-2], "record 7: cut off"),  # the quote at the end
-        (WHOLE[:-22], "record 7: cut off"),  # the text
-        (WHOLE[:-23], "record 7: cut off"),  # the quote before it
-        (WHOLE[:-24], "record 7: it must be polarity"),  # the comma
+        (WHOLE[:-2], "record 7: cut off"),  # without the closing quote
+        (WHOLE[:-22], "record 7: cut off"),  # without the text
+        (WHOLE[:-23], "record 7: cut off"),  # without the opening quote
+        (WHOLE[:-24], "record 7: it must be polarity"),  # without the comma
         (WHOLE[:-25], "record 7: cut off"),
         (WHOLE[:-75], "record 7: cut off"),
         (ROWS[0] + '"' + WHOLE, "record 2: it must be polarity"),
@@ -265,7 +266,7 @@ def test_wrong_leaf_files_are_refused(content, message, tmp_path):
     assert str(tmp_path / "b.json") in str(error.value)
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_files_are_named(tmp_path):
     for load in (check_sent140, load_sent140):
         with pytest.raises(FileNotFoundError, match=f"no {CSV} and no .json files in .*train has"):
             load(tmp_path)
@@ -301,7 +302,7 @@ def test_wrong_vectors_are_refused(arguments, message, tmp_path):
     assert str(path) in str(error.value)
 
 
-def test_vectors_of_another_length_are_not_passed_over(tmp_path):
+def test_vectors_of_another_dimension_are_refused(tmp_path):
     write_csv(tmp_path)
     write_glove(tmp_path / "glove.2d.txt")
     with pytest.raises(ValueError, match=r"glove\.2d\.txt has 2 numbers a word, but dim is 3"):
@@ -335,14 +336,14 @@ def test_wrong_arguments_are_refused(source, arguments, message, tmp_path):
         source(**settings)
 
 
-# Invented tweets
+# Surrogate tweets
 
 
 def pooled(split):
     return tuple(np.asarray(array) for array in split.examples)
 
 
-def test_invented_tweets_are_the_same_everywhere():
+def test_surrogate_tweets_are_reproducible():
     data = surrogate_tweets(4, dim=3, seed=7)
     assert (data.name, data.kind, data.num_classes) == ("invented tweets", "surrogate", 2)
     x, y = pooled(data.train)
@@ -354,7 +355,7 @@ def test_invented_tweets_are_the_same_everywhere():
     np.testing.assert_allclose(np.abs(x).sum(dtype=np.float64), 224.1613, rtol=1e-6)
 
 
-def test_the_first_invented_clients_do_not_change():
+def test_surrogate_clients_do_not_depend_on_their_number():
     few, many = surrogate_tweets(3, dim=4), surrogate_tweets(9, dim=4)
     for one, other in ((few.train, many.train), (few.test, many.test)):
         assert one.counts.tolist() == other.counts.tolist()[:3]
@@ -363,7 +364,7 @@ def test_the_first_invented_clients_do_not_change():
     assert not np.array_equal(surrogate_tweets(3, dim=4, seed=1).train.counts, few.train.counts)
 
 
-def test_invented_clients_differ_in_size_and_in_mood():
+def test_surrogate_clients_differ_in_size_and_in_mood():
     data = surrogate_tweets(927, dim=1, seed=3)
     sizes = np.asarray(data.train.counts) + np.asarray(data.test.counts)
     assert 50 <= sizes.min() <= 52
@@ -374,12 +375,12 @@ def test_invented_clients_differ_in_size_and_in_mood():
     _, y = pooled(data.train)
     assert 0.48 < y.mean() < 0.52
     moods = [part.mean() for part in np.split(y, np.cumsum(data.train.counts)[:-1])]
-    assert 0.2 < np.std(moods) < 0.26  # Beta(2, 2): 0.224, and the noise of about 50 tweets
+    assert 0.2 < np.std(moods) < 0.26  # 0.224 for Beta(2, 2), and noise of about 50 tweets
     assert min(surrogate_tweets(50, dim=1, min_examples=2).train.counts) < 5
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_invented_tweets_can_be_learnt_but_not_easily(seed):
+def test_surrogate_tweets_are_hard_to_learn(seed):
     data = surrogate_tweets(300, seed=seed)
     (x, y), (x_test, y_test) = pooled(data.train), pooled(data.test)
     model = LogisticRegression(max_iter=200).fit(x, y)
@@ -391,7 +392,7 @@ def test_invented_tweets_can_be_learnt_but_not_easily(seed):
     assert one.score(x_test, y_test) < right.mean() - 0.06, "a few tweets do not teach it"
 
 
-def test_inventing_as_many_clients_as_there_are_is_fast():
+def test_surrogates_of_all_clients_are_fast():
     start = time.process_time()
     surrogate_tweets(927)
     assert time.process_time() - start < 6, "it takes less than 2 s"

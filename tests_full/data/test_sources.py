@@ -1,4 +1,4 @@
-"""Files of the published formats, written here byte by byte, and what is wrong with them."""
+"""Readers of IDX, LEAF and CelebA files, damaged files, and the bundled digits."""
 
 import gzip
 import io
@@ -54,7 +54,7 @@ def test_idx_files_load_exactly(name, compressed, tmp_path):
 
 
 FOUR = idx(8, (4, 2, 2), bytes(16))
-COMPRESSED = gzip.compress(FOUR, mtime=0)  # the names of tests must not tell the time
+COMPRESSED = gzip.compress(FOUR, mtime=0)  # names of tests must not depend on the time
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_damaged_idx_files_are_refused(raw, message, tmp_path):
     assert str(path) in str(error.value)
 
 
-def test_a_compressed_file_is_read_no_further_than_its_header_says(tmp_path):
-    """A megabyte of zeros is a kilobyte in a file: what grows may grow to any size."""
+def test_a_compressed_file_is_read_up_to_its_declared_size(tmp_path):
+    """A small compressed file may contain any number of zeros."""
     path = tmp_path / "bomb"
     with gzip.open(path, "wb", compresslevel=9) as file:
         file.write(idx(8, (60, 8, 8), bytes(60 * 64)))
@@ -101,7 +101,7 @@ def test_a_compressed_file_is_read_no_further_than_its_header_says(tmp_path):
     assert most < 2**21
 
 
-def test_what_does_not_fit_the_memory_is_refused(tmp_path, monkeypatch):
+def test_images_beyond_the_free_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(idx_module, "_PART", 64)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
     path = tmp_path / "large"
@@ -125,7 +125,7 @@ def test_images_without_pixels_are_refused(tmp_path):
 
 
 def write_pool(folder, train="train", test="t10k", first=0, suffix=""):
-    """Two training images and one test image, 2 x 3, with labels first + 1, first, first."""
+    """Writes two training images and one test image of 2 x 3 pixels."""
     folder.mkdir(parents=True, exist_ok=True)
     pack = gzip.compress if suffix else bytes
     for split, n in ((train, 2), (test, 1)):
@@ -152,7 +152,7 @@ def test_the_official_file_names_are_found(suffix, folder, tmp_path):
 @pytest.mark.parametrize(
     ("split", "first", "num_classes"), [("byclass", 0, 62), ("balanced", 0, 47), ("letters", 1, 26)]
 )
-def test_emnist_is_turned_upright_and_counted_from_zero(split, first, num_classes, tmp_path):
+def test_emnist_is_transposed_and_labelled_from_zero(split, first, num_classes, tmp_path):
     write_pool(tmp_path, f"emnist-{split}-train", f"emnist-{split}-test", first, ".gz")
     pool = load_idx(tmp_path, dataset="emnist", split=split)
     np.testing.assert_array_equal(pool.train[0][0, ..., 0], [[0, 3], [1, 4], [2, 5]])
@@ -170,7 +170,7 @@ def test_emnist_is_turned_upright_and_counted_from_zero(split, first, num_classe
         ("t10k-images-idx3-ubyte", idx(8, (1, 2, 3), bytes(5)), "record 0 of 1 is cut off"),
     ],
 )
-def test_idx_files_that_do_not_fit_are_refused(file, raw, message, tmp_path):
+def test_mismatched_idx_files_are_refused(file, raw, message, tmp_path):
     write_pool(tmp_path)
     (tmp_path / file).write_bytes(raw)
     with pytest.raises(ValueError, match=message):
@@ -188,7 +188,7 @@ def test_missing_or_unknown_idx_files(tmp_path):
 
 @pytest.mark.skipif("FEDJAX_MM_DATA" not in os.environ, reason="FEDJAX_MM_DATA names no folder")
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_the_real_files(name):
+def test_real_files_are_read(name):
     pool = load_idx(os.environ["FEDJAX_MM_DATA"], dataset=name)
     assert pool.train[0].shape == (60_000, 28, 28, 1)
     assert pool.test[0].shape == (10_000, 28, 28, 1)
@@ -206,7 +206,7 @@ def test_the_real_files(name):
 # Digits
 
 
-def test_digits_are_scikit_learns():
+def test_digits_equal_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -215,7 +215,7 @@ def test_digits_are_scikit_learns():
         np.testing.assert_array_equal(kept["labels"], source.target)
 
 
-def test_digits_are_the_real_ones_in_a_stratified_split():
+def test_digits_have_a_stratified_split():
     pool = digits(test_fraction=0.25, seed=1)
     everything = np.concatenate([pool.train[0], pool.test[0]])
     assert (pool.kind, everything.shape, everything.dtype) == ("real", (1797, 8, 8, 1), np.uint8)
@@ -246,7 +246,7 @@ A, B, C = ([[1, 2], [3, 4.5]], [0, 2]), ([[5, 6]], [1]), ([[7, 8], [9, 10], [11,
 
 
 def write_leaf(folder, **files):
-    """Writes train_0, test_1, ... as files of the folders train and test."""
+    """Writes train_0, test_1, ... into the folders train and test."""
     for name, content in files.items():
         split, number = name.split("_")
         (folder / split).mkdir(exist_ok=True)
@@ -254,7 +254,7 @@ def write_leaf(folder, **files):
         (folder / split / f"all_data_{number}.json").write_text(text)
 
 
-def test_leaf_files_are_merged_and_the_test_follows_the_training_users(tmp_path):
+def test_leaf_files_are_merged_in_the_order_of_the_training_users(tmp_path):
     write_leaf(
         tmp_path,
         train_0=leaf_file(b=B, a=A),
@@ -342,13 +342,13 @@ def test_a_leaf_user_in_two_files_and_a_missing_folder(tmp_path):
 # CelebA
 
 COUNTS = {7: 6, 3: 9, 12: 4, 5: 8}
-"""Images of each celebrity."""
+"""The number of images of each celebrity."""
 NAMES = ["Bald", "Smiling", "Male"]
 
 
 @pytest.fixture
 def celeba(tmp_path):
-    """A tiny CelebA, in the official formats; image i is flat, of grey level 5 i."""
+    """A tiny CelebA in the official formats, whose image i has the uniform grey level 5 i."""
     owner = np.random.default_rng(0).permutation(np.repeat(list(COUNTS), list(COUNTS.values())))
     labels = np.stack([np.arange(27) % 9 == 0, np.arange(27) % 3 == 0, owner > 4], axis=1)
     files = [f"{i + 1:06}.jpg" for i in range(27)]
@@ -367,7 +367,7 @@ def celeba(tmp_path):
 
 
 def images_of(data):
-    """For each client the numbers of its images, and for all rows the labels, by image."""
+    """The image numbers of each client, and the labels of each image."""
     clients, labels = [set() for _ in data.train.counts], {}
     for split in (data.train, data.test):
         x, y = map(np.asarray, split.examples)
@@ -394,7 +394,7 @@ def test_celeba_clients_are_celebrities_with_enough_images(celeba):
     x, y = data.train.examples
     assert (x.dtype, x.shape[1:], y.dtype, y.shape[1]) == ("uint8", (20, 20, 3), "int32", 2)
     assert (data.name, data.kind, data.num_classes) == ("celeba", "real", 2)
-    assert data.test.counts.tolist() == [2, 2, 2]  # of 9, 8, 6
+    assert data.test.counts.tolist() == [2, 2, 2]  # of 9, 8 and 6 images
     clients, labels = images_of(data)
     assert clients == [set(np.flatnonzero(owner == k).tolist()) for k in (3, 5, 7)]
     for image, row in labels.items():
@@ -402,7 +402,7 @@ def test_celeba_clients_are_celebrities_with_enough_images(celeba):
     assert seen == [(i, 23) for i in range(1, 24)]
 
 
-def test_celeba_clients_can_be_drawn(celeba):
+def test_celeba_clients_are_drawn_at_random(celeba):
     folder, owner, _ = celeba
     drawn = {
         tuple(
@@ -449,7 +449,7 @@ def test_celeba_can_be_balanced(celeba, num_clients, min_images):
     assert made > 2
 
 
-def test_decoded_images_are_kept_until_something_changes(celeba):
+def test_decoded_images_are_cached(celeba):
     folder, *_ = celeba
 
     def load(**arguments):

@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta) and the surrogate faces follow the laws that define them."""
+"""Synthetic(alpha, beta) and surrogate faces follow their distributions."""
 
 import hashlib
 import importlib
@@ -13,19 +13,19 @@ from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import sample_counts, synthetic
 from tests.helpers import slow_unless
 
-# The package has a function of the module's name.
+# A function of the package hides the module of the same name.
 module = importlib.import_module("fedjax_mm.data.synthetic")
 
 
 def of_clients(split):
-    """Every client's x and y."""
+    """Lists x and y of each client."""
     x, y = map(np.asarray, split.examples)
     cuts = np.cumsum(split.counts)[:-1]
     return list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
 
 
 def same(one, other):
-    """The clients that both have are the same."""
+    """Checks that clients of both datasets are equal."""
     for split in ("train", "test"):
         pairs = zip(
             of_clients(getattr(one, split)), of_clients(getattr(other, split)), strict=False
@@ -36,7 +36,7 @@ def same(one, other):
 
 
 def within(values, mean, errors=4):
-    """The mean of independent values lies within four standard errors of what it should be."""
+    """Checks that the mean of independent values is within four standard errors of `mean`."""
     values = np.asarray(values, float)
     error = values.std(ddof=1) / math.sqrt(len(values))
     assert abs(values.mean() - mean) < errors * error, (values.mean(), mean, error)
@@ -46,14 +46,14 @@ def within(values, mean, errors=4):
     ("generator", "location", "shift", "cap"),
     [("fedprox", 4, 50, math.inf), ("leaf", 3, 5, 1000)],
 )
-def test_sample_counts_follow_their_law_exactly(generator, location, shift, cap):
+def test_sample_counts_follow_their_distribution(generator, location, shift, cap):
     counts = sample_counts(40_000, generator=generator, seed=3)
 
     def cdf(value):
         z = (math.log(value) - location) / 2 if value > 0 else -math.inf
         return (1 + math.erf(z / math.sqrt(2))) / 2
 
-    # P(n <= shift + j) = P(LogNormal < j + 1), and the cap takes the rest.
+    # P(n <= shift + j) = P(LogNormal < j + 1), and counts above the cap equal the cap.
     for j in (0, 1, 2, 5, 20, 55, 150, 400, 994):
         expected = cdf(j + 1) if shift + j < cap else 1
         error = math.sqrt(expected * (1 - expected) / len(counts))
@@ -63,7 +63,7 @@ def test_sample_counts_follow_their_law_exactly(generator, location, shift, cap)
 
 
 @pytest.mark.parametrize(("generator", "train_share"), [("fedprox", 9), ("leaf", 6)])
-def test_counts_are_split_as_published(generator, train_share):
+def test_training_shares_are_those_of_the_papers(generator, train_share):
     data = synthetic(300, dim=3, generator=generator)
     counts = sample_counts(300, generator=generator)
     np.testing.assert_array_equal(data.train.counts, counts * train_share // 10)
@@ -71,7 +71,7 @@ def test_counts_are_split_as_published(generator, train_share):
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.5, 0.999])
-def test_every_client_trains_and_tests(fraction):
+def test_every_client_has_training_and_test_examples(fraction):
     data = synthetic(300, dim=2, generator="leaf", test_fraction=fraction)
     assert min(data.train.counts.min(), data.test.counts.min()) >= 1
 
@@ -84,10 +84,10 @@ def test_every_client_trains_and_tests(fraction):
         for beta in (0.0, 1.5)
     ],
 )
-def test_the_features_have_their_moments(alpha, beta):
+def test_features_have_the_defined_moments(alpha, beta):
     data = synthetic(2000, alpha=alpha, beta=beta, dim=4, seed=5)
     clients = [x for x, _ in of_clients(data.train)]
-    # Of independent clients: v_k[j] has variance beta^2 + 1, two coordinates covariance beta^2.
+    # v_k[j] has variance beta^2 + 1, and two coordinates have covariance beta^2.
     means = np.array([x.mean(axis=0) for x in clients], float)
     noise = np.array([x.var(axis=0, ddof=1) / len(x) for x in clients], float)
     for j in range(4):
@@ -98,8 +98,8 @@ def test_the_features_have_their_moments(alpha, beta):
 
 
 @pytest.mark.parametrize(("alpha", "num_classes"), [(0.0, 5), slow_unless(False, 1.0, 5), (3.0, 3)])
-def test_the_labels_are_those_of_the_definition(alpha, num_classes):
-    """Label frequencies against an independent simulation, client by client, of the definition."""
+def test_labels_have_the_defined_frequencies(alpha, num_classes):
+    """Label frequencies agree with an independent simulation of the definition."""
     num_clients, dim = 1000, 6
     data = synthetic(num_clients, alpha=alpha, beta=0.5, dim=dim, num_classes=num_classes, seed=2)
     rng = np.random.default_rng(99)
@@ -114,13 +114,13 @@ def test_the_labels_are_those_of_the_definition(alpha, num_classes):
         reference.append(np.bincount(labels, minlength=num_classes).max() / len(y))
     error = math.hypot(np.std(largest), np.std(reference)) / math.sqrt(num_clients)
     assert abs(np.mean(largest) - np.mean(reference)) < 4 * error
-    # All classes alike, over clients.
+    # All classes are equally frequent over clients.
     for label in range(num_classes):
         within([(y == label).mean() for y in labels_of_clients], 1 / num_classes)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 2.0])
-def test_the_models_have_their_moments(alpha):
+def test_models_have_the_defined_moments(alpha):
     law = module._Law(alpha, 1.0, 3, 2, "fedprox", False)
     clients = module._clients(law, seed=0)(20_000)
     W, b = clients.weights, clients.biases
@@ -132,19 +132,19 @@ def test_the_models_have_their_moments(alpha):
         within(W[:, 1, 0] * b[:, 0], alpha**2)
 
 
-def test_alpha_moves_all_logits_of_an_example_alike():
-    """So that the published law of the labels does not depend on it."""
+def test_alpha_does_not_change_the_labels():
+    """Alpha adds the same number to all logits of an example."""
     same(synthetic(50, alpha=0, dim=10, seed=1), synthetic(50, alpha=3, dim=10, seed=1))
 
 
-def test_iid_clients_share_one_model_and_means_without_spread():
+def test_iid_clients_share_one_model():
     data = synthetic(2000, beta=1.0, dim=3, num_classes=2, iid=True, seed=1)
     clients = of_clients(data.train)
     means = np.array([x.mean(axis=0) for x, _ in clients], float)
     noise = np.array([x.var(axis=0, ddof=1) / len(x) for x, _ in clients], float)
     within((means[:, 0] - means[:, 2]) ** 2 - noise[:, 0] - noise[:, 2], 0)
     within(means[:, 1] ** 2 - noise[:, 1], 1)
-    # One model: a single hyperplane separates all clients' labels.
+    # A single hyperplane separates the labels of all clients.
     x, y = (np.concatenate(a) for a in zip(*clients[:300], strict=True))
     from sklearn.linear_model import LogisticRegression
 
@@ -154,7 +154,7 @@ def test_iid_clients_share_one_model_and_means_without_spread():
     assert LogisticRegression(max_iter=1000).fit(x, y).score(x, y) < 0.9
 
 
-def test_leaf_has_its_laws():
+def test_leafs_generator_has_the_defined_moments():
     data = synthetic(4000, dim=4, num_classes=3, generator="leaf", seed=8)
     clients = [x for x, _ in of_clients(data.train) if len(x) > 5]
     means = np.array([x.mean(axis=0) for x in clients], float)
@@ -162,8 +162,8 @@ def test_leaf_has_its_laws():
     within(means[:, 1] ** 2 - noise[:, 1], 2)
     within(means[:, 1] * means[:, 2], 1)
     within([x[:, 3].var(ddof=1) for x in clients], 4**-1.2)
-    # One Q for all clients: scaled by m_k > 0 it orders the logits alike, so one model fits nearly
-    # all labels; what is left is the noise of the logits.
+    # All clients share one Q. Its scale m_k > 0 keeps the order of the logits, so that one model
+    # fits all labels, except for the noise of the logits.
     x, y = (np.concatenate(a) for a in zip(*of_clients(data.train)[:200], strict=True))
     from sklearn.linear_model import LogisticRegression
 
@@ -178,8 +178,8 @@ def test_leaf_has_its_laws():
         ({"generator": "leaf"}, "e2a2661150e677b8"),
     ],
 )
-def test_a_seed_means_the_same_data_everywhere(arguments, digest):
-    """Rounded values and labels, whatever the last bit of the machine's mathematics."""
+def test_a_seed_gives_the_same_data_on_every_machine(arguments, digest):
+    """Values are rounded, because their last bit depends on the machine."""
     data = synthetic(20, dim=5, seed=7, **arguments)
     found = hashlib.sha256()
     for split in (data.train, data.test):
@@ -190,7 +190,7 @@ def test_a_seed_means_the_same_data_everywhere(arguments, digest):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"iid": True}, {"generator": "leaf"}])
-def test_neither_blocks_nor_further_clients_change_the_data(arguments, monkeypatch):
+def test_data_do_not_depend_on_blocks_and_further_clients(arguments, monkeypatch):
     data = synthetic(30, dim=3, seed=1, **arguments)
     same(data, synthetic(30, dim=3, seed=1, **arguments))
     same(data, synthetic(40, dim=3, seed=1, **arguments))
@@ -248,7 +248,7 @@ def test_faces_are_balanced_by_attribute_and_uneven_by_client():
     assert spread(0) < 0.005 < 0.03 < spread(1)
 
 
-def test_clients_have_backgrounds_of_their_own():
+def test_clients_have_different_backgrounds():
     means = np.array([x.mean(axis=0) for x, _ in of_clients(FACES.train)], float)
     within_client = np.mean([x.var(axis=0, dtype=float).mean() for x, _ in of_clients(FACES.train)])
     between = means.var(axis=0).mean()
@@ -256,8 +256,8 @@ def test_clients_have_backgrounds_of_their_own():
 
 
 @pytest.mark.parametrize("signal", [0.5, slow_unless(False, 1.5)])
-def test_the_best_linear_classifier_is_right_as_often_as_promised(signal):
-    """A linear discriminant on small images, whose background is Gaussian up to clipping."""
+def test_the_best_linear_classifier_has_the_documented_accuracy(signal):
+    """It is a linear discriminant on small images with a clipped Gaussian background."""
     data = surrogate_faces(
         300, num_attributes=2, image_size=12, signal=signal, label_skew=0, test_fraction=0.5
     )
@@ -272,7 +272,7 @@ def test_the_best_linear_classifier_is_right_as_often_as_promised(signal):
         assert promised - 0.05 < accuracy < promised + 0.02
 
 
-def test_the_faces_are_fixed_by_their_seed(monkeypatch):
+def test_faces_depend_only_on_their_seed(monkeypatch):
     same(FACES, surrogate_faces(40, num_attributes=3, image_size=24, seed=4))
     monkeypatch.setattr(surrogate_module, "_BLOCK_IMAGES", 7)
     same(FACES, surrogate_faces(40, num_attributes=3, image_size=24, seed=4))
@@ -296,6 +296,6 @@ def test_impossible_faces_are_refused(arguments, message):
         surrogate_faces(2, **arguments)
 
 
-def test_few_examples_are_still_divided():
+def test_two_examples_are_split():
     data = surrogate_faces(5, image_size=4, num_attributes=1, examples_per_client=(2, 2))
     assert list(itertools.chain(data.train.counts, data.test.counts)) == [1] * 10

@@ -1,4 +1,4 @@
-"""Assignments of a file on a clock, and asynchronous runs."""
+"""Assignments with a clock, and asynchronous runs, in an experiment file."""
 
 import optax
 import pytest
@@ -50,8 +50,8 @@ def test_a_file_describes_asynchronous_runs_and_clocks():
 
 
 @pytest.mark.slow
-def test_a_file_plans_rounds_by_their_times():
-    """With the law of the file, and the times on the clock of that law."""
+def test_bods_in_a_file_plans_by_simulated_times():
+    """The file's delays drive both the planning and the clock."""
     table = {
         "name": "bods",
         "cohort_size": 3,
@@ -70,7 +70,7 @@ def test_a_file_plans_rounds_by_their_times():
     xr.testing.assert_equal(result.isel(algorithm=0, drop=True), expected)
 
 
-def test_the_law_of_delays_is_an_axis_of_numbers():
+def test_the_parameters_of_delays_are_axes_of_one_program():
     swept = experiment(axes={"assignment.delay.mean": [1.0, 2.0]})
     assert len(programs_of(grid_of(swept))) == 2  # one for each algorithm
     time = run(swept).time.isel(round=-1)

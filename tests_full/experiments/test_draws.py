@@ -1,4 +1,4 @@
-"""Different tasks for the models, and axes and draws of the data, in an experiment file."""
+"""Different tasks for the models, and axes over data and their draws, in an experiment file."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ALPHAS = [0.1, 1.0]
 
 
 def values(**changes):
-    """A small experiment as plain values; a change to ... leaves a key out."""
+    """A small experiment as plain values, without keys that are changed to `...`."""
     algorithm = {"learning_rate": 0.2, "local_steps": 3, "batch_size": 8}
     base = {
         "task": DIGITS,
@@ -37,8 +37,8 @@ def values(**changes):
 # Axes of the data
 
 
-def test_a_point_on_the_axes_of_the_data_is_that_experiment():
-    """Heterogeneity and the draw of every seed, in one program."""
+def test_a_point_on_axes_of_the_data_equals_that_experiment():
+    """Heterogeneity and draws per seed vary in one program."""
     axes = {"task": {"partition": {"alpha": ALPHAS}, "data_seed": "seed"}}
     experiment = validate(Experiment, values(axes=axes))
     assert validate(Experiment, experiment.model_dump()) == experiment
@@ -56,11 +56,11 @@ def test_a_point_on_the_axes_of_the_data_is_that_experiment():
     np.testing.assert_array_equal(found.gradients, single.gradients)
 
 
-def test_every_seed_has_its_own_draw_without_axes_too():
+def test_every_seed_may_have_its_own_draw_without_axes():
     for text in ({"task": DIGITS | {"data_seed": "seed"}}, {"axes": {"task.data_seed": "seed"}}):
         experiment = validate(Experiment, values(**text))
         assert (experiment.axes, experiment.task.data_seed) == ({}, "seed")
-    more = experiment.with_seeds(1, 3)  # numbered 1, 2 and 3: the second seed comes first
+    more = experiment.with_seeds(1, 3)  # seeds 1, 2 and 3, of which seed 1 is the second one above
     stores = [grid_of(each).shared["data"][0].train.counts for each in (experiment, more)]
     assert [len(store) for store in stores] == [2, 3]
     np.testing.assert_array_equal(stores[0][1], stores[1][0])
@@ -89,7 +89,7 @@ def test_numbers_of_the_data_share_a_program(axes, num_programs, num_draws):
     assert [1 if len(size) == 1 else size[0] for size in sizes] == num_draws
 
 
-def test_a_draw_of_an_axis_is_the_one_of_its_value():
+def test_each_value_of_an_axis_has_its_own_draw():
     grid = grid_of(validate(Experiment, values(axes={"task.num_clients": [6, 8]})))
     clients = [store.num_clients for store in grid.shared["data"]]
     for program, expected in zip(programs_of(grid), clients, strict=True):
@@ -100,7 +100,7 @@ def test_a_draw_of_an_axis_is_the_one_of_its_value():
 # Different tasks
 
 
-def test_models_have_tasks_of_their_own():
+def test_models_may_have_different_tasks():
     tasks = [DIGITS, DIGITS | {"model": "mlp"}, SYNTHETIC]
     experiment = validate(Experiment, values(task=..., num_models=..., tasks=tasks))
     assert validate(Experiment, experiment.model_dump()) == experiment
@@ -130,10 +130,10 @@ def test_quadratics_differ_and_share_an_axis():
     ]
     starts = [each | {"start": "normal", "block_size": size} for size, each in enumerate(tasks, 1)]
     result = run(validate(Experiment, text | {"tasks": starts}))
-    assert (result.distance.isel(round=0, seed=0) > 1).all()  # not at zeros
+    assert (result.distance.isel(round=0, seed=0) > 1).all()  # the start is not at zeros
 
 
-def test_clients_may_require_something_of_different_tasks():
+def test_requirements_apply_to_different_tasks():
     text = values(
         task=...,
         num_models=...,
@@ -149,7 +149,7 @@ def test_clients_may_require_something_of_different_tasks():
 # The number of models
 
 
-def test_the_number_of_models_is_given_once():
+def test_the_number_of_models_may_be_only_an_axis():
     experiment = validate(Experiment, values(num_models=..., axes={"num_models": [2, 3]}))
     assert (experiment.num_models, experiment.points().values) == (2, {"num_models": [2, 3]})
     assert len(programs_of(grid_of(experiment))) == 2
@@ -195,14 +195,14 @@ def test_the_number_of_models_is_given_once():
         ({"axes": {"tasks": [[DIGITS]]}}, ["axes.tasks: it cannot vary within a sweep"]),
     ],
 )
-def test_an_error_says_what_is_wrong_and_what_to_do(changes, fragments):
+def test_an_error_names_the_fault_and_the_remedy(changes, fragments):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         validate(Experiment, values(**changes))
     for fragment in fragments:
         assert fragment in str(error.value)
 
 
-def test_draws_of_files_need_something_to_draw(tmp_path):
+def test_draws_of_files_need_a_random_part(tmp_path):
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "data.json").write_text("{}")

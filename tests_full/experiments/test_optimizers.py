@@ -68,7 +68,7 @@ def values(**algorithm):
         ),
     ],
 )
-def test_round_1_is_the_count_0_of_a_schedule(table, expected):
+def test_round_1_is_count_0_of_a_schedule(table, expected):
     experiment = validate(Experiment, values(learning_rate=table))
     assert validate(Experiment, experiment.model_dump()) == experiment
     rate = experiment.algorithms["A"].schedule(2, ROUNDS)
@@ -79,7 +79,7 @@ def test_round_1_is_the_count_0_of_a_schedule(table, expected):
         assert found[0] == pytest.approx(0.1)
 
 
-def test_the_inverse_time_may_be_named():
+def test_inverse_time_may_be_given_by_name():
     table = {"beta": 3.0, "gamma": 20.0}
     named = validate(Experiment, values(learning_rate={"schedule": "inverse_time"} | table))
     assert named == validate(Experiment, values(learning_rate=table))
@@ -90,7 +90,7 @@ def test_the_inverse_time_may_be_named():
 
 
 def program_of(algorithm):
-    """The text of the program that Python's own functions make."""
+    """The text of the program that an algorithm makes in Python."""
 
     def build(algorithm, data=None):
         task = quadratic(4, 2, mu=0.1)
@@ -103,7 +103,7 @@ def program_of(algorithm):
 
 @functools.cache
 def plain_program():
-    """That of an algorithm without settings."""
+    """The text of the program of an algorithm without further settings."""
     return program_of(fedavg(0.1, local_steps=3))
 
 
@@ -146,7 +146,7 @@ FILES = {
         lambda: fedavg(
             0.1,
             local_steps=3,
-            # Rounds count from 1 and optax from 0: the file's way there and back.
+            # The file converts optax's count from 0 to rounds from 1 and back.
             server_optimizer=optax.adam(
                 lambda count: optax.linear_schedule(0.1, 0.0, ROUNDS)(count + 1 - 1)
             ),
@@ -156,7 +156,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_is_the_program_of_python(name):
+def test_a_file_makes_the_program_of_python(name):
     table, algorithm = FILES[name]
     texts = lowered(grid_of(validate(Experiment, values(**table))))
     expected = program_of(algorithm()) if table else plain_program()
@@ -191,7 +191,7 @@ def test_numbers_of_optimizers_and_schedules_are_axes_of_one_program():
     )
 
 
-def test_optimizers_are_values_of_an_axis():
+def test_optimizers_may_be_values_of_an_axis():
     axis = [{"name": "sgd", "momentum": 0.9}, {"name": "adam"}]
     grid = grid_of(validate(Experiment, values(optimizer=axis[1]) | {"axes": {"optimizer": axis}}))
     assert grid.labels["optimizer"] == ["sgd(momentum=0.9)", "adam"]
@@ -258,14 +258,14 @@ COSINE = {"schedule": "cosine", "start": 0.1}
         ),
     ],
 )
-def test_an_error_says_what_is_wrong_and_what_to_do(table, fragments):
+def test_an_error_names_the_fault_and_the_remedy(table, fragments):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         validate(Experiment, values(**table))
     for fragment in fragments:
         assert fragment in str(error.value)
 
 
-def test_a_rate_that_optax_wants_before_compiling_is_no_axis():
+def test_a_rate_that_optax_needs_before_compiling_is_no_axis():
     rate = {"schedule": "exponential", "start": 0.1, "decay_rate": 0.5}
     axes = {"learning_rate.decay_rate": [0.5, 0.9]}
     with pytest.raises(ValueError, match=r"decay_rate: it cannot vary within a sweep; run one"):

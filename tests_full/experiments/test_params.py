@@ -1,4 +1,4 @@
-"""Final parameters: kept, in a file, and as the start of another experiment."""
+"""Final parameters: returned, saved in a file, and used as the start of another experiment."""
 
 import os
 import signal
@@ -39,14 +39,14 @@ def experiment(**changes):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A result, the parameters that came with it, and their file."""
+    """A result, its parameters, and their file."""
     result, params = run(experiment(), keep="params")
     path = tmp_path_factory.mktemp("kept") / "params.npz"
     save_params(params, result, path)
     return result, params, path
 
 
-def test_the_parameters_are_those_of_single_runs(kept):
+def test_the_parameters_equal_those_of_single_runs(kept):
     result, params, path = kept
     assert [x.shape for x in params] == [(2, 2, DIM)] * 2
     config = experiment()
@@ -75,7 +75,7 @@ def test_an_experiment_starts_where_another_ended(kept):
     assert (later.loss.sel(round=ROUNDS) < result.loss.sel(round=ROUNDS)).all()
 
 
-def test_one_algorithm_seed_or_model_is_for_all(kept, tmp_path):
+def test_one_algorithm_seed_or_model_may_start_all(kept, tmp_path):
     result, params, _ = kept
     one = [x[:1, :1] for x in params[:1]]
     path = tmp_path / "one.npz"
@@ -103,7 +103,7 @@ def test_parameters_that_do_not_fit_are_refused(kept, changes, message):
         run(experiment(params=str(kept[2]), **changes))
 
 
-def test_a_file_that_is_none_is_refused(kept, tmp_path):
+def test_missing_and_wrong_files_are_refused(kept, tmp_path):
     with pytest.raises(ValueError, match=r"file .*nothing.npz does not exist; `fedjax-mm run"):
         experiment(params=str(tmp_path / "nothing.npz"))
     (tmp_path / "text.npz").write_text("text")
@@ -121,15 +121,15 @@ def test_a_file_that_is_none_is_refused(kept, tmp_path):
 def test_parameters_that_are_not_finite_are_refused(kept, tmp_path):
     result, params, _ = kept
     other = [x.copy() for x in params]
-    other[1][0, 1, 2] = np.nan  # of algorithm A and seed 1
+    other[1][0, 1, 2] = np.nan  # algorithm A, seed 1
     save_params(other, result, tmp_path / "other.npz")
     with pytest.raises(ValueError, match=r"params: .*other.npz has entries that are not finite"):
         run(experiment(params=str(tmp_path / "other.npz")))
-    run(experiment(params=str(tmp_path / "other.npz"), num_seeds=1))  # which asks for seed 0
+    run(experiment(params=str(tmp_path / "other.npz"), num_seeds=1))  # uses only seed 0
 
 
-def test_pytrees_of_every_kind_come_back(tmp_path):
-    """By their paths, in the structure of the task's."""
+def test_pytrees_survive_a_round_trip(tmp_path):
+    """Leaves are named by their paths, and the task gives the structure."""
     from fedjax_mm.results.params import params_like
 
     tree = {"a": [np.ones((2, 1)), (np.zeros((2, 3), np.int32),)], "b": jax.numpy.bfloat16(2.5)}
@@ -159,7 +159,7 @@ def build(num_models, learning_rate):
 AXES = {"num_models": [3, 1], "learning_rate": [0.1, 0.2]}
 
 
-def test_a_sweep_keeps_the_parameters_of_models_that_differ():
+def test_a_sweep_keeps_the_parameters_of_different_models():
     result, params = sweep(Grid(build, AXES, num_rounds=3, num_seeds=2), keep="params")
     assert [x["w"].shape for x in params] == [(2, 2, 2, 3), (2, 2, 2, 2), (2, 2, 2, 3)]
     norms = np.stack([np.linalg.norm(x["w"], axis=-1) for x in params], axis=-1)
@@ -169,8 +169,8 @@ def test_a_sweep_keeps_the_parameters_of_models_that_differ():
     assert plain.drop_attrs().identical(result.drop_attrs())
 
 
-def test_parameters_with_a_target_are_those_that_met_it():
-    """Runs with different rates end in different rounds but are computed together."""
+def test_parameters_with_a_target_are_those_of_the_round_that_met_it():
+    """Runs with different rates end in different rounds of one batch."""
     until = Until("norm", at_least=2.3)
     sizes = {"num_rounds": 60, "num_seeds": 2, "until": until, "keep": "params"}
     result, params = sweep(Grid(build, AXES | {"num_models": [1]}, **sizes))
@@ -183,8 +183,8 @@ def test_parameters_with_a_target_are_those_that_met_it():
 
 
 @traced_once()
-def test_parameters_of_finished_batches_are_saved_with_an_unfinished_run(tmp_path, monkeypatch):
-    """The first program ends, the second is stopped: what the first left is not lost."""
+def test_parameters_of_finished_batches_survive_an_interruption(tmp_path, monkeypatch):
+    """The first program ends before the second one is stopped."""
     sizes = {"num_rounds": 3, "num_seeds": 2, "keep": "params"}
     _, whole = sweep(Grid(build, AXES, **sizes))
     monkeypatch.setattr("fedjax_mm.sweeps.execute._SEGMENT_SECONDS", 0)
@@ -205,7 +205,7 @@ def test_parameters_of_finished_batches_are_saved_with_an_unfinished_run(tmp_pat
         np.testing.assert_array_equal(one, other)
 
 
-def test_points_with_other_parameters_are_refused_before_anything_is_compiled():
+def test_keeping_parameters_of_different_shapes_is_refused():
     def other(dim):
         return Setup(Towards(jax.numpy.zeros(4), dim=dim), fedavg(0.1, local_steps=1), mfa_rr(4, 1))
 

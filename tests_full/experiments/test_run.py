@@ -1,4 +1,4 @@
-"""Runs: the same numbers as a loop over seeds, however they are cut into segments."""
+"""Runs equal a loop over seeds, for any length of segments."""
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ ALGORITHMS = {
 
 
 def experiment(*labels, **changes):
-    """Two models, five clients: unequal groups, a rate by frames, a cohort for one algorithm."""
+    """Two models and five clients, so that cohorts are unequal."""
     config = {
         "task": {"num_clients": 5, "block_size": 2, "mu": 0.05, "start": "normal"},
         "num_models": 2,
@@ -51,14 +51,14 @@ def shared_grids():
 
 @pytest.fixture(scope="module")
 def result():
-    """The experiment as it stands, and the progress that was reported."""
+    """The result of the experiment, and its progress reports."""
     reports = []
     dataset = run(experiment(), Execution([progress(lambda *report: reports.append(report))]))
     return dataset, reports
 
 
 def check_close(actual, expected):
-    """Counts equal; metrics to 1e-6 of their largest value, the order of summation being free."""
+    """Checks counts exactly, and metrics to 1e-6 of their largest value."""
     assert set(actual.data_vars) == set(expected.data_vars)
     for name in actual.data_vars:
         one, other = xr.broadcast(actual[name], expected[name].transpose(*actual[name].dims))
@@ -85,14 +85,14 @@ def test_run_equals_a_loop_over_seeds(result, label):
 
 
 def test_seeds_algorithms_and_models_differ(result):
-    """Or the comparisons here could not tell them apart."""
+    """Otherwise the comparisons in this module could not distinguish them."""
     final = result[0].distance.isel(round=-1).values.ravel()
     assert len(np.unique(final)) == final.size == 2 * 3 * 2
 
 
 @pytest.mark.parametrize("kept", [1, 4, 12])
 def test_segments_do_not_change_results(monkeypatch, result, kept):
-    """Of one record each; growing to at most 4; growing without bound."""
+    """Segments have one record, or grow to 4 records, or grow without limit."""
     monkeypatch.setattr(Program, "records_kept", kept)
     reports = []
     dataset = run(experiment("RR"), Execution([progress(lambda *report: reports.append(report))]))
@@ -105,21 +105,22 @@ def test_segments_do_not_change_results(monkeypatch, result, kept):
     assert max(rounds) <= kept
 
 
-def test_records_are_thinned_out(result):
-    """Every third of 12 rounds is what recording all of them has there, counts included."""
+def test_record_every_selects_rounds(result):
+    """Recording every third round gives the values of a full record, counts included."""
     third = run(experiment("RR", record_every=3))
     assert third["round"].values.tolist() == [0, 3, 6, 9, 12]
     check_close(third, result[0].sel({"algorithm": ["RR"], "round": third["round"]}))
 
 
-def test_progress_goes_forward_to_the_end(result):
-    """Compiling, then algorithm by algorithm the local trainings: seeds x clients x rounds."""
+def test_progress_increases_to_the_end(result):
+    """Reports cover compilation, and then the local trainings of each algorithm."""
     _, reports = result
     labels = list(dict.fromkeys(label for label, _, _ in reports))
     compiled = [f"compiled {number} of 2 programs" for number in (1, 2)]
     assert labels == ["compiling 2 programs", *compiled, "RR", "Rand"]
     reports = [report for report in reports if not report[0].startswith("compil")]
-    half, rest = 3 * 5 * 12, 3 * 4 * 12  # a cohort of 3 is at most 4, in 2 groups
+    # Seeds x clients x rounds. A cohort of 3 is padded to 4 for 2 models.
+    half, rest = 3 * 5 * 12, 3 * 4 * 12
     assert {total for _, _, total in reports} == {half + rest}
     every = [done for _, done, _ in reports]
     assert every == sorted(every)
@@ -149,13 +150,13 @@ def test_all_replicas_start_at_the_same_point(result):
 
 
 @pytest.mark.parametrize("num_seeds", [5, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_replica_does_not_depend_on_how_many_there_are(result, num_seeds):
+def test_a_replica_does_not_depend_on_the_number_of_replicas(result, num_seeds):
     dataset = run(experiment("Rand", num_seeds=num_seeds))
     both = slice(min(num_seeds, 3))
     check_close(dataset.isel(seed=both), result[0].sel(algorithm=["Rand"]).isel(seed=both))
 
 
-def test_float64_is_float64_and_leaves_the_precision_of_the_process_alone(result):
+def test_float64_runs_keep_the_precision_of_the_process(result):
     before = jax.config.jax_enable_x64
     dataset = run(experiment(precision="float64"))
     assert jax.config.jax_enable_x64 == before
@@ -163,13 +164,13 @@ def test_float64_is_float64_and_leaves_the_precision_of_the_process_alone(result
     for name in ("loss", "excess_loss", "distance"):
         single, double = result[0][name], dataset[name]
         assert (single.dtype, double.dtype) == (np.float32, np.float64)
-        # The same clients were drawn, so that only rounding differs; and digits were gained.
+        # The same clients were drawn, so only rounding differs. The second check is for new digits.
         np.testing.assert_allclose(single, double, rtol=1e-4)
         assert np.any(double != double.astype(np.float32))
     check_close(dataset[["gradients"]], result[0][["gradients"]])
 
 
-def test_the_precision_is_left_alone_after_an_error():
+def test_the_precision_is_restored_after_an_error():
     before = jax.config.jax_enable_x64
 
     def interrupt(label, done, total):
@@ -181,7 +182,7 @@ def test_the_precision_is_left_alone_after_an_error():
 
 
 @pytest.mark.parametrize("record_every", [1, 4])
-def test_divergence_stops_the_run_and_is_named(record_every):
+def test_divergence_stops_the_run_with_an_error(record_every):
     diverging = {"assignment": {"name": "mfa_rr"}, "learning_rate": 50.0, "local_steps": 5}
     config = experiment(num_rounds=80, record_every=record_every, algorithms={"Hot": diverging})
     with pytest.raises(DivergenceError, match=r"Hot diverged: .* model \d, seed \d, is not finite"):
@@ -218,11 +219,11 @@ def test_digits_from_a_file_are_learned(tmp_path):
     accuracy = dataset.test_accuracy.mean(("algorithm", "seed", "model"))
     assert accuracy.isel(round=0) < 2 * majority
     assert accuracy.isel(round=-1) > 0.8 > 2 * majority
-    # 1,438 images in 20 parts: 10 clients take about 2 x 77 steps in each of 10 rounds.
+    # Each of 20 clients has about 72 images, so that 10 clients take about 154 steps per round.
     assert 1400 < dataset.gradients.isel(round=-1).mean() < 1700
 
 
-def test_a_sweep_on_synthetic_data_is_that_of_single_runs():
+def test_a_sweep_on_synthetic_data_equals_single_runs():
     settings = {
         "task": {"name": "synthetic", "num_clients": 6, "dim": 10, "data_seed": 3},
         "num_models": 2,
@@ -241,7 +242,7 @@ def test_a_sweep_on_synthetic_data_is_that_of_single_runs():
     assert np.all(swept.loss.isel(round=-1) < swept.loss.isel(round=0))
 
 
-def test_data_that_cannot_be_dealt_are_refused_in_one_line():
+def test_an_impossible_partition_is_refused_in_one_line():
     partition = {"name": "dirichlet", "alpha": 0.01, "min_examples": 60}
     config = Experiment.model_validate(
         {

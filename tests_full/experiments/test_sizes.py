@@ -1,4 +1,4 @@
-"""Sizes before work: what would fill the memory or take days is refused before it is made."""
+"""Experiments that would exhaust memory or take days are refused before any work."""
 
 import re
 import time
@@ -18,11 +18,9 @@ from fedjax_mm.sweeps.execution import Execution
 
 
 class Loaded(NamedTuple):
-    """The part of data that determines the length of an epoch."""
+    """A stand-in for data with the size that determines the length of an epoch."""
 
     class Train(NamedTuple):
-        """Of training."""
-
         max_count: int
         examples: tuple = ()
 
@@ -53,11 +51,11 @@ TOO_MUCH = {
     "a batch": (SYNTHETIC, f"algorithms.A.batch_size={MOST}", f"A: the {MOST:,} rows of a batch"),
     "records": (QUADRATIC, f"num_rounds={MOST}", "record less often (record_every)"),
 }
-"""By name: an experiment, a setting, and what a refusal within 1 GiB contains."""
+"""Maps a name to an experiment, a setting, and a fragment of the error with a limit of 1 GiB."""
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_what_does_not_fit_is_refused_before_it_is_made(name):
+def test_experiments_beyond_the_memory_limit_are_refused(name):
     values, setting, fragment = TOO_MUCH[name]
     experiment = validate(Experiment, values, [setting])
     before, clock = psutil.Process().memory_info().rss, time.process_time()
@@ -71,7 +69,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(name):
 
 
 @pytest.mark.parametrize("settings", [{}, {"generator": "leaf", "dim": 7, "data_seed": 3}])
-def test_the_estimate_of_data_is_their_size(settings):
+def test_the_estimated_size_of_data_is_right(settings):
     task = SyntheticConfig(name="synthetic", num_clients=50, **settings)
     data = task.data()
     arrays = [*data.train.examples, *data.test.examples]
@@ -89,11 +87,11 @@ TOO_MANY = {
     ),
     "draws": ({"task.data_seed": "seed"}, "num_seeds = 100,000,000 make 100,000,000 draws"),
 }
-"""By name: axes, and what the refusal contains."""
+"""Maps a name to axes and a fragment of the error."""
 
 
 @pytest.mark.parametrize("name", TOO_MANY)
-def test_more_points_than_anybody_waits_for_are_refused(name):
+def test_too_many_points_are_refused(name):
     axes, fragment = TOO_MANY[name]
     seeds = {"num_seeds": 10**8} if name == "draws" else {}
     clock = time.process_time()
@@ -103,14 +101,14 @@ def test_more_points_than_anybody_waits_for_are_refused(name):
     assert time.process_time() - clock < 10
 
 
-def test_more_models_than_anybody_trains_are_refused():
+def test_too_many_models_are_refused():
     with pytest.raises(ValueError, match=r"num_models = 2147483647: .* 100000"):
         validate(Experiment, QUADRATIC | {"num_models": MOST})
 
 
 @pytest.mark.parametrize(("epochs", "is_refused"), [(2**31 // 60 + 1, True), (2**31 // 64, False)])
-def test_local_steps_are_counted(monkeypatch, epochs, is_refused):
-    """In int32 too many of them would be a negative number, and no training at all."""
+def test_more_local_steps_than_int32_can_count_are_refused(monkeypatch, epochs, is_refused):
+    """An overflow of int32 would give a negative number of steps, and no training."""
     loaded = Loaded(Loaded.Train(max_count=600))
     monkeypatch.setattr(Draws, "load", lambda *_: (loaded,))
     settings = ["algorithms.A.epochs=" + str(epochs), "algorithms.A.batch_size=10"]

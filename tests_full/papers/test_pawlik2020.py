@@ -500,7 +500,7 @@ def test_published_means_are_shown_only_for_the_authors_trials(tmp_path):
     dataset["test_accuracy"] = dataset.test_accuracy * 0.9
     findings = FIG3.findings(dataset, few)
     assert verdicts(FIG3, dataset, few)["means"] == "supported"
-    assert [each.text for each in findings.checks] == []  # there are no runs with doubled contacts
+    assert [each.text for each in findings.checks] == []  # contacts were not doubled
     texts = {row[1:3]: row[5] for row in findings.tables[0].rows}
     assert texts["as-published", "5"].endswith("(0.7216)")
     assert not texts["all images", "5"].endswith(")")

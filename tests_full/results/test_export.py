@@ -1,4 +1,4 @@
-"""Results in a real store of MLflow and in real event files, read back."""
+"""Results are exported to a real MLflow store and real event files, and read back."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from fedjax_mm.results.tracked import settings_at
 from tests.cli.test_results import dataset
 from tests.test_cli import CONFIG, call, check_refusal
 
-# MLflow's own use of SQLAlchemy
+# raised by MLflow's use of SQLAlchemy
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 
 SETTINGS = {
@@ -39,7 +39,7 @@ POINTS = [f"algorithm={name},learning_rate={rate}" for name in "AB" for rate in 
 
 
 def saved(folder, seed=7):
-    """A result in a folder: a run that diverged, one that ended early, and an array."""
+    """Saves a result with a diverged run, a run that ended early, and an array."""
     made = dataset()
     made["loss"] = made.loss.where(made.diverged < 0)
     ended = np.full((2, 2, 3), -1)
@@ -56,7 +56,7 @@ def saved(folder, seed=7):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a store of MLflow, in which the tests work."""
+    """The working directory of the tests, with an MLflow store."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         folder = tmp_path_factory.mktemp("mlflow")
@@ -68,7 +68,7 @@ STORE = "sqlite:///mlflow.db"
 
 
 def runs_of(name):
-    """The parents, and the children by point and seed, of an experiment."""
+    """The parent runs of an experiment, and its child runs by point and seed."""
     client = MlflowClient(STORE)
     experiment = client.get_experiment_by_name(name)
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
@@ -80,13 +80,13 @@ def runs_of(name):
 
 
 def history(run, key):
-    """Steps and values of a curve in MLflow."""
+    """The steps and values of a curve in MLflow."""
     found = MlflowClient(STORE).get_metric_history(run.info.run_id, key)
     return [(each.step, each.value) for each in found]
 
 
 def expected(made):
-    """By point, seed and name the steps and values of all curves, selected by xarray."""
+    """Yields point, seed, name, and steps and values of all curves, as selected by xarray."""
     for algorithm in "AB":
         for rate in (0.1, 0.2):
             for seed in range(3):
@@ -143,7 +143,7 @@ def test_mlflow_has_a_run_for_each_point_and_seed(place):
         assert len(history(rest[point, seed], name)) == len(curve)
 
 
-def test_mlflow_gets_what_an_interrupted_export_has_not_written(place, monkeypatch):
+def test_an_interrupted_export_to_mlflow_is_completed(place, monkeypatch):
     saved(place / "broken")
     end, ended = export._MLflow.end, []
 
@@ -167,7 +167,7 @@ def test_mlflow_gets_what_an_interrupted_export_has_not_written(place, monkeypat
     assert len(children) == 12
 
 
-def test_mlflow_has_another_parent_for_another_result(place):
+def test_mlflow_has_a_parent_run_for_each_result(place):
     saved(place / "a" / "twice")
     saved(place / "b" / "twice", seed=8)
     for folder in "ab":
@@ -182,8 +182,8 @@ def test_mlflow_has_another_parent_for_another_result(place):
         export_result("a/twice", "mlflow", STORE)
 
 
-def test_mlflow_takes_many_metrics_and_strange_names(place):
-    """More values and parameters than one request may have; names that MLflow has no letters of."""
+def test_mlflow_takes_many_values_and_strange_names(place):
+    """Values and parameters exceed one request, and names have characters that MLflow refuses."""
     made = dataset().isel(algorithm=0, learning_rate=0, seed=[0], drop=True)
     made = made.isel(round=np.zeros(700, int)).assign_coords(round=np.arange(700))
     config = {f"C (%) {number}": number for number in range(150)}
@@ -200,7 +200,7 @@ def test_mlflow_takes_many_metrics_and_strange_names(place):
 
 
 def events_in(folder):
-    """The events of the only event file in a folder."""
+    """The events of a folder's only event file."""
     (path,) = folder.glob("events*")
     content, events = path.read_bytes(), []
     while content:  # length, its checksum, the event, its checksum
@@ -211,7 +211,7 @@ def events_in(folder):
 
 
 def values_in(folder):
-    """By tag the steps and numbers in a folder's event file."""
+    """Maps tags to the steps and numbers in a folder's event file."""
     found = {}
     for event in events_in(folder):
         for value in event.summary.value:
@@ -263,7 +263,7 @@ def test_tensorboard_has_a_folder_for_each_point_and_seed(tmp_path, monkeypatch)
     assert contents(tmp_path / "runs") == before
 
 
-def test_tensorboard_gets_what_an_interrupted_export_has_not_written(tmp_path, monkeypatch):
+def test_an_interrupted_export_to_tensorboard_is_completed(tmp_path, monkeypatch):
     saved(tmp_path / "broken")
     renamed, rename = [], Path.rename
 
@@ -284,7 +284,7 @@ def test_tensorboard_gets_what_an_interrupted_export_has_not_written(tmp_path, m
     assert len(folders) == len({*folders}) == 13
 
 
-def test_names_with_slashes_stay_one_folder(tmp_path):
+def test_slashes_in_names_create_no_folders(tmp_path):
     made = dataset().assign_coords(algorithm=["../A", "A/B"])
     (tmp_path / "odd").mkdir()
     save_dataset(made, tmp_path / "odd" / "result.nc")
@@ -303,7 +303,7 @@ def test_a_trace_without_seeds_is_one_run(tmp_path):
     assert values_in(tmp_path / "to" / "mine" / "seed=0")["loss"] == [(0, 0.0), (10, 0.5)]
 
 
-def test_settings_of_axes_are_those_of_the_point():
+def test_settings_on_axes_have_the_values_of_the_point():
     config = {
         "num_models": 2,
         "assignment": None,

@@ -402,7 +402,7 @@ def test_executor_settings_need_no_table_in_the_file(file, capsys):
     assert "3 parts, which submitit computes" in capsys.readouterr().err
     assert call("sweep", file, "--dry-run", *local) == 2
     assert "needs an executor; give --executor NAME" in capsys.readouterr().err
-    assert call("sweep", file, "--executor", "submitit") == 2  # there is no Slurm on this machine
+    assert call("sweep", file, "--executor", "submitit") == 2  # this machine has no Slurm
     assert "executor.cluster = 'local'" in capsys.readouterr().err
 
 

@@ -27,7 +27,7 @@ some_sizes = pytest.mark.parametrize("block_size", [slow_unless(n in (7, None), 
 
 
 def per_client(store):
-    """Every client's features and labels."""
+    """Lists the features and the labels of each client."""
     cuts = np.asarray(store.offsets)[1:]
     return [np.split(np.asarray(leaf), cuts) for leaf in store.examples]
 
@@ -51,7 +51,7 @@ def metrics_of(task, params):
 
 @jax.jit
 def evaluated(task, params):
-    """Each client's and everybody's, of the training and of the test data."""
+    """Metrics per client and pooled, of the training and of the test data."""
     return [
         [task.evaluate(params, store, per_client=per) for per in (True, False)]
         for store in (task.train, task.test)
@@ -60,7 +60,7 @@ def evaluated(task, params):
 
 @functools.cache
 def evaluations(num_draws):
-    """`evaluated` of each of some draws of the data, each alone."""
+    """`evaluated` for several draws of the data, one at a time."""
     params, _ = some_params()
     draws = [labelled_data(seed=seed) for seed in range(num_draws)]
     return [evaluated(classification(one, LogisticRegression(3)), params) for one in draws]
@@ -72,8 +72,8 @@ def evaluations(num_draws):
     [slow_unless(head == (n in (1, None)), head, n) for head in (False, True) for n in SIZES],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
-    """Over all examples, and over each client's."""
+def test_loss_and_accuracy_equal_those_of_a_loop(split, sigmoid_head, block_size):
+    """Covers pooled and per-client metrics."""
     task = classification(DATA, LogisticRegression(3, sigmoid_head), block_size=block_size)
     store = getattr(DATA, split)
     problem, (params, w) = problem_of(store, sigmoid_head), some_params()
@@ -88,7 +88,7 @@ def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
 
 
 @some_sizes
-def test_metrics_are_of_all_examples(block_size):
+def test_metrics_cover_all_examples(block_size):
     task = classification(DATA, LogisticRegression(3), block_size=block_size)
     params, w = some_params(1)
     metrics = metrics_of(task, params)
@@ -102,8 +102,8 @@ def test_metrics_are_of_all_examples(block_size):
 
 
 @some_sizes
-def test_selected_data_are_evaluated_alone(block_size):
-    """Of a stack of stores of different sizes, the blocks of one read no other's examples."""
+def test_evaluation_of_a_selected_store_reads_no_other_store(block_size):
+    """The stacked stores have different sizes."""
     both, (params, _) = stack_data([labelled_data(seed=seed) for seed in range(3)]), some_params()
 
     @jax.jit
@@ -118,8 +118,7 @@ def test_selected_data_are_evaluated_alone(block_size):
 
 
 @pytest.mark.parametrize("block_size", [7, None])
-def test_examples_that_clients_share_are_evaluated_as_copies_are(block_size):
-    """And a client's loss is that of the examples that it was dealt."""
+def test_shared_examples_are_evaluated_like_copies(block_size):
     params, _ = some_params()
     x, y = (np.asarray(leaf) for leaf in DATA.train.examples)
     rng = np.random.default_rng(2)
@@ -153,8 +152,8 @@ def test_examples_that_clients_share_are_evaluated_as_copies_are(block_size):
         for size in SIZES
     ],
 )
-def test_the_first_clients_are_evaluated_alone(num_clients, block_size):
-    """Of one store, and of each of a stack."""
+def test_the_first_clients_are_evaluated_without_the_others(num_clients, block_size):
+    """The store is selected from a stack, with and without `vmap`."""
     draws = [labelled_data(seed=seed) for seed in range(3)]
     both, (params, _) = stack_data(draws), some_params()
 
@@ -179,7 +178,7 @@ def test_the_first_clients_are_evaluated_alone(num_clients, block_size):
 
 @functools.cache
 def of_images():
-    """CelebA's network and its parameters, and the data."""
+    """A task with CelebA's network, its parameters, and the data."""
     images = np.random.default_rng(0).normal(size=(len(DATA.train.examples[1]), 8, 8, 3))
     labels = np.asarray(DATA.train.examples[1]) % 2
     store = dataclasses.replace(
@@ -190,8 +189,7 @@ def of_images():
     return task, jax.jit(task.init)(jax.random.key(0)), data
 
 
-def test_the_first_clients_are_evaluated_one_by_one():
-    """By a module that takes weights."""
+def test_a_module_with_weights_evaluates_the_first_clients():
     task, params, _ = of_images()
 
     @jax.jit
@@ -207,14 +205,14 @@ def test_the_first_clients_are_evaluated_one_by_one():
 @jax.jit
 @partial(jax.grad, argnums=1)
 def total_gradient(task, params):
-    """Of the clients' losses times 1, 2, ..."""
+    """The gradient of the sum of the clients' losses times 1, 2, ..."""
     losses = jax.vmap(task.client_loss, (None, 0))(params, jnp.arange(7))
     return jnp.arange(1.0, 8) @ losses
 
 
 @some_sizes
-def test_losses_of_all_clients_have_gradients(block_size):
-    """In reverse, of one store and of each of a stack."""
+def test_per_client_losses_have_gradients(block_size):
+    """The store is selected from a stack, with and without `vmap`."""
     draws = [labelled_data(seed=seed) for seed in range(2)]
     both, (params, _) = stack_data(draws), some_params()
     factors = jnp.arange(1.0, 8)
@@ -238,8 +236,8 @@ def test_losses_of_all_clients_have_gradients(block_size):
                 np.testing.assert_allclose(one_leaf, other, rtol=1e-4, atol=1e-5)
 
 
-def test_ties_count_as_argmax_has_them():
-    """All logits are equal: the first class is chosen."""
+def test_ties_are_broken_like_argmax():
+    """All logits are equal, so that the first class is predicted."""
     task = classification(DATA, LogisticRegression(3))
     zeros = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
     result = task.evaluate(zeros, DATA.train)
@@ -247,8 +245,8 @@ def test_ties_count_as_argmax_has_them():
     assert result["loss"] == pytest.approx(np.log(3))
 
 
-def test_evaluation_is_bounded_by_the_block():
-    """Hidden layers of a thousand numbers for each of many examples would take 40 MB at once."""
+def test_evaluation_memory_is_bounded_by_the_block():
+    """Each example has a hidden layer of 1000 numbers."""
     data = labelled_data(2000, dim=3)
     module = MLP(3, hidden=(1000,))
 
@@ -265,7 +263,7 @@ def test_evaluation_is_bounded_by_the_block():
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("module", [LogisticRegression(3), MLP(3, hidden=(5,))])
-def test_rows_of_weight_0_change_nothing(module, reduction):
+def test_rows_of_weight_0_do_not_change_the_loss(module, reduction):
     task = classification(DATA, module, reduction=reduction)
     params = task.init(jax.random.key(0))
     value = jax.jit(jax.value_and_grad(task.loss))
@@ -277,8 +275,8 @@ def test_rows_of_weight_0_change_nothing(module, reduction):
 
 
 @pytest.mark.parametrize("block_sizes", [(3, 100), slow_unless(False, (1,))])
-def test_the_module_gets_the_weights_it_asks_for(block_sizes):
-    """CelebA's batch norm leaves filling rows out, so that the loss does not know of them."""
+def test_modules_that_take_weights_get_them(block_sizes):
+    """CelebA's batch norm excludes padding rows, so that they do not affect the loss."""
     task, params, data = of_images()
     store = data.train
     assert task.takes_weights
@@ -287,7 +285,7 @@ def test_the_module_gets_the_weights_it_asks_for(block_sizes):
     alone = loss(params, (np.array([1, 2]), np.ones(2, np.float32), None))
     filled = loss(params, (np.array([1, 2, 5]), np.array([1, 1, 0], np.float32), None))
     assert filled == pytest.approx(float(alone), rel=1e-5)
-    # Each client's examples are one batch, whatever the block and whoever is next to it.
+    # For any block size, the examples of each client are normalized as one batch.
     each = [
         float(loss(params, (start + np.arange(n), np.ones(n, np.float32), None)))
         for start, n in zip(store.offsets.tolist(), store.counts.tolist(), strict=True)
@@ -315,7 +313,7 @@ def test_random_streams_are_fresh_every_step_and_off_in_evaluation():
     assert metrics_of(task, params)["loss"] == metrics_of(plain, params)["loss"]
 
 
-def test_scale_makes_numbers_of_bytes():
+def test_scale_converts_bytes():
     store = dataclasses.replace(
         DATA.train,
         examples=((DATA.train.examples[0] * 50).astype(jnp.uint8), DATA.train.examples[1]),
@@ -333,7 +331,7 @@ def test_scale_makes_numbers_of_bytes():
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_a_column_is_learned_of_many():
+def test_one_of_several_label_columns_is_learned():
     data = labelled_data(columns=4)
     params, _ = some_params()
     for column in range(4):
@@ -347,7 +345,7 @@ def test_a_column_is_learned_of_many():
             assert got[name] == pytest.approx(float(want[name]))
 
 
-def test_initial_parameters_are_the_modules():
+def test_initial_parameters_are_those_of_the_module():
     task = classification(DATA, LogisticRegression(3))
     assert isinstance(task, EpochTask)
     assert task.num_clients == 7

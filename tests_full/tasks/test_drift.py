@@ -1,4 +1,4 @@
-"""Drifting data against NumPy, what stays, and what may be traced."""
+"""Drifting data: agreement with NumPy, constant parts, wrappers, and traced settings."""
 
 import functools
 
@@ -38,7 +38,7 @@ OTHERS = [RNG.permutation(3)[:2] for _ in range(ROUNDS)]
 
 
 def plain():
-    """Logistic regression of three clients, with tests of their own."""
+    """Logistic regression of three clients with separate test data."""
     data = federate(((X, Y), (X_TEST, Y_TEST)), ROWS, ROWS_TEST)
     return classification(data, LogisticRegression(CLASSES))
 
@@ -56,7 +56,7 @@ DRIFTS = {
 @pytest.mark.parametrize(
     "numbers", [(4, 1, None), (3, 5, None), (2, 1, 4), (5, 2, 4), (1, 3, 7), (0, 2.5, 6)]
 )
-def test_the_share_is_that_of_the_oracle(numbers):
+def test_the_share_equals_that_of_the_oracle(numbers):
     share = Times(*numbers).share
     want = [oracle.share(t, *numbers) for t in range(25)]
     np.testing.assert_allclose([share(t) for t in range(25)], want, atol=1e-6)
@@ -65,7 +65,7 @@ def test_the_share_is_that_of_the_oracle(numbers):
 
 
 class Examples:
-    """The clients' examples by round and client, as the oracle deals them."""
+    """The oracle's examples of a round and client."""
 
     num_clients = 3
 
@@ -85,8 +85,8 @@ class Examples:
 @pytest.mark.parametrize(
     "name", [slow_unless(name in ("gradual", "recurring", "both"), name) for name in DRIFTS]
 )
-def test_fedavg_on_drifting_data_is_that_of_the_oracle(name, x64):
-    """Two models, whose drifts begin in other rounds, and with other clients."""
+def test_fedavg_on_drifting_data_agrees_with_the_oracle(name, x64):
+    """Two models have different cohorts, and their drifts start in different rounds."""
     drifts = [DRIFTS[name], DRIFTS[name] | {"start": 1 + DRIFTS[name]["start"]}]
     base = plain()
     tasks = [drifting(base, **drift, seed=5) for drift in drifts]
@@ -105,17 +105,16 @@ def test_fedavg_on_drifting_data_is_that_of_the_oracle(name, x64):
 
 
 def start(task):
-    """The parameters with which runs begin."""
     return task.init(jax.random.key(3))
 
 
 def labels(task, t):
-    """The training labels of a round, in the order of the places in use."""
+    """The training labels of a round, without unused slots."""
     data = task.at(t).train.gathered()
     return np.asarray(data.examples[1])[: int(np.sum(data.counts))]
 
 
-def test_before_the_drift_the_data_are_the_tasks():
+def test_data_are_unchanged_before_the_drift():
     task = drifting(plain(), CONCEPT, start=4)
     want = np.asarray(plain().train.examples[1])
     for t in (0, 3):
@@ -124,8 +123,8 @@ def test_before_the_drift_the_data_are_the_tasks():
     assert isinstance(task, RoundTask)
 
 
-def test_examples_change_at_random_and_once():
-    """The fraction of changed labels is s(t) at 4 standard errors, and changes are permanent."""
+def test_examples_change_at_random_and_permanently():
+    """The fraction of changed labels is s(t), within 4 standard errors."""
     x, y = np.zeros((20_000, 1)), np.arange(20_000) % 2
     data = federate((x, y), np.split(np.arange(20_000), 4))
     base = classification(data, LogisticRegression(2))
@@ -156,15 +155,15 @@ def test_a_window_moves_from_the_smallest_labels_to_the_largest():
         assert means[-1] == np.sort(Y[rows])[-size:].mean()
 
 
-def test_a_pool_of_tests_that_all_share_does_not_shift():
+def test_a_shared_test_set_does_not_drift():
     data = federate(((X, Y), (X_TEST, Y_TEST)), ROWS)
     task = drifting(classification(data, LogisticRegression(CLASSES)), window=0.5)
     assert task.at(5).test.num_examples == 12
     assert task.at(5).test.order is None
 
 
-def test_draws_of_data_drift_too():
-    """Those of a stack have an order and places that are not used."""
+def test_selected_draws_of_data_drift():
+    """The stores of a stack have an order and unused slots."""
     draws = [federate(((X, Y), (X_TEST, Y_TEST)), rows, ROWS_TEST) for rows in (ROWS, ROWS[::-1])]
     both = stack_data(draws)
     for i, data in enumerate(draws):
@@ -181,13 +180,12 @@ ALGORITHM, EVERYBODY = fedavg(local_sgd(RATE, steps=STEPS)), replay(np.stack([[C
 
 @functools.cache
 def one_run():
-    """A task, and the trace of its run."""
     task = drifting(plain(), CONCEPT, start=3, length=3)
     return task, jax.jit(lambda task: simulate(0, task, ALGORITHM, EVERYBODY, 6)[1])(task)
 
 
-def test_wrappers_pass_the_round_on():
-    """Thresholds, attackers and metrics around a drifting task see its data of the round."""
+def test_wrappers_pass_on_the_round():
+    """Thresholds, attackers and metrics around a drifting task use the data of the round."""
     task, want = one_run()
     wrapped = attacked(requiring(task, own_models(0, task, learning_rate=0.1)), jnp.arange(3) < 0)
 
@@ -202,7 +200,7 @@ def test_wrappers_pass_the_round_on():
     assert {"appeal", "train_appeal"} <= set(got.metrics)
 
 
-def test_a_run_in_parts_is_the_run():
+def test_a_run_in_parts_equals_the_whole_run():
     task, want = one_run()
     run = task, ALGORITHM, EVERYBODY
 
@@ -220,8 +218,8 @@ def build(begin, length, concept, task):
     return Setup(drift, ALGORITHM, EVERYBODY, start(task))
 
 
-def test_numbers_are_axes_of_one_program():
-    """Here the data are traced, too."""
+def test_numbers_of_a_drift_share_a_program():
+    """The data are traced, too."""
     axes, shared = {"begin": [3.0, 5.0], "length": [1.0, 3.0]}, {"task": plain()}
     shared["concept"] = jnp.array(CONCEPT)
     grid = Grid(build, axes, num_rounds=6, num_seeds=1, shared=shared)
@@ -235,8 +233,8 @@ def test_numbers_are_axes_of_one_program():
         np.testing.assert_allclose(got, want.metrics["loss"][:, 0], rtol=1e-5)
 
 
-def test_an_assignment_looks_at_the_data_of_its_round():
-    """The losses by which round 3 chooses are those of its data, with the models of round 2."""
+def test_an_assignment_sees_losses_on_the_data_of_its_round():
+    """The assignment of round 3 sees losses on the data of round 3, with the models of round 2."""
     task = drifting(plain(), CONCEPT, start=3)
     seen = []
 

@@ -1,4 +1,4 @@
-"""Layers against those of JAX and flax: values, gradients, batching, lowering."""
+"""Layers compared with those of JAX and flax: values, gradients, batching, lowering."""
 
 from functools import partial
 
@@ -50,35 +50,35 @@ def full_shape(images, kernel):
 
 
 def gradients_of(function):
-    """Of its arguments: the value, and the gradients of its product with a fixed lopsided array."""
+    """Maps arguments to the value, and to the gradients of its product with an asymmetric array."""
     return lambda *arguments: value_and_gradients(function, *arguments)
 
 
 def both(one, other, *arguments):
-    """Whether values and gradients of two functions are the same, by one program."""
+    """Checks in one program that two functions agree."""
     close(*jax.jit(lambda *a: [f(*a) for f in (one, other)])(*arguments))
 
 
 def value_and_gradients(function, *arguments):
     value, vjp = jax.vjp(function, *arguments)
     direction = jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
-    return value, *vjp(direction + 0 * value)  # as varying over devices as the value is
+    # adding 0 times the value makes it vary over devices like the value
+    return value, *vjp(direction + 0 * value)
 
 
 def scanned(function):
-    """`function` of each row of its arguments, one after the other."""
+    """Applies `function` to the rows of its arguments in turn."""
     return lambda *rows: lax.map(lambda row: function(*row), rows)
 
 
 def close(got, want):
-    """Equal to round-off, array by array."""
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @every_shape
 def test_values_and_gradients(images, kernel):
-    """Alone, and of clients with kernels of their own, at once and one after the other."""
+    """The layer is applied to one client, and to several with `vmap` and with `lax.map`."""
     x, kernels = drawn((3, *images), (3, *full_shape(images, kernel)))
     ours, theirs = gradients_of(conv_same), gradients_of(lax_conv)
 
@@ -103,18 +103,18 @@ def test_without_padding(name):
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0)])
-def test_one_of_the_two_is_shared(axes):
+def test_images_or_kernel_may_be_shared(axes):
     arguments = drawn((2, 5, 5, 2), (3, 3, 2, 4))
     stacked = [np.stack([a, 2 * a]) if n == 0 else a for a, n in zip(arguments, axes, strict=True)]
     both(*(jax.vmap(gradients_of(f), axes) for f in (conv_same, lax_conv)), *stacked)
 
 
-def test_seeds_of_clients():
+def test_nested_vmap():
     arguments = drawn((2, 3, 2, 5, 5, 2), (2, 3, 3, 3, 2, 4))
     both(*(jax.vmap(jax.vmap(gradients_of(f))) for f in (conv_same, lax_conv)), *arguments)
 
 
-def test_clients_are_one_after_the_other_on_a_cpu_and_grouped_elsewhere():
+def test_clients_are_looped_over_on_cpus_and_batched_elsewhere():
     x, kernels = drawn((3, 2, 5, 5, 2), (3, 3, 3, 2, 4))
     program = jax.jit(jax.vmap(conv_same)).trace(x, kernels)
     cpu, gpu, tpu = (
@@ -123,12 +123,12 @@ def test_clients_are_one_after_the_other_on_a_cpu_and_grouped_elsewhere():
     assert "stablehlo.while" in cpu
     assert "feature_group_count = 1 " in cpu
     assert "stablehlo.while" not in gpu
-    assert "convolution" not in gpu  # one product of patches, batched over clients
+    assert "convolution" not in gpu  # one product of patches with a batch axis of clients
     assert "batching_dims = [0] x [0]" in gpu
     assert "feature_group_count = 3 " in tpu
 
 
-def test_clients_shared_out_over_devices():
+def test_shard_map():
     x, kernels = drawn((4, 2, 5, 5, 2), (4, 3, 3, 2, 4))
     mesh = jax.make_mesh((2,), ("c",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     rows = PartitionSpec("c")
@@ -149,7 +149,7 @@ def test_double_precision(x64):
 @pytest.mark.parametrize(
     "images", [(2, 4, 6, 3), (1, 5, 7, 2), (2, 5, 4, 1), (1, 1, 1, 1), (2, 21, 21, 2)]
 )
-def test_pool(images):
+def test_max_pool(images):
     (x,) = drawn(images)
 
     @jax.jit
@@ -188,7 +188,7 @@ def test_matmul(batch, x64):
 @pytest.mark.parametrize(
     ("layer", "shapes"), [(matmul, ((3, 4), (4, 5))), (max_pool, ((2, 4, 4, 3),))]
 )
-def test_second_derivatives_and_plain_operations_elsewhere(layer, shapes):
+def test_second_derivatives_and_lowering_on_gpus(layer, shapes):
     arguments = drawn(*shapes)
     plain = nn_pool if layer is max_pool else jnp.matmul
 

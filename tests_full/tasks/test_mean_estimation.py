@@ -1,4 +1,4 @@
-"""Mean estimation: the task, the minimizer against a dense grid, and the papers' statements."""
+"""Mean estimation: the task, its local minimizer, and verdicts on the paper's statements."""
 
 import json
 import re
@@ -43,13 +43,13 @@ THETA_HAT = np.array([0.8, -0.7, 6.3])
 
 
 def verdicts(findings):
-    """The verdicts on statements by their keys, and whether each check passed."""
+    """Maps keys of statements to verdicts, and lists whether each check passed."""
     found = {each.key: each.verdict for each in findings.statements}
     return found, [each.outcome == "passed" for each in findings.checks]
 
 
 def contradicted(findings):
-    """The keys of statements that are; all others are supported."""
+    """The keys of contradicted statements, if all others are supported."""
     found, _ = verdicts(findings)
     assert set(found.values()) <= {"supported", "contradicted"}
     return {key for key, verdict in found.items() if verdict == "contradicted"}
@@ -66,8 +66,6 @@ def run_and_judge(name, config):
 
 @partial(jax.jit, static_argnames="count")
 def draws(true_means, count):
-    """Tasks and starts, one for each draw."""
-
     def one(rng_key):
         draw_key, start_key = jax.random.split(rng_key)
         task = mean_estimation(true_means, draw_means(draw_key, true_means))
@@ -78,14 +76,14 @@ def draws(true_means, count):
 
 @jax.jit
 def search(tasks, starts):
-    """Of every draw, MaxFL's local minimum downhill from the start."""
+    """MaxFL's local minimum downhill from the start, for every draw."""
     return jax.vmap(lambda task, w: local_minimum(partial(maxfl_objective, task), w))(tasks, starts)
 
 
 # The task
 
 
-def test_it_is_a_task_of_the_contract():
+def test_mean_estimation_is_an_analytic_task():
     task = mean_estimation(THETA, THETA_HAT)
     assert isinstance(task, Task)
     assert isinstance(task, AnalyticTask)
@@ -140,8 +138,8 @@ def test_federated_averaging_finds_the_mean():
     [("derivative", 0.05, [True, True, False]), ("sigmoid", 2.19, [False, False, False])],
 )
 @pytest.mark.parametrize("local_steps", [1, 5])
-def test_maxfl_trains_what_its_objective_has_for_a_minimum(weight, end, satisfied, local_steps):
-    """From the mean; clients report F_k >= rho_k, and are satisfied by their true losses."""
+def test_maxfl_converges_to_a_minimum_of_its_objective(weight, end, satisfied, local_steps):
+    """It starts at the mean. Clients have F_k >= rho_k, but are satisfied by their true losses."""
     task = mean_estimation(THETA, THETA_HAT)
     algorithm = maxfl(local_sgd(0.05, steps=local_steps), weight=weight)
     how = {"num_rounds": 400, "params": task.minimizer}
@@ -154,7 +152,7 @@ def test_maxfl_trains_what_its_objective_has_for_a_minimum(weight, end, satisfie
     assert (client_losses(task, w) >= thresholds(task)).all()
 
 
-def test_the_start_is_the_middle_with_a_small_jitter():
+def test_the_start_is_the_mean_with_a_small_jitter():
     task = mean_estimation(THETA, THETA_HAT)
     starts = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 1000))
     jitter = np.asarray(starts) - THETA_HAT.mean()
@@ -168,7 +166,7 @@ def test_the_start_is_the_middle_with_a_small_jitter():
     assert float(single) == pytest.approx(float(starts[7]), abs=1e-6)
 
 
-def test_draws_have_the_means_and_the_spread():
+def test_draws_have_the_given_means_and_spread():
     keys = jax.random.split(jax.random.key(1), 20_000)
     values = np.asarray(jax.vmap(draw_means, (0, None, None))(keys, THETA, 0.5))
     np.testing.assert_allclose(values.mean(0), THETA, atol=4 * 0.5 / np.sqrt(20_000))
@@ -207,7 +205,7 @@ def test_wrong_arguments_are_refused(call, message):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_of_the_objectives(name):
-    """Also where clients are so far that 1 - sigma would be 0."""
+    """Includes clients that are far enough for 1 - sigma to round to 0."""
     for theta_hat in (THETA_HAT, 9 * THETA_HAT, np.array([-7.0, 7.0])):
         task = mean_estimation(np.zeros_like(theta_hat), theta_hat)
         for w in (-0.3, 1e-3, 2.0):
@@ -242,7 +240,7 @@ def test_values_of_the_objectives():
     ],
     ids=str,
 )
-def test_the_minimum_is_that_of_a_walk_on_a_dense_grid(true_means):
+def test_the_minimum_agrees_with_a_walk_on_a_dense_grid(true_means):
     count = 25
     tasks, starts = draws(np.array(true_means, float), count)
     found = search(tasks, starts)
@@ -257,10 +255,10 @@ def test_the_minimum_is_that_of_a_walk_on_a_dense_grid(true_means):
 
 
 def test_the_first_minimum_downhill_is_found_from_every_start():
-    """Of ripples on a slope, whose valleys are 2 pi wide."""
+    """The function is a sine on a slope, with a minimum in each period."""
     starts = np.linspace(-10, 10, 401)
     found = jax.jit(jax.vmap(partial(local_minimum, lambda w: jnp.sin(w) + w / 10)))(starts)
-    minimum = -np.arccos(-0.1) + 2 * np.pi * np.arange(-3, 4)  # cos w = -1/10, where sin w < 0
+    minimum = -np.arccos(-0.1) + 2 * np.pi * np.arange(-3, 4)  # cos w = -1/10 and sin w < 0
     maximum = minimum + 2 * np.arccos(-0.1)
     expected = minimum[np.searchsorted(maximum, starts)]
     assert found.converged.all()
@@ -273,7 +271,7 @@ def test_the_first_minimum_downhill_is_found_from_every_start():
         (lambda w: w**4, 3.0, 0.0),  # no curvature at the minimum
         (jnp.abs, 3.0, 0.0),  # a kink
         (lambda w: -jnp.exp(-((w - 3) ** 2)), -3.0, 3.0),  # a flat start
-        (lambda w: (w - 1) ** 2, 1.0, 1.0),  # already there
+        (lambda w: (w - 1) ** 2, 1.0, 1.0),  # starts at the minimum
         (lambda w: jnp.maximum(w, -2 * w) + w**2, -5.0, 0.0),
     ],
 )
@@ -288,26 +286,26 @@ def test_hard_functions(fn, start, point):
     [
         (lambda w: -(w**2), 0.0, 0),  # exactly on a maximum
         (lambda w: 0.0 * w, 1.0, 0),  # flat
-        (lambda w: -w, 0.0, 50),  # falls for ever
+        (lambda w: -w, 0.0, 50),  # unbounded below
         (lambda w: jnp.exp(-w), 0.0, 50),
         (lambda w: jnp.log(w) * jnp.nan, 1.0, 50),
     ],
 )
-def test_what_does_not_converge_says_so(fn, start, steps):
+def test_failed_descents_are_reported(fn, start, steps):
     found = local_minimum(fn, start, max_steps=50)
     assert not found.converged
     assert found.num_steps == steps
 
 
-def test_a_minimum_close_to_zero_is_found_to_its_own_precision():
-    """Where the second client pulls by 1e-30."""
+def test_a_minimum_close_to_zero_has_a_small_relative_error():
+    """Minima range down to 1e-300 in size."""
     for u in (1e-3, 1e-12, 1e-30, 1e-300, -1e-30):
         found = local_minimum(lambda w, u=u: (w / u - 1) ** 2 * abs(u), 1e-10, scale=0.0)
         assert found.converged
         assert found.point == pytest.approx(u, rel=1e-9, abs=0)
 
 
-def test_single_precision_finds_the_same_valleys():
+def test_single_precision_finds_the_same_minima():
     double = search(*draws(np.array([0.0, 6.0]), 300)).point
     with jax.enable_x64(False):
         tasks, starts = draws(np.array([0.0, 6.0]), 300)
@@ -317,8 +315,8 @@ def test_single_precision_finds_the_same_valleys():
     np.testing.assert_allclose(found.point, double, atol=1e-4)
 
 
-def test_the_middle_turns_from_a_minimum_into_a_maximum():
-    """At half a distance of 1.0216; beyond it the descent leaves the middle, to either side."""
+def test_the_middle_is_a_minimum_up_to_a_critical_distance():
+    """Beyond half a distance of 1.0216, descents leave the middle to either side."""
     assert critical_gamma_hat() == pytest.approx(1.0216, abs=5e-5)
     for half, stays in ((1.0215, True), (1.0217, False)):
         task = mean_estimation([0.0, 0.0], [-half, half])
@@ -331,8 +329,8 @@ def test_the_middle_turns_from_a_minimum_into_a_maximum():
             assert stays or np.sign(found.point) == np.sign(start)
 
 
-def test_a_single_draw_descends_to_the_clients_that_are_alike():
-    """Weights sigma (1 - sigma) satisfy clients 1 and 2; the printed weights sigma nobody."""
+def test_the_printed_example_descends_to_the_similar_clients():
+    """Weights sigma (1 - sigma) satisfy clients 1 and 2, but the printed weights sigma none."""
     task = mean_estimation(THETA, THETA_HAT)
     found = local_minimum(partial(maxfl_objective, task), task.minimizer)
     assert float(found.point) == pytest.approx(0.05, abs=5e-3)
@@ -349,9 +347,9 @@ SQUARES = range(21)
 
 @pytest.fixture(scope="module")
 def two():
-    """The figure as it is by default, what was found, and the CPU seconds that it took."""
+    """Figure 5(a) with its defaults: result, config, findings, and CPU seconds."""
     start = time.process_time()
-    with optimised():  # who is satisfied may depend on the last digit
+    with optimised():  # satisfied clients may depend on the last digit
         findings = run_and_judge("fig5a", ITEMS["maxfl-fig5a"].settings)
     return *findings, time.process_time() - start
 
@@ -364,16 +362,16 @@ def test_figure_5a_takes_less_than_a_minute(two):
     assert verdicts(findings)[1] == [True, True]
 
 
-def test_the_exact_appeal_is_that_of_a_double_integral():
+def test_the_exact_appeal_equals_a_double_integral():
     gammas = np.sqrt([0.0, 1.0, 4.0, 9.0])
     expected = [reference.probability_satisfied_by_the_mean(gamma) for gamma in gammas]
     np.testing.assert_allclose(exact_appeal(gammas, 1.0), expected, rtol=2e-3)
     np.testing.assert_allclose(exact_appeal(gammas / 2, 0.5), exact_appeal(gammas, 1.0))
-    # b - a and b + 3 a of opposite signs, with correlation -1/sqrt(5), at gamma_G = 0.
+    # At gamma_G = 0, b - a and b + 3 a have opposite signs and correlation -1/sqrt(5).
     assert exact_appeal(0.0, 1.0) == pytest.approx(0.5 + np.arcsin(1 / np.sqrt(5)) / np.pi)
 
 
-def test_federated_averaging_appeals_as_often_as_is_exact(two):
+def test_the_appeal_of_federated_averaging_is_the_exact_probability(two):
     dataset, config, *_ = two
     first = dataset.satisfied.sel(objective="FedAvg", client=1).mean("draw").values
     for i, square in list(enumerate(SQUARES))[::5]:
@@ -393,7 +391,7 @@ def test_maxfl_is_above_theorem_a_1(two):
     assert np.all(numbers.appeal - 40 * numbers.standard_error > np.exp(-1) / 16)
 
 
-def test_a_relu_gives_the_mean(two):
+def test_the_relu_objective_is_minimized_by_the_mean(two):
     dataset = two[0]
     for name in ("FedAvg", "MaxFL (ReLU)", "MaxFL (log loss)"):
         distance = dataset.solution.sel(objective=name) - dataset.empirical_mean.mean("client")
@@ -402,7 +400,7 @@ def test_a_relu_gives_the_mean(two):
     assert float(np.abs(distance).max()) > 1
 
 
-def test_every_descent_converged_and_it_is_reported(two):
+def test_all_descents_converge_and_are_counted(two):
     dataset, _, findings, _ = two
     assert dataset.converged.all()
     assert dataset.solution.dtype == np.float64
@@ -418,8 +416,8 @@ def test_every_descent_converged_and_it_is_reported(two):
         slow_unless(False, "three", "point", 12),
     ],
 )
-def test_satisfied_clients_are_those_of_the_oracle(figure, dim, count, request):
-    """However close a minimum is to a client's own model: e^-80 for gamma_G^2 = 20."""
+def test_satisfied_clients_agree_with_the_oracle(figure, dim, count, request):
+    """A minimum may be as close to a client's own model as e^-80, for gamma_G^2 = 20."""
     dataset, config, *_ = request.getfixturevalue(figure)
     least = 1.0
     for i in range(dataset.sizes[dim]):
@@ -441,8 +439,8 @@ def test_satisfied_clients_are_those_of_the_oracle(figure, dim, count, request):
     assert least < (1e-30 if figure == "two" else 1e-6)
 
 
-def test_far_clients_are_satisfied_by_the_side_of_their_model(two):
-    """At large gamma_G the model is one client's own but for a trifle, inwards: appeal 1/4."""
+def test_between_far_clients_the_appeal_is_one_quarter(two):
+    """At large gamma_G the solution is next to one client's own model, on the inner side."""
     dataset, config, findings, _ = two
     for square in (12.0, 16.0, 20.0):
         appeal = findings.measured.appeal.sel({"gamma_G^2": square, "objective": "MaxFL"})
@@ -451,7 +449,7 @@ def test_far_clients_are_satisfied_by_the_side_of_their_model(two):
         assert np.all(at.displacement * (3 - 2 * at.nearest) > 0)
 
 
-def test_draws_depend_on_the_seed_the_point_and_their_number_only(two):
+def test_draws_depend_only_on_seed_point_and_number(two):
     for i, r in ((0, 0), (0, 1), (20, 0), (20, 9999)):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), i), r)
         theta = np.array([0.0, 2 * np.sqrt(i)])
@@ -466,8 +464,8 @@ def three():
     return run_and_judge("fig6", config)
 
 
-def test_the_number_satisfied_of_three(three):
-    """With (0, 0, 6) MaxFL's mean is about 1.24, FedAvg's about 0.17."""
+def test_the_mean_number_of_satisfied_clients_of_three(three):
+    """With means (0, 0, 6), MaxFL satisfies 1.24 on average and FedAvg 0.17."""
     case = three[2].measured.sel(point="(0, 0, 6)", event="number satisfied")
     for name, mean in (("MaxFL", 1.24), ("FedAvg", 0.17)):
         at = case.sel(objective=name)
@@ -483,8 +481,8 @@ def test_the_number_satisfied_of_three(three):
     assert three[0].solution.dtype == np.float64
 
 
-def test_somebody_is_satisfied_by_either_as_the_means_will_have_it(three):
-    """Client 2 is next to FedAvg's solution with (0, 4, 8), and far from it with (0, 6, 20)."""
+def test_either_objective_may_satisfy_more_clients(three):
+    """Client 2 is next to FedAvg's solution for (0, 4, 8), and far from it for (0, 6, 20)."""
     mean = three[2].measured["mean"].sel(event="at least one")
     spread = 4 * np.sqrt(0.25 / 8000) + 5e-3
     for point, theirs, ours in (
@@ -514,7 +512,7 @@ def test_cases_of_figure_6_are_judged_over_draws(three):
     assert parts["case-2-satisfied", "(0, 4, 8)"] == "contradicted"
 
 
-def test_shares_of_draws_are_counted(three):
+def test_means_over_draws_equal_shares_of_draws(three):
     dataset, config, findings = three
     for i, point in enumerate(findings.measured.point.values):
         for name in ("FedAvg", "MaxFL"):
@@ -549,17 +547,17 @@ def test_the_example_of_case_3_is_the_single_draw(three):
 # Verdicts follow the numbers
 
 
-def test_figure_5a_is_contradicted_when_the_objectives_are_exchanged(two):
+def test_exchanged_objectives_contradict_figure_5a(two):
     dataset, config, *_ = two
     names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
     labels = [names.get(name, name) for name in dataset.objective.values]
     findings = judge("fig5a", dataset.assign_coords(objective=labels), config)
-    # Lemma A.1 is judged by the exact appeal, which is then not that of the draws: a check.
+    # Lemma A.1 is judged by the exact appeal. A check compares that with the draws.
     assert contradicted(findings) == {"fedavg-decays", "theorem-a-1", "at-least-one"}
     assert verdicts(findings)[1] == [False, True]
 
 
-def test_figure_5a_is_contradicted_by_other_numbers(two):
+def test_changed_solutions_contradict_figure_5a(two):
     dataset, config, *_ = two
     shifted = dataset.assign(solution=dataset.solution + 1e-5)
     assert {"relu", "lemma-a-2"} <= contradicted(judge("fig5a", shifted, config))
@@ -568,15 +566,15 @@ def test_figure_5a_is_contradicted_by_other_numbers(two):
     assert verdicts(judge("fig5a", lost, config))[1] == [True, False]
 
 
-def test_the_exact_appeal_decays_exponentially():
+def test_exponential_decay_is_told_from_a_power_law():
     squares = np.arange(21.0)
     falling = xr.DataArray(0.6 * 0.8**squares, {"gamma_G^2": squares})
     assert fig5a._decay(falling)[0] is True
-    assert fig5a._decay(1 / (1 + falling["gamma_G^2"]))[0] is False  # as a power
-    assert fig5a._decay(falling[::10])[0] is None  # one slope in the upper half
+    assert fig5a._decay(1 / (1 + falling["gamma_G^2"]))[0] is False  # a power law
+    assert fig5a._decay(falling[::10])[0] is None  # only one slope in the upper half
 
 
-def test_figure_6_follows_the_objectives(three):
+def test_exchanged_objectives_change_the_verdicts_on_figure_6(three):
     dataset, config, _ = three
     names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
     labels = [names.get(name, name) for name in dataset.objective.values]
@@ -600,11 +598,11 @@ def test_means_over_draws_are_judged_by_their_errors():
 
 
 def test_the_landscape_has_one_minimum_and_then_two():
-    """And three just below the critical point: the two do not grow out of the middle."""
+    """Just below the critical point it has three."""
     config = Landscape(num_points=400, num_starts=11, largest=2.0)
     *_, findings = run_and_judge("fig5b", config)
     statements, checks = verdicts(findings)
-    assert statements.pop("lemma-a-3") == "not tested"  # no gamma_hat is above 2
+    assert statements.pop("lemma-a-3") == "not tested"  # no gamma_hat exceeds 2
     assert set(statements.values()) == {"supported"}
     assert checks == [True, True]
     measured = findings.measured
@@ -628,14 +626,14 @@ def landscape():
     return run_and_judge("fig5b", Landscape(num_points=20, num_starts=5))
 
 
-def test_figure_5b_is_contradicted_by_other_numbers(landscape):
+def test_changed_minima_contradict_figure_5b(landscape):
     dataset, config, found = landscape
     assert contradicted(found) == set()
     shifted = judge("fig5b", dataset.assign(minimum=dataset.minimum + 1.0), config)
     assert contradicted(shifted) == {"collaboration", "separation"}
     keys = ("lemma-a-3", "equation-35")
     for bound, expected in ((99, ["contradicted"] * 2), (2, ["supported", "contradicted"])):
-        # The middle is a minimum up to this bound.
+        # The middle is a minimum up to `bound`.
         middle = xr.where(found.measured.gamma_hat < bound, 1.0, -1.0)
         rulings = fig5b.judge(found.measured.assign(middle=middle), config)
         of = {each.key: each.verdict for each in rulings if isinstance(each, Ruling)}
@@ -646,7 +644,7 @@ def test_figure_5b_is_contradicted_by_other_numbers(landscape):
     assert verdicts(judge("fig5b", lost, config))[1] == [True, False]
 
 
-def test_what_no_landscape_was_searched_for_is_not_tested():
+def test_statements_outside_the_searched_range_are_not_tested():
     config = Landscape(num_points=4, num_starts=3, largest=0.9)
     found, _ = verdicts(run_and_judge("fig5b", config)[2])
     expected = {"collaboration": "supported", "lemma-a-4": "supported"}
@@ -655,7 +653,7 @@ def test_what_no_landscape_was_searched_for_is_not_tested():
 
 
 @pytest.mark.parametrize("gamma_hat", [0.3, 1.0, 1.0215, 1.0217, 2.0, 6.0, 40.0])
-def test_the_middle_is_a_maximum_where_its_curvature_is_negative(gamma_hat):
+def test_the_sign_of_the_middle_changes_at_the_critical_distance(gamma_hat):
     assert middle_difference(np.array([gamma_hat])) == (1 if gamma_hat < 1.0216 else -1)
 
 
@@ -664,7 +662,7 @@ def rate():
     return run_and_judge("fig8", Rate(num_rounds=600, num_starts=21))
 
 
-def test_the_adaptive_rate_is_high_where_the_objective_is_flat(rate):
+def test_the_adaptive_rate_is_high_in_flat_regions(rate):
     dataset, config, findings = rate
     assert contradicted(findings) == set()
     # eta N / (sum q + eps), at a few places
@@ -690,14 +688,13 @@ def test_the_adaptive_rate_is_high_where_the_objective_is_flat(rate):
 
 @pytest.fixture(params=["two", "three", "landscape", "rate"])
 def drawn(request):
-    """A figure of each kind."""
     dataset, config, findings, *_ = request.getfixturevalue(request.param)
     names = {"two": "fig5a", "three": "fig6", "landscape": "fig5b", "rate": "fig8"}
     item = ITEMS[f"maxfl-{names[request.param]}"]
     return request.param, item.figure(dataset, findings.measured, config)
 
 
-def test_figures_have_their_panels_and_nothing_is_cut(drawn):
+def test_figures_have_their_panels_within_the_page(drawn):
     name, figure = drawn
     FigureCanvasAgg(figure).draw()
     assert len(figure.axes) == {"two": 2, "three": 4, "landscape": 2, "rate": 2}[name]
@@ -711,7 +708,7 @@ def test_figures_have_their_panels_and_nothing_is_cut(drawn):
         assert axes.get_ylabel()
 
 
-def test_figure_5a_has_the_bounds_drawn_in(two):
+def test_figure_5a_shows_the_bounds(two):
     dataset, config, findings, _ = two
     figure = ITEMS["maxfl-fig5a"].figure(dataset, findings.measured, config)
     for axes in figure.axes:
@@ -720,7 +717,7 @@ def test_figure_5a_has_the_bounds_drawn_in(two):
             appeal = findings.measured.appeal.sel(objective=label)
             np.testing.assert_allclose(lines[label][1], appeal)
         (upper,) = (xy for label, xy in lines.items() if "Lemma A.1" in label)
-        bound = 2 * np.exp(-upper[0] / 5)  # drawn where it says something
+        bound = 2 * np.exp(-upper[0] / 5)  # drawn only up to 1
         np.testing.assert_allclose(upper[1], np.where(bound <= 1, bound, np.nan))
         (lower,) = (xy for label, xy in lines.items() if "Theorem A.1" in label)
         np.testing.assert_allclose(lower[1], np.exp(-1) / 16)

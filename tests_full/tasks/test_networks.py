@@ -1,4 +1,4 @@
-"""The networks against NumPy, their sizes, and what their options do."""
+"""Networks compared with NumPy, their sizes, and their options."""
 
 import functools
 
@@ -42,7 +42,7 @@ every_network = pytest.mark.parametrize(
 
 
 def setup(module, shape, batch=3):
-    """Parameters with biases that are not zero, and examples."""
+    """Parameters with nonzero biases, and examples."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(batch, *shape)).astype(np.float32)
     params = jax.device_get(jax.jit(module.init)(jax.random.key(0), x)["params"])
@@ -56,7 +56,7 @@ def applied(module, params, x, *args, rngs=None):
 
 
 def arrays(params):
-    """The leaves as float64, by path."""
+    """Maps the path of every leaf to a float64 array."""
     leaves, _ = jax.tree.flatten_with_path(params)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, float)
@@ -89,7 +89,7 @@ def test_weights_start_glorot_uniform_and_biases_at_zero(module, shape, count):
             fans = np.prod(leaf.shape[:-2]) * np.add(*leaf.shape[-2:])
             limit = np.sqrt(6 / fans)
             assert np.abs(leaf).max() <= limit
-            # 4 standard errors of the mean of squares, whose limits are limit^2 / 3.
+            # 4 standard errors of the mean square, whose expectation is limit^2 / 3.
             error = 4 * limit**2 * np.sqrt(4 / 45 / leaf.size)
             assert np.mean(leaf**2) == pytest.approx(limit**2 / 3, abs=error)
         else:
@@ -97,7 +97,7 @@ def test_weights_start_glorot_uniform_and_biases_at_zero(module, shape, count):
 
 
 @pytest.mark.parametrize("sigmoid_head", [False, True])
-def test_logistic_regression_is_that_of_numpy(sigmoid_head):
+def test_logistic_regression_agrees_with_numpy(sigmoid_head):
     module = LogisticRegression(4, sigmoid_head)
     params, x = setup(module, (6,))
     p = arrays(params)
@@ -109,7 +109,7 @@ def test_logistic_regression_is_that_of_numpy(sigmoid_head):
     np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-5, atol=1e-6)
 
 
-def test_mlp_is_that_of_numpy():
+def test_mlp_agrees_with_numpy():
     module = MLP(4, hidden=(7, 5))
     params, x = setup(module, (3, 2))
     p = arrays(params)
@@ -120,7 +120,7 @@ def test_mlp_is_that_of_numpy():
     np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-5, atol=1e-6)
 
 
-def test_mcmahans_cnn_has_other_widths():
+def test_mcmahans_cnn_takes_other_widths():
     small = McMahanCNN(2, (8, 16), 64)
     shapes = jax.eval_shape(small.init, jax.random.key(0), jnp.ones((1, 28, 28, 1)))
     kernels = 25 * 8 + 25 * 8 * 16 + 7 * 7 * 16 * 64 + 64 * 2
@@ -137,7 +137,7 @@ def lax_pool(x):
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
 
 
-def test_mcmahans_cnn_is_relu_before_pooling():
+def test_mcmahans_cnn_applies_relu_before_pooling():
     module = McMahanCNN()
     params, x = setup(module, (9, 8, 2))
     p = {path: leaf.astype(np.float32) for path, leaf in arrays(params).items()}
@@ -177,7 +177,7 @@ def test_reddis_cnn_pools_once_and_drops_units_twice():
         assert np.all(applied(dropping, params, x, rngs=keys) != applied(module, params, x))
 
 
-def test_celebas_cnn_normalizes_by_the_batch():
+def test_celebas_cnn_normalizes_by_batch_statistics():
     module = CelebACNN()
     params, x = setup(module, (9, 12, 3))
     p = arrays(params)
@@ -196,8 +196,8 @@ def test_celebas_cnn_normalizes_by_the_batch():
     np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-3, atol=1e-3)
 
 
-def test_the_gru_is_that_of_numpy():
-    """Cho et al.: z keeps of the state, r resets it in the candidate, after its product."""
+def test_the_gru_agrees_with_numpy():
+    """As in Cho et al., z keeps the state and r resets it, here after the matrix product."""
     module = CharacterGRU(5, embedding=3, hidden=4)
     params, _ = setup(module, (7,))
     p = arrays(params)
@@ -226,7 +226,7 @@ def test_the_gru_is_that_of_numpy():
 
 @functools.cache
 def padded_cnn():
-    """Its parameters, examples, and the program of the loss and its gradient."""
+    """Parameters, examples, a program for the loss and its gradient, and their values."""
     module = CelebACNN()
 
     def loss(params, x, weights=None):
@@ -234,24 +234,24 @@ def padded_cnn():
 
     run = jax.jit(jax.value_and_grad(loss))
     params, x = setup(module, (8, 8, 3))
-    with optimised():  # else XLA's own gradients of tiny images have NaN, with and without padding
+    with optimised():  # otherwise XLA's gradients of tiny images have NaN, even without padding
         return params, x, run, run(params, x)
 
 
 @pytest.mark.parametrize("padding", [7.0, np.nan, np.inf])
-def test_padded_rows_do_not_count(padding):
+def test_padding_rows_do_not_change_loss_and_gradient(padding):
     params, x, run, (want, want_gradient) = padded_cnn()
     padded = np.concatenate([x, np.full((2, 8, 8, 3), padding, np.float32)])
     with optimised():
         got, gradient = run(params, padded, np.array([0.2, 0.5, 0.3, 0, 0], np.float32))
     assert got == pytest.approx(float(want), rel=1e-5)
-    if np.isfinite(padding):  # 0 * NaN is in the products of the gradients: pad with real examples
+    if np.isfinite(padding):  # gradients contain products 0 * NaN
         for one, other in zip(*map(jax.tree.leaves, (gradient, want_gradient)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
     assert np.isfinite(applied(CelebACNN(), params, x, np.zeros(3, np.float32))).all()
 
 
-def test_dropout_needs_an_rng_and_a_rate():
+def test_dropout_needs_a_key_and_a_rate():
     (params, x), module, half = setup(MLP(3), (20,)), MLP(3), MLP(3, dropout_rate=0.5)
     keys = [{"dropout": jax.random.key(n)} for n in range(2)]
     plain = np.asarray(applied(module, params, x))
@@ -274,7 +274,7 @@ def test_dropout_keeps_the_mean_of_the_first_hidden_layer():
 
 
 @pytest.mark.parametrize("sigmoid_head", [False, True])
-def test_clients_at_once_are_clients_one_by_one(sigmoid_head):
+def test_vmap_over_clients_equals_a_loop(sigmoid_head):
     module = LogisticRegression(4, sigmoid_head)
     params, x = setup(module, (6,), batch=12)
     x, labels = x.reshape(3, 4, 6), np.arange(12).reshape(3, 4) % 4
@@ -292,7 +292,6 @@ def test_clients_at_once_are_clients_one_by_one(sigmoid_head):
 
 
 @pytest.mark.parametrize("shape", [(10, 64), (5, 5, 3, 32)])
-def test_weights_begin_as_those_of_flax(shape):
-    """They are drawn flat, with the same fans in either order and the same bits."""
+def test_initial_weights_equal_those_of_flax(shape):
     theirs = nn.initializers.glorot_uniform()(jax.random.key(3), shape)
     np.testing.assert_array_equal(glorot_uniform(jax.random.key(3), shape), theirs)

@@ -1,4 +1,4 @@
-"""Own models, thresholds, appeal, unseen clients, tuning, staying away; prepared sweeps."""
+"""Own models, thresholds, appeal, unseen clients, fine-tuning, opt-in, and prepared sweeps."""
 
 import dataclasses
 import functools
@@ -72,7 +72,7 @@ KEY = jax.random.key(4)
 
 
 class Linear(nn.Module):
-    """Two classes that are equally likely, to begin with."""
+    """A classifier that starts with equal probabilities of two classes."""
 
     @nn.compact
     def __call__(self, x):
@@ -81,7 +81,7 @@ class Linear(nn.Module):
 
 @functools.cache
 def learners(double=True):
-    """Logistic regression of clients with 1 to 9 training and 1 to 4 test examples."""
+    """Logistic regression on clients with 1 to 9 training and 1 to 4 test examples."""
     with jax.enable_x64(double):
         return classification(labelled_data(N), LogisticRegression(3))
 
@@ -97,14 +97,14 @@ def descend(task, params, client):
 
 @partial(jax.jit, static_argnums=4)
 def train(rng_key, task, params, client, num_steps):
-    """The client's parameters after steps on batches of two."""
+    """The client's parameters after local steps on batches of two."""
     local = ClientContext(rng_key, 0, task, client, params)
     return train_locally(local, optax.sgd(RATE), num_steps, Batching(2))[0]
 
 
 @jax.jit
 def of_client(task, params, client):
-    """The loss on training examples, and the loss and the accuracy on those for testing."""
+    """A client's training loss and test metrics."""
     return task.client_loss(params, client), task.client_metrics(params, client, task.test)
 
 
@@ -122,7 +122,7 @@ own_models_of_batches = jax.jit(partial(own_by_hand, batch_size=2))
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("seed", [3, slow_unless(False, 4)])
-def test_thresholds_are_losses_of_own_models_by_hand(seed):
+def test_thresholds_are_losses_of_own_models(seed):
     """rho_k = F_k(w_hat_k) for every client, and the accuracy on its test examples."""
     task = learners()
     start = task.init(jax.random.key(seed))
@@ -135,8 +135,8 @@ def test_thresholds_are_losses_of_own_models_by_hand(seed):
 
 
 @pytest.mark.usefixtures("x64")
-def test_own_models_draw_batches_with_keys_of_their_own():
-    """That of the client; a preparation's key depends on the model, and is none of a round."""
+def test_own_models_use_separate_keys():
+    """The key depends on the model and the client, and belongs to no round."""
     task, key = learners(), KEY
     for number in (0, 1 + 1, 1):  # round 0, model 1, its preparation
         key = jax.random.fold_in(key, number)
@@ -149,9 +149,9 @@ def test_own_models_draw_batches_with_keys_of_their_own():
 
 
 def test_own_models_of_tasks_without_test_examples():
-    """They have no accuracy; large ones are trained a few at a time, with equal results."""
+    """They have no accuracy. Large models are trained a few at a time, with equal results."""
     targets = jnp.arange(1.0, 7.0)
-    for dim in (3, 4096):  # of which two fit at once
+    for dim in (3, 4096):  # two of the latter fit at once
         task = Measured(targets, dim)
         start = {"w": jnp.zeros(dim)}
         own = jax.jit(partial(own_models, learning_rate=0.5, num_steps=2))(KEY, task, start)
@@ -159,12 +159,12 @@ def test_own_models_of_tasks_without_test_examples():
         np.testing.assert_allclose(own.threshold, dim / 2 * (targets / 4) ** 2, rtol=1e-5)
 
 
-# Metrics. Of one model with all options, and of the same without some.
+# Metrics, of one model with all options, and with some of them.
 
 
 @functools.cache
 def measured():
-    """Returns the metrics of a task with unseen clients, as a function of their own models."""
+    """Parameters, own models, and metrics with own models and with thresholds alone."""
     with jax.enable_x64(True):
         task = learners()
         params, own = task.init(jax.random.key(8)), full_own_models(KEY, task, start_of(task))
@@ -181,7 +181,7 @@ def start_of(task):
 
 
 def test_metrics_are_means_over_clients():
-    """Unseen clients have separate means, and clients prefer their own model if it is better."""
+    """Unseen clients have separate means. Clients prefer their own model if it is better."""
     params, own, values, _ = measured()
     task = learners()
     with jax.enable_x64(True):
@@ -204,7 +204,7 @@ def test_metrics_are_means_over_clients():
     assert len({float(x) for x in values.values()}) > 6
 
 
-def test_clients_may_stay_away_by_their_test_examples():
+def test_clients_may_opt_in_by_their_test_loss():
     """Clients that may train participate if f_k(w) < rho_k, which needs test examples."""
     params, *_ = measured()
     task = learners()
@@ -225,8 +225,8 @@ def test_clients_may_stay_away_by_their_test_examples():
         requiring(task, rho, participation="all")
 
 
-def test_thresholds_alone_prefer_nothing():
-    """All other metrics are the same."""
+def test_thresholds_without_own_models_give_no_preferred_accuracy():
+    """All other metrics are equal."""
     _, _, values, without = measured()
     assert set(values) - set(without) == {"preferred_accuracy", "unseen_preferred_accuracy"}
     for name, value in without.items():
@@ -234,7 +234,7 @@ def test_thresholds_alone_prefer_nothing():
 
 
 @pytest.mark.usefixtures("x64")
-def test_tuning_takes_local_steps_before_measuring():
+def test_metrics_are_measured_after_fine_tuning():
     task = learners()
     params, own = start_of(task), full_own_models(KEY, task, task.init(jax.random.key(8)))
 
@@ -257,7 +257,7 @@ def test_tuning_takes_local_steps_before_measuring():
 
 @functools.cache
 def tuned_run():
-    """Two models of which the clients measure the tuned ones."""
+    """A run of two models with metrics after fine-tuning."""
     task = learners(double=False)
     wrapped = requiring(task, jnp.ones(N), num_unseen=N - SEEN, tuning=Tuning(RATE, STEPS, 2))
 
@@ -269,8 +269,8 @@ def tuned_run():
     return jax.jit(run)(KEY)
 
 
-def test_tuning_draws_batches_with_keys_of_its_own():
-    """By (seed, round, model, client): that of the metrics, after the models' own."""
+def test_fine_tuning_uses_separate_keys():
+    """Keys are derived from seed, round, model and client."""
     task, (state, trace) = learners(double=False), tuned_run()
     models = jax.device_get(state.models[0].params)
     for m in range(2):
@@ -286,14 +286,14 @@ def test_tuning_draws_batches_with_keys_of_its_own():
         assert trace.metrics["unseen_train_loss"][-1, m] == pytest.approx(unseen, rel=1e-5)
 
 
-def test_the_wrapped_task_is_trained_as_it_would_be_alone():
-    """Where all clients may train: tuning and thresholds change nothing."""
+def test_a_wrapped_task_is_trained_like_the_task_itself():
+    """All clients may train here, so fine-tuning and thresholds do not change training."""
     data = labelled_data(N)
     first = dataclasses.replace(
         data.train, offsets=data.train.offsets[:SEEN], counts=data.train.counts[:SEEN]
     )
     data = dataclasses.replace(data, train=first)
-    # Test examples of clients who never train are counted, too.
+    # The test data include clients that never train, which the check would refuse.
     alone = classification(data, LogisticRegression(3), check=False)
 
     @jax.jit
@@ -310,7 +310,7 @@ def test_the_wrapped_task_is_trained_as_it_would_be_alone():
 
 
 def test_a_loss_equal_to_the_threshold_does_not_appeal():
-    """Neither on training nor on test examples; MW-Fed's weights grow."""
+    """This holds for training and test losses, and MW-Fed's weights grow."""
     rng = np.random.default_rng(0)
     clients = client_data([(rng.normal(size=(2, 3)), np.arange(2)) for _ in range(4)])
     task = classification(FederatedData("four", "synthetic", 2, clients, clients), Linear())
@@ -330,8 +330,8 @@ def test_a_loss_equal_to_the_threshold_does_not_appeal():
     np.testing.assert_allclose(np.exp(weights), np.where(first, 1, 4) / 13, rtol=1e-6)
 
 
-def test_tasks_without_test_examples_keep_their_own_metrics():
-    """Tuned or not, these are of the model as it is."""
+def test_tasks_without_test_examples_keep_their_metrics():
+    """Their metrics are those of the global model even with fine-tuning."""
     task = quadratic(N, 2, mu=0.1)
     params = jnp.linspace(0.0, 1.0, task.dim)
 
@@ -352,7 +352,7 @@ def test_tasks_without_test_examples_keep_their_own_metrics():
 
 
 def test_unseen_clients_never_train():
-    """Their data are NaN without effect, and "1/N" counts only clients that may train."""
+    """Their NaN data have no effect, and "1/N" counts only clients that may train."""
     targets = jnp.arange(1.0, N + 1).at[SEEN:].set(jnp.nan)
     task = requiring(Measured(targets), jnp.arange(1.0, N + 1), num_unseen=N - SEEN)
     assert task.num_clients == SEEN
@@ -379,8 +379,8 @@ def test_unseen_clients_never_train():
     np.testing.assert_allclose(once(KEY), np.mean(targets[:SEEN]) / 2)
 
 
-def test_thresholds_of_the_unseen_are_the_last_ones():
-    """Appeal, losses and thresholds that algorithms see are those of clients that may train."""
+def test_the_last_thresholds_are_those_of_unseen_clients():
+    """Algorithms see appeal, losses and thresholds only of clients that may train."""
     rho = np.array([0.1, 40.0, 0.1, 40.0, 40.0, 1e9, 0.0])
     task = requiring(Measured(jnp.arange(1.0, N + 1)), rho, num_unseen=N - SEEN)
     assert isinstance(task, DemandingTask)
@@ -396,14 +396,14 @@ def test_thresholds_of_the_unseen_are_the_last_ones():
     assert values["unseen_train_loss"] == pytest.approx(1.5 * (36 + 49) / 2)
 
 
-# Staying away. One program: who requires what, and where the model starts, are its arguments.
+# Opt-in participation, by one program with thresholds and starts as arguments.
 
 ROUNDS = 6
 
 
 @functools.cache
 def six(from_round, cohort_size, method=None):
-    """Runs six clients that, from a given round on, train only models that appeal to them."""
+    """A run of six clients that opt in to models from `from_round` on."""
     algorithm = counting() if method is None else method(local_sgd(0.9, steps=1))
     strategy = appealing(full_participation(6), cohort_size=cohort_size, from_round=from_round)
 
@@ -421,10 +421,10 @@ SIX = np.arange(1.0, 7.0)
 
 
 def test_only_clients_to_whom_the_model_appeals_train():
-    """From round 3 on."""
+    """Opt-in begins in round 3, and then in round 1."""
     rho = np.array([0.1, 40.0, 0.1, 40.0, 40.0, 0.1])
     _, trace = six(3, 6)(SIX, rho)
-    # F_k(0) = 3/2 (k + 1)^2 is below 40 for clients 1, 3 and 4; at 8 it is for 3 and 4 alone.
+    # F_k(0) = 3/2 (k + 1)^2 is below 40 for clients 1, 3 and 4; at 8, F_k is so only for 3 and 4.
     assert trace.client_updates[1:3, 0].tolist() == [6, 6]
     assert trace.client_updates[3:, 0].tolist() == [0] * (ROUNDS - 2)
     at_once, trace = six(1, 6)(SIX, rho)
@@ -433,15 +433,15 @@ def test_only_clients_to_whom_the_model_appeals_train():
 
 
 @pytest.mark.parametrize("method", [fedavg, mwfed])
-def test_the_pool_follows_the_model(method):
-    """One client's target draws the model near enough for the others."""
+def test_participants_follow_the_model(method):
+    """One client moves the model close enough to the others for them to opt in."""
     targets, rho = np.array([2.0] + 5 * [4.0]), np.array([1e3] + 5 * [10.0])
     _, trace = six(1, 6, method)(targets, rho)
-    # F_2(0) = 24; after one step to 1.8 F_2 = 7.26.
+    # F_2(0) = 24, and F_2(1.8) = 7.26 after one step.
     assert trace.client_updates[1:, 0].tolist() == [1] + [6] * (ROUNDS - 1)
 
 
-def test_an_empty_pool_keeps_the_model():
+def test_a_round_without_participants_keeps_the_model():
     program = six(3, 3, fedavg)
     _, trace = program(SIX, np.full(6, -1.0))
     assert trace.client_updates[1:, 0].tolist() == [3, 3, 0, 0, 0, 0]
@@ -453,7 +453,7 @@ def test_an_empty_pool_keeps_the_model():
 
 @pytest.mark.parametrize("record_every", [1, slow_unless(False, 2), 4])
 def test_idle_rounds_are_counted(record_every):
-    """Two clients visit two models in turn; only one wants to train, and only from the third."""
+    """Two clients visit two models in turn, and from round 3 on only one of them opts in."""
     task = requiring(Measured(jnp.array([2.0, 4.0])), jnp.array([-1.0, 1e3]))
     strategy = appealing(mfa_rr(2, 2), cohort_size=1, from_round=3)
 
@@ -472,8 +472,8 @@ def test_idle_rounds_are_counted(record_every):
     np.testing.assert_array_equal(trained, done[:, None] - idle)
 
 
-def test_one_model_may_idle_beside_another():
-    """Each has its own thresholds; clients look at the model that they may train."""
+def test_models_may_idle_separately():
+    """Each model has its own thresholds."""
     rho = [jnp.full(6, value) for value in (-1.0, 1e9, -1.0)]
     tasks = [requiring(Measured(jnp.asarray(SIX)), each) for each in rho]
     strategy = appealing(mfa_rr(6, 3), cohort_size=2, from_round=5)
@@ -485,7 +485,7 @@ def test_one_model_may_idle_beside_another():
     assert run(KEY).idle_rounds.tolist() == [[0, 0, 0], [0, 0, 0], [2, 0, 2], [3, 0, 3]]
 
 
-# What is looked at.
+# Computed losses.
 
 looks = 0
 
@@ -498,7 +498,7 @@ def look_at(how_many, _):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Watched(Measured):
-    """A task that counts the clients whose losses are looked at."""
+    """A task that counts computed client losses."""
 
     def client_loss(self, params, client):
         jax.debug.callback(partial(look_at, 1), client)
@@ -508,7 +508,7 @@ class Watched(Measured):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WatchedExamples(Classification):
-    """The same of one whose training examples may be looked at in one pass."""
+    """Counts the client losses of a task that may compute all of them in one pass."""
 
     def client_loss(self, params, client):
         jax.debug.callback(partial(look_at, 1), client)
@@ -521,10 +521,7 @@ class WatchedExamples(Classification):
 
 
 def looks_per_round(task, algorithm, strategy):
-    """Clients whose losses are computed in each of three rounds, beside those of two records.
-
-    And of what is before the first round.
-    """
+    """Client losses computed per round over three rounds, without those of two records."""
     global looks
 
     def run(rng_key, task):
@@ -541,7 +538,7 @@ EVERYBODY = full_participation(N)
 TWO = appealing(EVERYBODY, cohort_size=2, from_round=1)
 
 
-ASKED = {  # by the method, and by both
+ASKED = {  # losses for the method, and for the method and opt-in participation
     "fedavg": (fedavg(0.1, local_steps=1), 0, N),
     "mwfed": (mwfed(local_sgd(0.1, steps=1)), N + N / 3, 2 * N + N / 3),
     "maxfl": (maxfl(local_sgd(0.1, steps=1)), N, N + 2),
@@ -552,24 +549,23 @@ ASKED = {  # by the method, and by both
 @pytest.mark.parametrize(
     "method", [slow_unless(name in ("fedavg", "mwfed"), name) for name in ASKED]
 )
-def test_only_what_methods_ask_for_is_looked_at(method):
-    """The losses of its participants, or of all; MW-Fed looks once more, before the first round."""
+def test_methods_compute_only_the_losses_that_they_need(method):
+    """MW-Fed also computes losses once before the first round."""
     task = requiring(Watched(jnp.arange(float(N))), jnp.full(N, 1e3))
     algorithm, look_alone, _ = ASKED[method]
     assert looks_per_round(task, algorithm, EVERYBODY) == pytest.approx(look_alone)
 
 
 @pytest.mark.parametrize("method", [slow_unless(name == "qffl", name) for name in ASKED])
-def test_only_what_assignments_ask_for_is_looked_at(method):
-    """The losses of all clients. Attackers are not looked at twice."""
+def test_assignments_compute_only_the_losses_that_they_need(method):
+    """They need the losses of all clients, those of attackers only once."""
     task = requiring(Watched(jnp.arange(float(N))), jnp.full(N, 1e3))
     algorithm, _, look_appealing = ASKED[method]
     task, algorithm = attacked(task, jnp.arange(N) < 1), noisy(algorithm, jnp.arange(N) < 1)
     assert looks_per_round(task, algorithm, TWO) == pytest.approx(look_appealing)
 
 
-def test_nobody_looks_at_losses_of_the_unseen():
-    """One pass over the examples of the others."""
+def test_losses_of_unseen_clients_are_not_computed():
     task = learners(double=False)
     fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
     task = requiring(WatchedExamples(**fields), jnp.full(N, 1e3), num_unseen=N - SEEN)
@@ -578,8 +574,8 @@ def test_nobody_looks_at_losses_of_the_unseen():
     assert looked == pytest.approx(2 * SEEN + SEEN / 3)
 
 
-def test_a_look_is_of_the_models_as_they_are():
-    """Before they are trained, and in their order, whatever they are stacked with."""
+def test_assignments_see_the_models_before_training_and_in_order():
+    """The models are in the caller's order, even if they are trained in stacks."""
     tasks = [
         requiring(Measured(jnp.arange(2.0), dim), jnp.array([1.0, rho]))
         for dim, rho in ((1, 3.0), (2, 0.0), (1, 0.1))
@@ -606,7 +602,7 @@ def test_a_look_is_of_the_models_as_they_are():
     np.testing.assert_array_equal(appeals, [[False, True], [False, False], [True, False]])
 
 
-# Draws among those that stay.
+# Draws among participants.
 
 
 def choose(strategy, rng_key, round, appeals):
@@ -615,7 +611,7 @@ def choose(strategy, rng_key, round, appeals):
     return rows_of(cohort, strategy.num_models)
 
 
-def test_fewer_than_asked_all_come():
+def test_fewer_participants_than_the_cohort_size_are_all_drawn():
     strategy = appealing(full_participation(6), cohort_size=4, from_round=1)
     appeals = jnp.array([[False, True, False, False, True, False]])
     chosen = np.asarray(choose(strategy, jax.random.key(1), 1, appeals))
@@ -623,8 +619,8 @@ def test_fewer_than_asked_all_come():
 
 
 @pytest.mark.parametrize("from_round", [9, 10])
-def test_draws_are_uniform_among_those_that_stay(from_round):
-    """All pairs of them equally often: chi-squared over the 6 (or, of 5 clients, 10) pairs."""
+def test_draws_are_uniform_among_participants(from_round):
+    """A chi-squared test compares the counts of all pairs of 4 or 5 clients."""
     strategy = appealing(full_participation(5), cohort_size=2, from_round=from_round)
     appeals = jnp.array([[True, True, False, True, True]])
     keys = jax.random.split(jax.random.key(7), 12_000)
@@ -640,7 +636,7 @@ def test_draws_are_uniform_among_those_that_stay(from_round):
 
 
 def test_models_draw_independently():
-    """Each model draws at most `cohort_size` clients of its group, without padding."""
+    """Each model draws up to `cohort_size` clients of its cohort, and no padding."""
     inner = mfa_rand(7, 2)
     strategy = appealing(inner, cohort_size=2, from_round=1)
     keys = jax.random.split(jax.random.key(1), 200)
@@ -661,7 +657,7 @@ def test_models_draw_independently():
     assert (groups == -1).any()
 
 
-def test_a_scale_stays_with_its_client():
+def test_scales_stay_with_their_clients():
     scale = 10.0 * jnp.arange(1, 7)
     inner = full_participation(6)
 
@@ -679,7 +675,7 @@ def test_a_scale_stays_with_its_client():
     np.testing.assert_allclose(groups.scale[present], 10.0 * (groups.clients[present] + 1))
 
 
-# What is computed before the first round of a sweep.
+# Preparation before the first round of a sweep.
 
 TARGETS = jnp.arange(1.0, 7.0)
 SIZES = {"num_rounds": 6, "num_seeds": 2, "seed": 3}
@@ -687,7 +683,7 @@ prepared_for = []
 
 
 def prepare(rng_key, kind, learning_rate, targets, draw):
-    """Own models that start by chance."""
+    """Own models, trained from a random start."""
     assert kind == "some"
     jax.debug.callback(lambda *args: prepared_for.append(args), learning_rate, draw)
     task = Measured(targets + draw)
@@ -708,14 +704,14 @@ MORE = {"shared": {"targets": TARGETS}, "per_seed": {"draw": [0.0, 0.5]}, "prepa
 
 @pytest.fixture
 def one_device(monkeypatch):
-    """On several, every replica is told of by each."""
+    """Avoids several devices, because each of them would report every replica."""
     where = layout(4, jax.devices()[:1])
     monkeypatch.setattr("fedjax_mm.sweeps.plan.layout", lambda num_replicas, axis: where)
 
 
 @functools.cache
 def swept():
-    """The sweep in one go."""
+    """The result of the sweep, and the arguments of its preparations."""
     prepared_for.clear()
     result = sweep(Grid(build, AXES, **SIZES, **MORE))
     jax.effects_barrier()
@@ -724,7 +720,6 @@ def swept():
 
 @pytest.fixture
 def whole(one_device):
-    """Its result, and what was prepared."""
     return swept()
 
 
@@ -735,7 +730,7 @@ def test_a_sweep_prepares_once_for_each_replica(whole):
     assert sorted(calls) == sorted(itertools.product(rates, (0.0, 0.5)))
 
 
-def test_prepared_runs_are_those_of_preparing_by_hand(whole):
+def test_prepared_runs_equal_those_of_simulate(whole):
     result, _ = whole
 
     @jax.jit
@@ -754,8 +749,8 @@ def test_prepared_runs_are_those_of_preparing_by_hand(whole):
         assert 0 < trace.client_updates.sum() < 6 * 4
 
 
-def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
-    """What was prepared is saved: nothing is prepared again."""
+def test_a_prepared_sweep_resumes(whole, tmp_path, monkeypatch):
+    """The results of the preparation are saved and not computed again."""
     monkeypatch.setattr(sys.modules["fedjax_mm.sweeps.execute"], "_SEGMENT_SECONDS", 0.0)
     expected, _ = whole
 
@@ -780,12 +775,12 @@ def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
         np.testing.assert_array_equal(rest[name], expected[name], err_msg=name)
 
 
-def test_an_axis_may_not_be_called_prepared():
+def test_an_axis_named_prepared_is_refused():
     with pytest.raises(ValueError, match="an axis is called 'prepared'"):
         sweep(Grid(build, {"prepared": [1.0]}, num_rounds=1))
 
 
-# What does not fit.
+# Refusals.
 
 base = Measured(jnp.ones(4))
 
@@ -820,7 +815,7 @@ def test_wrong_arguments_are_refused(call, message):
 
 
 def test_numbers_may_be_traced():
-    """As a sweep has it: thresholds, the rates of own models and of tuning."""
+    """Thresholds and the rates of own models and fine-tuning are traced, as in a sweep."""
     task, params = Measured(jnp.arange(1.0, 5.0)), {"w": jnp.zeros(3)}
 
     chex.clear_trace_counter()
@@ -839,21 +834,21 @@ def test_numbers_may_be_traced():
         np.testing.assert_allclose(train_loss, (1 - rate / 2) ** 2 * first.mean(), rtol=1e-6)
 
 
-def test_the_assignment_is_for_those_that_may_train():
+def test_the_assignment_has_only_clients_that_may_train():
     task = requiring(base, jnp.ones(4), num_unseen=1)
     with pytest.raises(ValueError, match=r"\[3\] clients"):
         simulate(KEY, task, fedavg(0.1, local_steps=1), full_participation(4), 1)
 
 
-def test_one_pool_of_test_examples_is_refused():
-    """A client's own are what its appeal is measured on."""
+def test_a_shared_test_set_is_refused():
+    """Appeal is measured on a client's own test examples."""
     data = dataclasses.replace(labelled_data(N), test=labelled_data(1).test)
     task = classification(data, LogisticRegression(3))
     with pytest.raises(ValueError, match="1 clients have test examples and 7 for training"):
         requiring(task, jnp.ones(N))
 
 
-def test_staying_away_needs_appeal():
+def test_opt_in_needs_thresholds():
     strategy = appealing(full_participation(4), cohort_size=2)
     with pytest.raises(ValueError, match=r"Measured is not a DemandingTask: .* `requiring`"):
         simulate(KEY, base, fedavg(0.1, local_steps=1), strategy, 1)
@@ -877,7 +872,7 @@ def test_wrong_cohorts_are_refused(arguments, message):
 
 @pytest.mark.usefixtures("x64")
 def test_losses_of_all_clients():
-    """One pass over the examples, and one client after the other; of the first few, too."""
+    """Computed in one pass or client by client, for all clients or the first few."""
     task = learners()
     params = task.init(jax.random.key(0))
     losses = jax.jit(client_losses, static_argnums=2)

@@ -1,4 +1,4 @@
-"""Metrics of one's own: by name, numbers and arrays, and training as it was."""
+"""Custom metrics: names, numbers and arrays, and unchanged training."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ HOW = fedavg(0.1, local_steps=2), mfa_rr(N, MODELS), ROUNDS
 
 
 def arrays(task, params):
-    """Per-client losses, a pair, and a confusion matrix with as many classes as clients."""
+    """Per-client losses, a pair, and a matrix with the shape of a confusion matrix."""
     own = {"client_loss": client_losses(task, params), "pair": jnp.stack([params[0], params[1]])}
     return own | {"confusion": jnp.zeros((N, N))}
 
@@ -34,7 +34,7 @@ def with_arrays(task):
 
 @functools.cache
 def runs():
-    """Final parameters and traces: as it is, with a norm, and with arrays, in one program."""
+    """Final parameters and traces of the task, with a norm, and with arrays as well."""
 
     @jax.jit
     def program(rng_key, task):
@@ -48,7 +48,7 @@ def runs():
     return program(jax.random.key(0), quadratic(N, 2, mu=0.05))
 
 
-def test_training_is_bit_for_bit_that_of_the_task():
+def test_training_is_bit_for_bit_unchanged():
     (params, plain), *others = runs()
     assert isinstance(with_metrics(quadratic(N, 2, mu=0.05), {}), AnalyticTask)
     assert not isinstance(with_metrics(Towards(jnp.zeros(N)), {}), AnalyticTask)
@@ -84,7 +84,7 @@ AXES = {"num_clients": [N, 3], "learning_rate": [0.05, 0.1]}
 
 
 def test_a_sweep_has_a_dimension_of_clients():
-    """Where there are fewer of them, the others are NaN."""
+    """Missing clients are NaN."""
     result = sweep(Grid(build, AXES, num_rounds=ROUNDS, num_seeds=2))
     dims = ("num_clients", "learning_rate", "seed", "round", "model")
     assert result.client_loss.dims == (*dims, "client")
@@ -97,7 +97,7 @@ def test_a_sweep_has_a_dimension_of_clients():
     np.testing.assert_array_equal(counts.sel(num_clients=3), 3)
 
 
-def test_records_after_a_target_are_left_out_of_arrays_too():
+def test_records_after_a_target_are_nan_in_arrays():
     until = Until("client_updates", at_least=2)
     only = {name: values[:1] for name, values in AXES.items()}
     result = sweep(Grid(build, only, num_rounds=ROUNDS, until=until))
@@ -105,7 +105,7 @@ def test_records_after_a_target_are_left_out_of_arrays_too():
     assert is_there.values.tolist() == [True, True, False, False]
 
 
-def test_targets_are_numbers():
+def test_array_metrics_cannot_be_targets():
     with pytest.raises(ValueError, match=r"until.metric is 'pair', an array \[2\] for each model"):
         sweep(Grid(build, AXES, num_rounds=1, until=Until("pair", at_least=1)))
 
@@ -135,13 +135,13 @@ def test_models_without_a_metric_have_nan_in_its_shape():
         ),
     ],
 )
-def test_wrong_metrics_are_refused_before_anything_is_compiled(metrics, message):
+def test_wrong_metrics_are_refused(metrics, message):
     with pytest.raises(ValueError, match=message):
         simulate(jax.random.key(0), with_metrics(Towards(jnp.zeros(N)), metrics), *HOW)
 
 
 @pytest.mark.parametrize("length", [N + 1, None])
-def test_a_metric_of_each_client_has_a_number_for_each(length):
+def test_a_per_client_metric_has_one_number_per_client(length):
     own = {"share": lambda params: jnp.ones(length) if length else jnp.float32(1)}
     task = with_metrics(Towards(jnp.zeros(N)), own, per_client=["share"])
     shape = rf"\({length},\)" if length else r"\(\)"
@@ -149,7 +149,7 @@ def test_a_metric_of_each_client_has_a_number_for_each(length):
         simulate(jax.random.key(0), task, *HOW)
 
 
-def test_an_axis_and_a_dimension_of_a_metric_have_different_names():
+def test_an_axis_named_like_a_dimension_of_a_metric_is_refused():
     def build(entries_0):
         own = {"entries": lambda params: params["w"]}
         return Setup(with_metrics(Towards(jnp.zeros(N)), own), HOW[0], HOW[1])
@@ -159,7 +159,7 @@ def test_an_axis_and_a_dimension_of_a_metric_have_different_names():
         sweep(Grid(build, {"entries_0": [1, 2]}, num_rounds=1))
 
 
-def test_names_of_metrics_of_each_client_are_a_tuple():
+def test_per_client_must_be_a_tuple():
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass(frozen=True)
     class Named(Towards):
@@ -169,13 +169,13 @@ def test_names_of_metrics_of_each_client_are_a_tuple():
         simulate(jax.random.key(0), Named(jnp.zeros(N)), *HOW)
 
 
-def test_what_is_of_each_client_is_a_metric():
+def test_per_client_must_name_metrics():
     task = with_metrics(Towards(jnp.zeros(N)), {}, per_client=["share"])
     with pytest.raises(ValueError, match="per_client has 'share', which is not a task metric"):
         simulate(jax.random.key(0), task, *HOW)
 
 
-def test_arrays_of_different_shapes_have_different_names():
+def test_one_name_for_arrays_of_different_shapes_is_refused():
     task = Towards(jnp.zeros(N))
     wide = with_metrics(task, {"entries": lambda params: params["w"]})
     thin = with_metrics(task, {"entries": lambda params: params["w"][:2]})

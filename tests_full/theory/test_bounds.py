@@ -1,4 +1,4 @@
-"""Theorem 1, Corollary 1 and their lemmas beside measured errors on the quadratic."""
+"""Theorem 1, Corollary 1 and Theorem 3 compared with measured errors on the quadratic."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def failed(findings):
 
 
 def verdicts(findings):
-    """The verdicts on the statements that a run can judge, by key."""
+    """Maps keys to verdicts, for all statements that a run can judge."""
     return {each.key: each.verdict for each in findings.statements if not each.untested}
 
 
@@ -51,13 +51,13 @@ def test_the_bounds_hold(small):
     measured = findings.measured
     assert dict(measured.least_ratio.sizes) == {"algorithm": 3, "mu": 2, "M": 1, "E": 2}
     assert (measured.least_ratio > 1 - 1e-9).all()
-    # They are loose, and the more so the more local steps.
+    # They are loose, and looser with more local steps.
     one, five = (measured.largest_ratio.sel(E=e) for e in (1, 5))
     assert (five / one).min() > 5
 
 
 def test_a_bound_is_exact_at_the_start_of_one_model():
-    """M = E = 1: the smallest of the cases with which the slow tests are full."""
+    """Covers M = E = 1, which only slow tests contain otherwise."""
     settings = {"algorithms": ["MFA-RR, 1/N"], "num_models": [1], "local_steps": [1], "mu": [0.05]}
     config = validate(Bounds, SMALL.model_dump() | settings)
     findings = judge_bounds(run_bounds(config), config)
@@ -65,7 +65,7 @@ def test_a_bound_is_exact_at_the_start_of_one_model():
     assert findings.measured.least_ratio.item() == pytest.approx(1, abs=1e-9)
 
 
-def test_a_bound_that_does_not_hold_is_found(small):
+def test_a_violated_bound_is_found(small):
     tampered = small.copy(deep=True)
     tampered["bound"].loc[
         {"algorithm": "MFA-Rand", "mu": 0.05, "num_models": 4, "local_steps": 1}
@@ -76,8 +76,8 @@ def test_a_bound_that_does_not_hold_is_found(small):
     assert found == {"theorem-1": "contradicted", "more-models-more-rounds": "not tested"}
 
 
-def test_a_violation_between_records_that_hold_is_found(small):
-    """At one round, by more than three standard errors of the seeds."""
+def test_a_violation_at_one_record_is_found(small):
+    """It must exceed three standard errors over seeds."""
     rand = validate(Bounds, SMALL.model_dump() | {"algorithms": ["MFA-Rand"]})
     good = small.sel(algorithm=["MFA-Rand"])
     assert verdicts(ITEMS["theory-mfa-rand"].findings(good, rand))["theorem-1"] == "supported"
@@ -90,8 +90,8 @@ def test_a_violation_between_records_that_hold_is_found(small):
         assert found["theorem-1"] == verdict
 
 
-def test_theorems_are_judged_by_their_own_methods(small):
-    """Corollary 1 is proven for the factor 1/N: without that method it is not tested."""
+def test_theorems_are_judged_only_by_their_methods(small):
+    """Corollary 1 needs the method with the factor 1/N."""
     item = ITEMS["theory-mfa-rr"]
     assert verdicts(item.findings(small, SMALL)) == {"corollary-1": "supported"}
     other = validate(Bounds, SMALL.model_dump() | {"algorithms": ["MFA-RR, mean"]})
@@ -99,8 +99,8 @@ def test_theorems_are_judged_by_their_own_methods(small):
     assert verdicts(found) == {"corollary-1": "not tested"}
 
 
-def test_a_case_without_an_exponent_is_no_evidence(small):
-    """The other cases' exponents are all large enough."""
+def test_a_case_without_an_exponent_leaves_its_check_undecided(small):
+    """The exponents of all other cases are large enough."""
     measured = judge_bounds(small, SMALL).measured
     measured.exponent_high[:] = 9
 
@@ -114,8 +114,8 @@ def test_a_case_without_an_exponent_is_no_evidence(small):
     assert "slowest at mu = 0.05, M = 4, E = 5" in fall()[1].evidence
 
 
-def test_the_bounds_use_the_runs_constants(small):
-    """The start, G and the time index, at one point by hand."""
+def test_the_bounds_use_the_constants_of_the_run(small):
+    """The bound is recomputed at one point from the start, G and the time index."""
     case = small.sel(algorithm="MFA-RR, 1/N", mu=0.05, num_models=4, local_steps=5)
     problem = reference.dense_quadratic(24, 4, 0.05)
     mu, smoothness, _ = reference.constants(problem)
@@ -130,8 +130,8 @@ def test_the_bounds_use_the_runs_constants(small):
     np.testing.assert_allclose(case.bound, phi / (t / M + gamma), rtol=1e-9)
 
 
-def test_a_frozen_model_would_be_found_out(small):
-    """Evaluated at M in {1, 2, 4, 12}: the check can fail."""
+def test_the_check_can_detect_a_frozen_model(small):
+    """The check is evaluated at M in {1, 2, 4, 12}."""
     config = validate(Bounds, SMALL.model_dump() | {"num_models": [1, 2, 4, 12]})
     repeated = small.sel(num_models=[4, 4, 4, 4]).assign_coords(num_models=[1, 2, 4, 12])
     found = judge_bounds(repeated, config).checks
@@ -152,12 +152,12 @@ def test_a_frozen_model_would_be_found_out(small):
         ({"record_every": 7}, "must divide 240 rounds"),
     ],
 )
-def test_what_theorems_do_not_speak_of_is_refused(settings, message):
+def test_settings_outside_of_the_theorems_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         validate(Bounds, SMALL.model_dump() | settings)
 
 
-def test_gains_beside_theorem_3():
+def test_verdicts_on_theorem_3():
     config = validate(
         GainBounds,
         GainBounds().model_dump()
@@ -189,8 +189,8 @@ def test_gains_beside_theorem_3():
 
 
 @pytest.mark.slow
-def test_numbers_of_steps_that_theorem_3_does_not_speak_of_are_named():
-    """For a small mu, and so a small Gamma, E = 1 fails eq. (136): no gain is proven then."""
+def test_local_steps_outside_of_theorem_3_are_named():
+    """A small mu gives a small Gamma, for which E = 1 fails eq. (136)."""
     config = validate(
         GainBounds,
         GainBounds().model_dump()
@@ -206,7 +206,7 @@ def test_numbers_of_steps_that_theorem_3_does_not_speak_of_are_named():
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_growing_samples_satisfy_the_condition(x64):
-    """Never fewer examples than the exact condition asks for, and at most one more."""
+    """The size is that of the exact condition or larger by one."""
     rate, constants = inverse_time(20.0, 30.0), {"E": 5, "G": 2.0, "beta_1": 1.5, "beta_2": 1.25}
     t = np.arange(1, 2001)
     for num_examples in (1, 49, 600, 20_000):
@@ -224,11 +224,11 @@ def test_growing_samples_satisfy_the_condition(x64):
             sizes = np.asarray(jax.vmap(schedule)(jnp.asarray(t)))
         assert np.all((sizes - exact >= 0) & (sizes - exact <= 1))
         assert sizes[-1] > 0.99 * num_examples
-    assert sizes[0] < 0.9 * num_examples  # it grows
+    assert sizes[0] < 0.9 * num_examples  # the first sample is smaller
 
 
 def test_growing_samples_train_in_one_program():
-    """A round's sample size is an argument of the loop, not a shape; the weights are 0 or 1."""
+    """The sample size sets weights to 0 or 1 and is not a shape."""
     rng = np.random.default_rng(0)
     data = rng.standard_normal((3, 40, 4)), rng.standard_normal((3, 40))
     task, rate = least_squares(*data, ridge=0.5), inverse_time(2.0, 20.0)
@@ -256,7 +256,7 @@ def test_growing_samples_train_in_one_program():
 
 
 def test_figures_and_tables(small, tmp_path):
-    errors, constants = judge_bounds(small, SMALL).tables  # curves only where there are few
+    errors, constants = judge_bounds(small, SMALL).tables  # many cases have no tables of curves
     assert len(errors.rows) == 12
     assert {len(row) for row in errors.rows} == {len(errors.header)}
     assert errors.header[:4] == ("algorithm", "mu", "M", "E")
@@ -279,7 +279,7 @@ def test_figures_and_tables(small, tmp_path):
         here = some.sel(algorithm=name, mu=0.05, num_models=4, local_steps=5)
         drawn = {bars.get_label(): bars[0] for bars in axes.containers}
         assert set(drawn) == {"M = 4", "bound, M = 4"}
-        # Means over rounds in the same twentieth of a decade.
+        # Points are means over rounds in the same twentieth of a decade.
         t, y = here["round"].values + 1, here.distance.mean("seed").values
         place = np.round(20 * np.log10(t))
         near = [place == each for each in np.unique(place)]
@@ -291,12 +291,12 @@ def test_figures_and_tables(small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["theory-mfa-rand", "theory-mfa-rr"])
-def test_the_bounds_hold_in_full(name):
-    """2,000 rounds, 200 seeds, M in {1, 2, 4, 12}, E in {1, 5}, mu in {2e-4, 0.05}."""
+def test_the_bounds_hold_at_full_size(name):
+    """Runs the default settings of 2,000 rounds and 200 seeds."""
     item = ITEMS[name]
     findings = item.findings(item.run(item.settings, None), item.settings)
     assert set(verdicts(findings).values()) == {"supported"}
 
 
-def test_the_command_shows_all_methods():
+def test_the_command_runs_all_methods():
     assert BOUNDS["mfa"].settings.algorithms == ALL

@@ -1,4 +1,4 @@
-"""Constants of tasks, exact and estimated, against dense linear algebra."""
+"""Exact and estimated constants of tasks, compared with dense linear algebra."""
 
 import functools
 
@@ -29,7 +29,7 @@ SIZES = [(24, 4, 2e-4), (24, 4, 0.05), (5, 4, 2e-4), (1, 6, 0.01), (3, 1, 1.0)]
 
 
 @pytest.mark.parametrize(("num_clients", "block_size", "mu"), SIZES)
-def test_exact_constants_are_those_of_the_dense_matrices(num_clients, block_size, mu):
+def test_exact_constants_equal_those_of_dense_matrices(num_clients, block_size, mu):
     problem = reference.dense_quadratic(num_clients, block_size, mu)
     hessians = problem.A + mu * np.eye(problem.A.shape[1])
     eigenvalues = np.linalg.eigvalsh(hessians)
@@ -46,7 +46,7 @@ def test_exact_constants_are_those_of_the_dense_matrices(num_clients, block_size
 
 
 def trajectory(task, num_rounds=6):
-    """Global parameters of one model, one point a round."""
+    """The global parameters of one model after every round."""
     algorithm, assignment = fedavg(0.1, local_steps=5), full_participation(task.num_clients)
 
     @jax.jit
@@ -63,13 +63,13 @@ def trajectory(task, num_rounds=6):
 
 @pytest.mark.parametrize(
     ("num_clients", "block_size", "mu", "x64"),
-    [  # every size once, the others are slow
+    [  # every size once, other cases are slow
         slow_unless((number % 2 == 0) == x64, *size, x64)
         for number, size in enumerate(SIZES)
         for x64 in (False, True)
     ],
 )
-def test_a_black_box_is_estimated_within_a_hundredth(num_clients, block_size, mu, x64):
+def test_curvature_is_estimated_to_one_percent(num_clients, block_size, mu, x64):
     with jax.enable_x64(x64):
         task = compiled_quadratic(num_clients, block_size, mu)
         estimates = estimate_curvature(jax.random.key(1), task, trajectory(task))
@@ -101,14 +101,14 @@ def test_residuals_bound_the_error(num_steps):
 
 
 def test_an_invariant_start_ends_the_iteration():
-    """No false eigenvalue 0 where the basis cannot grow."""
+    """No spurious eigenvalue 0 appears when the basis cannot grow."""
     matrix, start = np.diag([2.0, 3.0, 5.0, 5.0]), np.array([1.0, 0.0, 0.0, 1.0])
     ends, errors = eigenvalues_of(matrix, start, 4)
     np.testing.assert_allclose(ends, [2.0, 5.0], rtol=1e-6)
     np.testing.assert_allclose(errors, 0, atol=1e-6)
 
 
-def test_the_largest_gradient_of_the_trajectory():
+def test_the_gradient_bound_is_the_largest_on_the_trajectory():
     problem = reference.dense_quadratic(6, 3, 0.05)
     with jax.enable_x64(True):
         task = compiled_quadratic(6, 3, 0.05)
@@ -128,7 +128,7 @@ def regression(rng, counts):
     return clients, least_squares(*zip(*clients, strict=True), ridge=0.1)
 
 
-def test_the_noise_of_examples_is_bounded_by_the_line():
+def test_the_noise_of_examples_is_bounded_by_a_line():
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         clients, task = regression(rng, [4, 9, 2])
@@ -141,12 +141,13 @@ def test_the_noise_of_examples_is_bounded_by_the_line():
             np.testing.assert_allclose(squares[p, k], np.sum(gradients.mean(0) ** 2), rtol=1e-10)
             np.testing.assert_allclose(largest[p, k], np.sum(gradients**2, 1).max(), rtol=1e-10)
     assert np.all(largest <= beta_1.value + beta_2.value * squares + 1e-9)
-    assert np.isclose(np.max(largest - beta_2.value * squares), beta_1.value)  # ... and touched
+    # and the line touches the largest
+    assert np.isclose(np.max(largest - beta_2.value * squares), beta_1.value)
     assert beta_2.value >= 1
     assert min(beta_1.value, beta_1.error) >= 0
 
 
-def test_a_task_that_does_not_know_is_told_apart():
+def test_a_task_without_known_constants_is_refused():
     _, task = regression(np.random.default_rng(0), [4, 4])
     with pytest.raises(ValueError, match="LeastSquares does not know its constants"):
         exact_constants(task)

@@ -1,4 +1,4 @@
-"""Rules for all statements: their signatures, what they cite, and which symbols they need."""
+"""Rules for all statements: signatures, citations, and required symbols."""
 
 import importlib
 import inspect
@@ -29,7 +29,7 @@ PUBLIC = [
     for each in FUNCTIONS
     if not each.values[0].__name__.startswith("_") and not each.id.startswith("problem.")
 ]
-"""All functions that state something of a paper; `problem` has the symbols and the checks."""
+"""All functions that state a result of a paper, which excludes the module `problem`."""
 
 CITED = r"\n *Reference: (?P<source>[A-Z].+?)\n *$"
 NUMBERED = (
@@ -65,7 +65,7 @@ NEEDS = {
     maxfl.theorem_3_1_full: "N E L L_c sigma beta kappa gap",
     maxfl.theorem_3_1_partial: "N C E L L_c sigma beta kappa gap",
 }
-"""The symbols that every statement takes from its Problem."""
+"""Maps statements to the symbols that they take from their Problem."""
 
 COUNTS = {"N": 8, "M": 1, "E": 2, "C": 2, "S": 20}
 LOSSES = {"mu": 0.5, "L": 1.0, "L_c": 1.0, "Gamma": 0.3, "G": 1.0, "Z": 1.0, "gap": 1.0}
@@ -83,7 +83,7 @@ OWN = {
     "rate": Rate(beta=2.5, gamma=50.0),
     "rates": (0.01, 0.5),
 }
-"""Admissible in every statement."""
+"""Values that are admissible in every statement."""
 
 
 def parameters(statement):
@@ -120,7 +120,7 @@ def given(statement):
 
 
 @pytest.mark.parametrize("statement", NEEDS)
-def test_a_statement_names_each_symbol_that_is_missing(statement):
+def test_a_missing_symbol_is_named(statement):
     symbols, own = given(statement)
     statement(problem=Problem(**symbols), **own)
     for missing in symbols:
@@ -131,7 +131,7 @@ def test_a_statement_names_each_symbol_that_is_missing(statement):
 
 
 @pytest.mark.parametrize("statement", NEEDS)
-def test_other_symbols_change_nothing(statement):
+def test_other_symbols_have_no_effect(statement):
     symbols, own = given(statement)
     few, all_of_them = (
         statement(problem=Problem(**numbers), **own) for numbers in (symbols, SYMBOLS | symbols)
@@ -144,11 +144,11 @@ OUTSIDE = {
     **dict.fromkeys(("Gamma", "G", "Z", "sigma", "beta_1", "kappa", "gap"), (0, -0.5)),
     **dict.fromkeys(("mu", "L", "L_c"), (math.nextafter(0, 1), 0.0)),
 }
-"""The least admissible value of each symbol, and one below it."""
+"""Maps symbols to the least admissible value and one below it."""
 
 
 @pytest.mark.parametrize("symbol", sorted(FIELDS))
-def test_a_problem_checks_every_range_once(symbol):
+def test_a_problem_checks_every_range(symbol):
     least, below = OUTSIDE[symbol]
     Problem(**{symbol: least})
     Problem(**{symbol: [least, 7]})

@@ -1,4 +1,4 @@
-"""Theorem 2 with growing samples, its lemmas, and Theorem 3.1 beside small runs."""
+"""Theorem 2 with growing samples, its lemmas, and Theorem 3.1 compared with small runs."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def remarks():
 
 
 def test_constants_bound_all_gradients_in_the_ball():
-    """Against examples, one at a time, at random models in the ball and on its surface."""
+    """Gradients of all examples are computed at random models in the ball and on its surface."""
     constants, (x, y) = known(GROWING), GROWING.examples()
     G, beta_1, mu, L = (float(v) for v in constants.problem.symbols("", "G beta_1 mu L"))
     random = np.random.default_rng(1)
@@ -60,20 +60,20 @@ def test_constants_bound_all_gradients_in_the_ball():
         assert squares.mean(1).max() <= G**2
         assert (squares - clients).max() <= beta_1
         nearest = max(nearest, (squares - clients).max() / beta_1)
-    assert nearest > 0.3  # the bounds are not far off
+    assert nearest > 0.3  # the bounds are not very loose
     curvature = [np.linalg.eigvalsh(each.T @ each / len(each)) + GROWING.ridge for each in x]
     assert (mu, L) == pytest.approx((np.min(curvature), np.max(curvature)))
     gradient = np.mean(x * (x @ constants.minimizer - y)[..., None], axis=(0, 1))
     np.testing.assert_allclose(gradient, -GROWING.ridge * constants.minimizer, atol=1e-12)
 
 
-def test_theorem_2_beside_samples_that_grow(growing):
+def test_theorem_2_holds_with_growing_samples(growing):
     item = ITEMS["theory-mfa-growing"]
     findings = item.findings(growing, GROWING)
     assert verdicts(findings)["theorem-2"] == "supported"
     assert verdicts(findings)["more-models-more-rounds"] == "supported"
     assert "no model leaves" not in " ".join(failed(findings))
-    # By hand, at one point: M = 3, E = 2.
+    # Recompute the bound at one point, M = 3 and E = 2.
     constants = known(GROWING)
     mu, L, G, beta_1 = (float(v) for v in constants.problem.symbols("", "mu L G beta_1"))
     beta, gamma, M, E = 2 / mu, 2 / mu * L / 0.8 - 1, 3, 2
@@ -105,12 +105,12 @@ def test_the_first_sample_leaves_out_its_share():
     with jax.enable_x64(True):
         size = sample_size(GROWING, 3, 2, 0.9)
         sizes = [int(size(t)) for t in (1, 3, 4, 10_000)]
-    # Of 40 examples, and at most one more than the condition asks for.
+    # The samples have up to 40 examples, at most one more than the condition requires.
     assert sizes[0] in (4, 5)
     assert sizes[0] == sizes[1] < sizes[2] < sizes[3] == 40
 
 
-def test_the_lemmas_hold_and_what_they_bound_is_measured(remarks):
+def test_the_lemmas_hold_for_measured_quantities(remarks):
     item = ITEMS["theory-remarks"]
     findings = item.findings(remarks, REMARKS)
     assert set(verdicts(findings).values()) <= {"supported", "not settled"}
@@ -118,13 +118,13 @@ def test_the_lemmas_hold_and_what_they_bound_is_measured(remarks):
     assert lemmas == dict.fromkeys(("lemma-1", "lemma-2", "lemma-3", "lemma-4"), "supported")
     assert failed(findings) == []
     item.figure(remarks, findings.measured, REMARKS).savefig("/dev/null", format="png")
-    # M = E = 1: all clients take one step from the same model, and only samples differ from
-    # centralized descent. That e is 0 means that d was measured right.
+    # With M = E = 1 all clients take one step from the same model, and only samples differ from
+    # centralized descent. The error of Lemma 3 must then be 0.
     one = remarks.sel(num_models=1, local_steps=1)
     assert (
         one.value.sel(lemma="lemma-3").max() < 1e-12 < 1e-3 < one.value.sel(lemma="lemma-4").max()
     )
-    # The variance of means of 4 of 40 examples without replacement, of the worst client, at zeros.
+    # Lemma 1 is measured at zeros, as the variance of means of a sample without replacement.
     x, y = REMARKS.examples()
     n, S = 40 - int(0.95 * 40), 40
     spread = (x * y[..., None]).var(1).sum(-1) * (S - n) / ((S - 1) * n)
@@ -134,7 +134,7 @@ def test_the_lemmas_hold_and_what_they_bound_is_measured(remarks):
     assert client < 4 * error
 
 
-def test_lemmas_that_do_not_hold_are_found(remarks):
+def test_violated_lemmas_are_found(remarks):
     for lemma in ("lemma-1", "lemma-3", "lemma-4"):
         wrong = remarks.copy(deep=True)
         wrong.lemma_bound.loc[{"lemma": lemma, "frame": 2}] /= 1e4
@@ -142,12 +142,12 @@ def test_lemmas_that_do_not_hold_are_found(remarks):
         assert [key for key, each in found.items() if each == "contradicted"] == [lemma]
 
 
-def test_shares_of_pairs(remarks):
-    """MFA-RR: once a frame; MFA-Rand with two models: never in a quarter of the frames."""
+def test_shares_of_client_model_pairs(remarks):
+    """Pairs meet once per frame of MFA-RR, and never in a quarter of two rounds of MFA-Rand."""
     never, once = (remarks.pairs_share.sel(pairs=name) for name in ("never", "once"))
     assert (once.sel(algorithm="MFA-RR") == 1).all()
     assert never.sel(algorithm="MFA-Rand", matched=2).mean().item() == pytest.approx(0.25, abs=0.02)
-    # 3 rounds, chance 1/3: exactly once in 3 * 1/3 * 4/9.
+    # Three rounds with chance 1/3: the probability of exactly one is 3 * 1/3 * 4/9.
     assert once.sel(algorithm="MFA-Rand", matched=3).mean().item() == pytest.approx(4 / 9, abs=0.02)
 
 
@@ -156,14 +156,14 @@ def test_rates_outside_of_theorem_2_are_refused():
         Growing(rate=0.99, ridge=0.1, dim=20)
 
 
-def test_table_3_is_an_example_of_mfa_rr_and_of_nothing_else():
+def test_table_3_is_an_example_only_of_mfa_rr():
     assert follows_table_3(mfa_rr(6, 3))
     for other in (mfa_rand(6, 3), mfa_rr(6, 3, redraw="round")):
         assert not follows_table_3(other)
 
 
-def test_metrics_of_theorem_3_1_are_derivatives():
-    """|grad F~|^2 and curvatures, against differences of F~_k."""
+def test_metrics_of_theorem_3_1_agree_with_finite_differences():
+    """|grad F~|^2 and curvatures are compared with derivatives of F~_k."""
     with jax.enable_x64(True):
         task = make_task(BOUNDED)
         w = jnp.array([0.3, -0.2, 0.5])
@@ -192,7 +192,7 @@ def test_metrics_of_theorem_3_1_are_derivatives():
 
 
 def test_constants_of_theorem_3_1_hold():
-    """Along a line through many models: every client's gradient, curvature and noise."""
+    """Gradients, curvatures and noise of all clients are checked along a line of models."""
     with jax.enable_x64(True):
         task = make_task(BOUNDED)
         symbols = BOUNDED.problem().symbols("", "L_c L sigma kappa")
@@ -216,12 +216,12 @@ def test_constants_of_theorem_3_1_hold():
         value = float(task.loss(jnp.asarray(w), batch))
         assert value == pytest.approx(float(loss(w, x[1], y[1])))
     assert steepest <= L_c
-    assert steepest <= kappa  # beta = 1: the mean square is at most kappa^2
+    assert steepest <= kappa  # with beta = 1, the mean square is at most kappa^2
     assert noisiest <= sigma
     assert 0.9 * L < sharpest <= L * (1 + 1e-9)
 
 
-def test_theorem_3_1_beside_a_run():
+def test_theorem_3_1_holds_for_a_run():
     item = ITEMS["theory-maxfl"]
     dataset = item.run(BOUNDED, None)
     findings = item.findings(dataset, BOUNDED)
