@@ -25,8 +25,9 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ALL
 from fedjax_mm.sweeps import cache, plan
 from fedjax_mm.sweeps.structures import programs_of
-from tests.experiments.test_method_tables import EXAMPLES, METHOD
+from tests.experiments.test_method_tables import METHOD
 from tests.helpers import slow_unless
+from tests_full.experiments.test_method_tables import EXAMPLES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -19,7 +19,6 @@ from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
 from fedjax_mm.sweeps.structures import programs_of
-from tests.compiling import optimised
 from tests.helpers import roll_out
 
 CONFIG = """\
@@ -52,9 +51,6 @@ def file(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(CONFIG)
     return path
-
-
-# Reading
 
 
 def test_load_reads_every_value(file):
@@ -130,9 +126,6 @@ def test_an_override_may_make_a_table():
 
     del plain["task"]
     assert validate(Experiment, plain, ["task.num_clients=5"]).task.num_clients == 5
-
-
-# Errors
 
 
 @pytest.mark.parametrize(
@@ -261,8 +254,6 @@ def test_an_unknown_key_is_an_error_in_every_table(path):
         validate(Experiment, values(), [f"{path}=3"])
 
 
-# Building
-
 ASSIGNMENTS = {
     "mfa_rand": ({"name": "mfa_rand"}, mfa_rand(8, 2)),
     "mfa_rand cohort": (
@@ -348,9 +339,6 @@ def test_the_default_start_is_at_zeros():
     np.testing.assert_array_equal(config.initial_params(), np.zeros(7))
 
 
-# Tasks with data
-
-
 def learning(task, **algorithm):
     """An experiment on a task with data, as plain values."""
     settings = {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.1, "epochs": 1}
@@ -368,21 +356,6 @@ TASKS = {
     "share": {"name": "digits", "partition": {"name": "iid_share", "percent": 50}},
     "IID clients": {"name": "digits", "partition": {"name": "iid_clients", "percent": 50}},
 }
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_task_with_data_is_read_and_built(name):
-    experiment = validate(Experiment, learning(TASKS[name] | {"num_clients": 20}))
-    assert validate(Experiment, experiment.model_dump()) == experiment
-    data = experiment.task.data()
-    task = experiment.task.build(data)
-    assert (data.num_clients, task.num_clients) == (20, 20)
-    assert experiment.task.initial_params() is None
-    assert data.kind == ("synthetic" if TASKS[name]["name"] == "synthetic" else "real")
-    key = jax.random.key(0)
-    with optimised():  # otherwise convolutions of all digits take long
-        metrics = jax.jit(lambda task: task.metrics(key, task.init(key)))(task)
-    assert np.isfinite(metrics["test_loss"])
 
 
 def test_the_data_seed_and_the_settings_reach_the_data():
@@ -555,9 +528,6 @@ def test_settings_that_do_not_change_the_data_may_be_axes():
     assert len(programs_of(grid)) == 4
 
 
-# Sweeps
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -596,6 +566,8 @@ def swept(**axes):
 
 
 RATE = {"beta": 3.0, "gamma": 20.0}
+
+
 ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
 
 
