@@ -467,3 +467,14 @@ def test_settings_that_change_the_network_are_no_axes(axis):
     values = settings(OWN | {"model": "mlp"})
     with pytest.raises(ValueError, match="run one for each"):
         validate(Experiment, values | {"axes": {axis: [0.1, 0.2]}})
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+def test_error_feedback_of_a_table_is_used(feedback):
+    rule = {"name": "random_k", "share": 0.9, "error_feedback": feedback}
+    table = {"name": "fedavg", "learning_rate": 0.1, "local_steps": 1, "compression": rule}
+    method = METHOD_TABLES["fedavg"].model_validate(table)
+    algorithm = method.compression.wrap(fedjax_mm.fedavg(0.1, local_steps=1), {})
+    task = quadratic(4, 2, mu=0.1)
+    _, state = algorithm.init(task, task.init(jax.random.key(0)))
+    assert isinstance(state.error, tuple) != feedback

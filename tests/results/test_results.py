@@ -18,7 +18,7 @@ from fedjax_mm.base import Contribution, Trace
 from fedjax_mm.cli.results import show
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.results import dataset as results
-from fedjax_mm.results.dataset import manifest, save_dataset
+from fedjax_mm.results.dataset import join_seeds, manifest, save_dataset
 from fedjax_mm.results.finished import open_result, save_about
 from fedjax_mm.results.tracked import Tracked
 from fedjax_mm.tasks import quadratic
@@ -409,3 +409,18 @@ def test_the_revision_is_that_of_the_source_tree(monkeypatch, tmp_path):
     assert revision() == git("rev-parse", "HEAD")
     source.write_text("changed")
     assert revision() == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_joined_seeds_are_in_order_and_counted():
+    about = {"wall_seconds": {"run": 1.0}, "config": {"num_seeds": 2}, "data": "real"}
+    first, second = (
+        xr.Dataset({"loss": ("seed", [10.0 * k for k in seeds])}, {"seed": seeds}).assign_attrs(
+            manifest=about
+        )
+        for seeds in ([0, 1], [2, 3])
+    )
+    both = join_seeds(first, second)
+    assert both.seed.values.tolist() == [0, 1, 2, 3]
+    assert both.loss.values.tolist() == [0.0, 10.0, 20.0, 30.0]
+    assert both.attrs["manifest"]["config"] == {"num_seeds": 4}
+    assert both.attrs["manifest"]["wall_seconds"] == {"run": 2.0}

@@ -29,6 +29,7 @@ from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import (
     labelled_data,
     remembering,
+    rounds_of,
     rows_of,
     slow_unless,
 )
@@ -248,3 +249,16 @@ def test_other_methods_tasks_and_assignments_have_separate_programs(name):
     given = {"assignment": {"name": "mfa_rr"}} | given
     programs = programs_of(grid_of(experiment(**given)))
     assert len(programs) == (2 if name == "another assignment" else 4)
+
+
+def test_traced_groups_differ_by_at_most_one_client():
+    @jax.jit
+    @jax.vmap
+    def draw(number):
+        return rounds_of(mfa_rand(7, Padded(4, number)), jax.random.key(0), 2)
+
+    for number, rounds in zip(range(1, 5), np.asarray(draw(jnp.arange(1, 5))), strict=True):
+        for rows in rounds:
+            sizes = [np.sum(row >= 0) for row in rows[:number]]
+            assert sum(sizes) == 7
+            assert max(sizes) - min(sizes) <= 1
