@@ -10,6 +10,7 @@ from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.compression import compressed, random_k, top_k
 from fedjax_mm.privacy import private
 from fedjax_mm.tasks import quadratic
+from tests.helpers import slow_unless
 
 N, M, ROUNDS = 6, 2, 3
 EVENS = np.arange(N) % 2 == 0
@@ -80,7 +81,10 @@ def test_a_neutral_wrapper_changes_no_draw_and_no_model(name):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), wrapped, bare)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+QUICK = ("available", "compressed", "private", "all of them")
+
+
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in WRAPPERS])
 def test_gradients_are_those_of_finite_differences(name, x64):
     run = trained(WRAPPERS[name][1])
 

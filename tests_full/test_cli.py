@@ -1,32 +1,95 @@
 """The command line in process: its output, files, exit codes and error messages."""
 
+import html
 import json
 import re
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
+import rich.progress
 import xarray as xr
 
 from fedjax_mm import bench, open_result, plots, workloads
-from fedjax_mm.cli import reproductions
+from fedjax_mm.cli import reproductions, terminal
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps import plan
 from tests.test_cli import (
     CONFIG,
-    SHORT,
+    Outcome,
     axes_example,
     call,
     check_refusal,
     example,
     files,
-    gain,  # noqa: F401
-    own_sweep,  # noqa: F401
     read_json,
-    two_figures,  # noqa: F401
     words,
 )
+
+
+@pytest.fixture(scope="module")
+def two_figures(tmp_path_factory):
+    """Small versions of Figures 3 and 1, from one command."""
+    out = tmp_path_factory.mktemp("figures")
+    sizes = ("--rounds", 30, "--seeds", 3)
+    return out, call("reproduce", "mfa-fig3", "mfa-fig1", *sizes, "--out", out)
+
+
+class Gain(NamedTuple):
+    """A small part of Figure 5."""
+
+    outcome: Outcome
+    directory: Path
+    bar: list[float]  # the fraction done, at every update
+
+
+@pytest.fixture(scope="module")
+def gain(tmp_path_factory):
+    """Outcomes by number of rounds, enough for the target and too few.
+
+    Only the longer run is computed, and the shorter one takes its first records.
+    """
+    item, results = ITEMS["mfa-fig5"], []
+
+    def run(config, execution):
+        if not results:
+            results.append(item.run(config, execution))
+        return results[0].sel(round=slice(0, config.num_rounds))
+
+    def reproduce(num_rounds):
+        bar = []
+
+        class Recorder(rich.progress.Progress):
+            def update(self, task_id, *, completed, total, **fields):
+                bar.append(completed / total)
+                super().update(task_id, completed=completed, total=total, **fields)
+
+        out = tmp_path_factory.mktemp("gain")
+        sizes = ("--set", "num_models=[1,2]", "--set", "local_steps=[5]", "--seeds", 2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rich.progress, "Progress", Recorder)
+            patch.setattr(terminal.notes, "_force_terminal", True)
+            patch.setattr(reproductions, "ITEMS", {item.id: item._replace(run=run)})
+            command = ("reproduce", "mfa-fig5", *sizes, "--rounds", num_rounds, "--out", out)
+            return Gain(call(*command), out / "mfa-fig5", bar)
+
+    return {num_rounds: reproduce(num_rounds) for num_rounds in (30, 5)}
+
+
+SHORT = ("--set", "num_rounds=26", "--set", "num_seeds=2", "--set", "axes.learning_rate.num=4")
+
+
+@pytest.fixture(scope="module")
+def own_sweep(tmp_path_factory):
+    """A shorter version of the example, with some rates that diverge."""
+    directory = tmp_path_factory.mktemp("sweep")
+    config = directory / "mine.toml"
+    config.write_text(f"{example()}\n{axes_example()}")
+    hot = ("--set", "axes.learning_rate.stop=300.0", "--set", "axes.num_models=[12]")
+    return directory / "out", call("sweep", config, *SHORT, *hot, "--out", directory / "out")
 
 
 def test_items_with_equal_settings_share_their_runs(tmp_path, monkeypatch, two_figures):
@@ -406,3 +469,64 @@ def test_the_unmodified_configuration_is_valid(monkeypatch, tmp_path):
     Path("right.toml").write_text(CONFIG)
     assert call("run", "right.toml", "--set", "num_seeds=1").code == 0
     assert files(tmp_path / "results" / "right") == ["manifest.json", "result.nc"]
+
+
+def test_a_report_shows_the_reproduced_items(two_figures, tmp_path):
+    out, _ = two_figures
+    code, printed, err = call("report", out, "--out", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+    assert words(printed) == f"items: 2, other runs: 0, problems: 0; in {tmp_path / 'page.html'}"
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("data:image/png") == 2
+    for path in out.rglob("summary.json"):
+        summary = read_json(path)
+        for statement in summary["statements"]:
+            assert html.escape(statement["quote"], quote=False) in text
+        for cell in summary["tables"][0]["rows"][0]:
+            assert f"<td>{cell}</td>" in text
+        command = f"fedjax-mm reproduce {summary['id']} --set num_seeds=3 --set num_rounds=30"
+        assert command in text
+
+
+def test_a_summary_records_its_provenance(two_figures):
+    manifest = read_json(two_figures[0] / "mfa-fig3" / "summary.json")["manifest"]
+    assert {"versions", "device", "seed", "prng", "git_revision", "config"} <= set(manifest)
+    assert {"python", "fedjax-mm", "jax", "jaxlib", "numpy"} <= set(manifest["versions"])
+    assert manifest["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert manifest["device"]["platform"] == jax.default_backend()
+    assert (manifest["seed"], manifest["prng"]) == (0, "threefry2x32")
+    assert set(manifest["wall_seconds"]) == {"compile", "run"}
+    assert all(seconds > 0 for seconds in manifest["wall_seconds"].values())
+    default = ITEMS["mfa-fig3"].settings.model_dump()
+    assert manifest["config"] == default | {"num_rounds": 30, "num_seeds": 3}
+
+
+def test_reproduce_exits_with_3_if_a_statement_is_contradicted(two_figures):
+    out, outcome = two_figures
+    summaries = [read_json(path) for path in sorted(out.rglob("summary.json"))]
+    verdicts = [each["verdict"] for summary in summaries for each in summary["statements"]]
+    assert len(verdicts) == 4
+    assert outcome.code == (3 if "contradicted" in verdicts else 0)
+
+
+def test_the_progress_bar_never_goes_back_and_reaches_the_end(gain):
+    bar = gain[30].bar
+    assert (bar[0], bar[-1]) == (0, 1)
+    assert bar == sorted(bar)
+
+
+def test_sweep_shows_the_last_values(own_sweep):
+    """Shows the main metric with standard errors over seeds, omitting diverged runs."""
+    out, outcome = own_sweep
+    with xr.open_dataset(out / "mine" / "result.nc") as result:
+        last = result.excess_loss.isel(round=-1).astype(float).mean("model")
+        is_whole = (result.diverged < 0).all("model")
+        values = last.where(is_whole).sel(algorithm="MFA-RR", num_models=12, mu=0.05)
+        for rate in result.learning_rate.values:
+            here = values.sel(learning_rate=rate)
+            error = here.std(ddof=1).item() / np.sqrt(2)
+            text = f"{here.mean().item():.4g} ± {error:.2g}"
+            row = f"MFA-RR │ 12 │ 0.05 │ {rate:g} │ "
+            shown = text if here.notnull().all() else "diverged"
+            assert f"{row}{shown} │" in words(outcome.out)
+    assert "also in the file: loss, distance, client_updates" in words(outcome.out)

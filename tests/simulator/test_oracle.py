@@ -129,49 +129,6 @@ def test_quadratic(name, schedule):
             assert metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
 
 
-LOCAL = {
-    "closed form": (optax.sgd, reference.full_gradient_steps, 1e-12),
-    "autodiff": (lambda rate: optax.sgd(rate), reference.full_gradient_steps, 1e-12),
-    "adam": (optax.adam, reference.local_adam, 1e-7),  # divides round-off by sqrt(v) + 1e-8
-}
-
-
-@pytest.mark.parametrize(
-    ("local", "server_scale"),
-    [
-        *((local, "mean") for local in LOCAL),
-        *(slow_unless(local == "closed form", local, "1/N") for local in LOCAL),
-    ],
-)
-def test_local_optimizers_and_server_scale(local, server_scale):
-    local_optimizer, local_steps_fn, tolerance = LOCAL[local]
-    assignment, rng_key, num_rounds = mfa_rr(N, 5), jax.random.key(3), 20
-    start = np.random.default_rng(1).normal(size=(5, N * P + 1))
-    algorithm = fedavg(
-        local_sgd(inverse_time(3.0, 20.0), steps=4, optimizer=local_optimizer),
-        server_scale=server_scale,
-    )
-    task = quadratic(N, P, mu=0.05)
-
-    @jax.jit
-    def run(rng_key, task, start):
-        return simulate(rng_key, task, algorithm, assignment, num_rounds, params=start)[0]
-
-    state = run(rng_key, task, start)
-    problem = reference.dense_quadratic(N, P, 0.05)
-    expected = reference.simulate(
-        lambda m, k, w, t, e: reference.client_gradient(problem, k, w),
-        start,
-        roll_out(assignment, rng_key, num_rounds),
-        [3.0 / (t + 20.0) for t in range(1, num_rounds + 1)],
-        4,
-        weights=np.ones(N),
-        server_scale="population" if server_scale == "1/N" else "mean",
-        local_steps_fn=local_steps_fn,
-    )
-    assert error(state.models[0].params, expected[-1]) < tolerance
-
-
 def regression(num_clients=7, dim=4, seed=0):
     """Features and targets of clients with 1 to 9 examples."""
     rng = np.random.default_rng(seed)

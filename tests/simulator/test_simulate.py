@@ -1,7 +1,6 @@
 """Every strategy x the properties of the compiled loop."""
 
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -108,26 +107,6 @@ def assert_close(actual, expected, tolerance=1e-6):
             )
         else:
             np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "task"),
-    [slow_unless((s, t) in FEW.items(), s, t) for s in STRATEGIES for t in TASKS],
-)
-def test_vmapped_seeds_equal_single_runs_and_no_key_is_reused(strategy, task):
-    """JAX checks for reused keys while tracing, with sampled minibatches under jit and vmap.
-
-    Tests below vmap seeds of the quadratic task, and the draws of every strategy.
-    """
-    run, data = build(strategy, task)
-    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(3))
-    vmapped = jax.jit(jax.vmap(run, (0, None, None)))
-    with jax.debug_key_reuse(True):
-        together = vmapped(keys, data, RATES[task])
-    together, (compiled, _) = on_host(together), program(strategy, task)
-    for i in range(3):
-        alone = compiled(keys[i], data, RATES[task])
-        assert_close(jax.tree.map(operator.itemgetter(i), together), alone)
 
 
 @few_strategies

@@ -27,11 +27,6 @@ def swept(execution=None, **options):
     return sweep(Grid(build, axes, num_rounds=ROUNDS, num_seeds=SEEDS, **options), execution)
 
 
-@functools.cache
-def whole(record_every=1):
-    return swept(record_every=record_every)
-
-
 def test_a_finished_batch_computes_no_further_segment():
     """All runs meet the target at the start, so only one segment is computed."""
     seen = []
@@ -47,12 +42,6 @@ def test_a_finished_batch_computes_no_further_segment():
     assert (result.client_updates == 0).all()
     computed = [done for label, done in seen if label.startswith("run")]
     assert computed == [0, ROUNDS * SEEDS * len(RATES) * 6]  # one segment
-
-
-def test_at_least_is_met_from_below():
-    full = whole()
-    result = swept(until=Until("distance", at_least=float(full.distance.min()) / 2))
-    assert (result.ended == 0).all()
 
 
 def test_the_loop_on_the_device_stops_at_a_count():

@@ -1,6 +1,5 @@
 """Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
-import dataclasses
 import functools
 import math
 import os
@@ -33,7 +32,6 @@ from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
-from tests.helpers import Towards
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
 
@@ -151,17 +149,6 @@ def whole():
 def part(whole):
     """The result of one program of the grid."""
     return whole[0].sel(assignment=["mfa_rr"], num_models=[2]).isel(model=slice(2))
-
-
-def test_every_structure_is_compiled_once_for_all_batches(whole):
-    """Each of 4 structures has 3 rates and 3 seeds, and its 9 runs are padded to 16."""
-    _, plan, planning, running = whole
-    assert planning.programs == 4
-    assert planning.compilations >= 4  # the listener hears of compilations
-    assert [len(each.program) for each in plan.compiled] == [9] * 4
-    assert [(each.num_batches, each.batch_size) for each in plan.compiled] == [(2, 8)] * 4
-    assert plan.compiled[0].replicas(1).tolist() == [8] * 8
-    assert (running.programs, running.compilations) == (0, 0)
 
 
 def test_tracing_does_not_grow_with_the_points(monkeypatch, whole):
@@ -338,17 +325,6 @@ def test_divergence_leaves_the_other_points_alone(hot, part):
     assert np.all(others.diverged == -1)
     alone = part.isel(assignment=0, num_models=0, drop=True).sel(learning_rate=[0.05, 0.2])
     xr.testing.assert_equal(others, alone)
-
-
-@dataclasses.dataclass(frozen=True)
-class Hits(Towards):
-    """A task with one metric that is always finite, and one that never is."""
-
-    def metrics(self, rng_key, params):
-        return {"hits": jnp.sum(params["w"] > 0, dtype=jnp.int32), "log": -jnp.inf}
-
-
-jax.tree_util.register_dataclass(Hits, data_fields=["targets"], meta_fields=["dim"])
 
 
 @pytest.mark.parametrize(

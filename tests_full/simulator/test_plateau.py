@@ -18,7 +18,8 @@ from fedjax_mm.sweeps.program import Given
 from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.oracles.plateau import plateau_end
-from tests.simulator.test_until import RATES, ROUNDS, SEEDS, SETTINGS, build, swept, whole
+from tests.simulator.test_until import RATES, ROUNDS, SEEDS, SETTINGS, build, swept
+from tests_full.simulator.test_until import whole
 
 SLOW = Until("excess_loss", patience=3, mode="min", min_delta=0.001, warmup=2)
 """Some runs stop early, some late, and some never."""

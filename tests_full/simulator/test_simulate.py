@@ -163,3 +163,23 @@ def test_the_loss_is_differentiable(assignment):
     with jax.enable_x64(True):
         below, here, above = (final_loss(0.1 + step) for step in (-1e-5, 0.0, 1e-5))
         assert here[1] == pytest.approx(float(above[0] - below[0]) / 2e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "task"),
+    [slow_unless((s, t) in FEW.items(), s, t) for s in STRATEGIES for t in TASKS],
+)
+def test_vmapped_seeds_equal_single_runs_and_no_key_is_reused(strategy, task):
+    """JAX checks for reused keys while tracing, with sampled minibatches under jit and vmap.
+
+    Tests below vmap seeds of the quadratic task, and the draws of every strategy.
+    """
+    run, data = build(strategy, task)
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(3))
+    vmapped = jax.jit(jax.vmap(run, (0, None, None)))
+    with jax.debug_key_reuse(True):
+        together = vmapped(keys, data, RATES[task])
+    together, (compiled, _) = on_host(together), program(strategy, task)
+    for i in range(3):
+        alone = compiled(keys[i], data, RATES[task])
+        assert_close(jax.tree.map(operator.itemgetter(i), together), alone)

@@ -11,7 +11,12 @@ import xarray as xr
 
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Until, progress
 from tests.helpers import slow_unless
-from tests.simulator.test_until import ROUNDS, swept, whole
+from tests.simulator.test_until import ROUNDS, swept
+
+
+@functools.cache
+def whole(record_every=1):
+    return swept(record_every=record_every)
 
 
 @functools.cache
@@ -98,3 +103,9 @@ def test_devices_stop_independently():
     assert jax.device_count() > 1
     until = Until("excess_loss", at_most=target())
     check(swept(until=until, execution=Execution(split="replicas")), whole(), until)
+
+
+def test_at_least_is_met_from_below():
+    full = whole()
+    result = swept(until=Until("distance", at_least=float(full.distance.min()) / 2))
+    assert (result.ended == 0).all()

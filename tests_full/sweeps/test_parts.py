@@ -10,7 +10,7 @@ import pytest
 from fedjax_mm import open_result, sweep
 from fedjax_mm.experiments import run as experiments
 from fedjax_mm.results.params import load_params
-from fedjax_mm.sweeps import Callback, Until
+from fedjax_mm.sweeps import Callback, Checkpoints, Until
 from fedjax_mm.sweeps.parts import (
     compute_part,
     join_parts,
@@ -224,3 +224,54 @@ def test_later_seeds_may_be_computed_in_parts(folder):
         assert call(*words, "--part", f"{number}/2") == 0
     assert call("merge", folder / "whole/grid", "--first-seed", 3) == 0
     assert open_result(folder / "whole/grid").sizes["seed"] == 5
+
+
+def test_a_merge_refuses_a_directory_in_use(folder, capsys):
+    with Checkpoints(folder / "cut/grid"):
+        assert call("merge", folder / "cut/grid") == 2
+    assert "another process is writing into" in capsys.readouterr().err
+    (folder / "cut/grid/unfinished/part-0000").mkdir(parents=True)
+    assert call("merge", folder / "cut/grid") == 2
+    assert "holds an unfinished run" in capsys.readouterr().err
+    assert not (folder / "cut/grid/result.nc").exists()
+
+
+def test_a_finished_result_needs_no_parts(folder, capsys):
+    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", "--part", "1/3", "--resume")
+    assert call(*words) == 0
+    assert "is complete; nothing to resume" in capsys.readouterr().out
+
+
+def test_the_plan_of_a_part_is_shown(folder, capsys):
+    assert part(folder, "1/3", "--dry-run") == 0
+    shown = capsys.readouterr().err
+    assert "1 program to compile" in shown
+    assert f"{3 * 4 * 6:,} local trainings" in shown  # runs, rounds, clients
+
+
+def test_later_seeds_are_not_added_to_parameters(folder, capsys):
+    (folder / "whole/grid/params.npz").touch()
+    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", "--first-seed", 3)
+    assert call(*words) == 2
+    assert "--first-seed 3 adds to no parameters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--first-seed", 2], "has 3 seeds; give --first-seed 3"),
+        (["--first-seed", 3, "--set", "num_rounds=8"], "num_rounds was 4, is 8"),
+        (
+            ["--first-seed", 3, "--out", "none"],
+            "adds seeds to a finished result, but there is none",
+        ),
+    ],
+)
+def test_seeds_are_added_only_to_a_result_of_the_same_settings(
+    folder, capsys, monkeypatch, options, message
+):
+    monkeypatch.chdir(folder)
+    before = (folder / "whole/grid/result.nc").read_bytes()
+    assert call("sweep", "grid.toml", "--out", "whole", *options) == 2
+    assert message in capsys.readouterr().err
+    assert (folder / "whole/grid/result.nc").read_bytes() == before

@@ -1,5 +1,6 @@
 """Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
+import dataclasses
 import re
 from functools import partial
 
@@ -49,7 +50,6 @@ from tests.sweeps.test_sweep import (
     SEED,
     SEEDS,
     SIZES,
-    Hits,
     N,
     above,
     build,
@@ -63,6 +63,17 @@ from tests.sweeps.test_sweep import (
     runs_at,
     whole,  # noqa: F401
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hits(Towards):
+    """A task with one metric that is always finite, and one that never is."""
+
+    def metrics(self, rng_key, params):
+        return {"hits": jnp.sum(params["w"] > 0, dtype=jnp.int32), "log": -jnp.inf}
+
+
+jax.tree_util.register_dataclass(Hits, data_fields=["targets"], meta_fields=["dim"])
 
 
 def single_runs(setup, num_rounds=ROUNDS, num_seeds=SEEDS):
@@ -392,3 +403,14 @@ def test_every_run_of_the_benchmark_sweep_equals_a_single_run(x64, tolerance):
                     for name, values in alone(key, rate).items():
                         scale = tolerance * np.abs(values).max()
                         np.testing.assert_allclose(point[name], values, rtol=0, atol=scale)
+
+
+def test_every_structure_is_compiled_once_for_all_batches(whole):
+    """Each of 4 structures has 3 rates and 3 seeds, and its 9 runs are padded to 16."""
+    _, plan, planning, running = whole
+    assert planning.programs == 4
+    assert planning.compilations >= 4  # the listener hears of compilations
+    assert [len(each.program) for each in plan.compiled] == [9] * 4
+    assert [(each.num_batches, each.batch_size) for each in plan.compiled] == [(2, 8)] * 4
+    assert plan.compiled[0].replicas(1).tolist() == [8] * 8
+    assert (running.programs, running.compilations) == (0, 0)
