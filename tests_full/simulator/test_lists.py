@@ -38,7 +38,7 @@ from tests.simulator.test_lists import experiment
 @pytest.mark.parametrize("strategy", [mfa_rand, mfa_rr])
 @pytest.mark.parametrize(
     ("sizes", "room", "cohort"),
-    [(range(1, 9), 8, 13), (range(1, 9), 8, 24), ([129, 140, 150], 150, 300)],
+    [((1, 3, 8), 8, 13), ((1, 3, 8), 8, 24), ((129, 150), 150, 300)],
     ids=str,
 )
 def test_a_traced_number_of_models_draws_the_same_cohorts(strategy, sizes, room, cohort):
