@@ -259,6 +259,8 @@ def broken(folder):
     figure = (folder / "figure.png").read_bytes()
     huge = figure[:16] + (60_000).to_bytes(4) * 2 + figure[24:29]
     huge += zlib.crc32(huge[12:]).to_bytes(4) + figure[33:]
+    junk = b"IDATjunk"
+    undecodable = figure[:33] + (4).to_bytes(4) + junk + zlib.crc32(junk).to_bytes(4) + figure[-12:]
     zero = Path("/dev/zero")
     deep = "summary.json is not JSON: it is nested more than"
     return {
@@ -281,6 +283,10 @@ def broken(folder):
         ),
         "a huge figure": (
             lambda: (folder / "figure.png").write_bytes(huge),
+            "figure.png is broken",
+        ),
+        "a figure without pixels": (
+            lambda: (folder / "figure.png").write_bytes(undecodable),
             "figure.png is broken",
         ),
         "no summary": ((folder / "summary.json").unlink, "summary.json is missing"),
@@ -323,12 +329,12 @@ def test_damaged_results_have_a_line_and_others_are_shown(tmp_path, kind):
         assert broken(tmp_path / "probe")[way][1] in line
         assert line in printed
     assert len([line for line in lines if line.startswith("mfa-fig4: summary.json is mi")]) == 1
-    # Items with a summary are shown: the good one, the probe, and seven without figure or result.
+    # Items with a summary are shown: the good one, the probe, and eight without figure or result.
     shown = {page.stem for page in (tmp_path / "report").glob("*.md")}
     shown = shown if kind == "md" else set(reader.ids)
     assert {"good", *(f"spoilt-{ways.index(way)}" for way in ("no figure", "no result"))} <= shown
     assert "log" not in shown
-    assert f"items: 9, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
+    assert f"items: 10, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
 
 
 def test_other_runs_have_a_line(tmp_path):
