@@ -251,3 +251,8 @@ def test_all_draws_have_different_keys():
         found += [keys.draw_key(job), keys.delay_key(job), keys.training_key(job)]
     numbers = np.asarray(jax.random.key_data(jnp.stack(found)))
     assert len(np.unique(numbers, axis=0)) == len(found)
+
+
+def test_keys_depend_on_the_root_seed_and_on_the_number():
+    words = [jax.random.key_data(keys.seed_keys(seed, [0, 1])) for seed in (0, 1)]
+    assert len(np.unique(np.concatenate(words), axis=0)) == 4

@@ -109,14 +109,3 @@ def test_gradients_are_finite_if_an_update_is_zero(wrap):
 
     difference = (end(0.3 + 1e-6) - end(0.3 - 1e-6)) / 2e-6
     np.testing.assert_allclose(jax.grad(end)(0.3), difference, rtol=1e-4)
-
-
-def test_scales_of_an_assignment_are_ignored():
-    """A client with weight two would need twice the noise."""
-    task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
-    algorithm = private(fed(), clip=1.0, noise_multiplier=0.3, clients_per_round=4)
-    plain, scaled = (
-        simulate(KEY, task, algorithm, mfa_rand(N, 2, unbiased=unbiased), 3)[0].models[0].params
-        for unbiased in (False, True)
-    )
-    np.testing.assert_allclose(plain["w"], scaled["w"], rtol=1e-5)
