@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from fedjax_mm import (
+    ditto,
     fedavg,
     full_participation,
+    init,
     keys,
+    local_sgd,
     mfa_rand,
     mfa_rr,
     simulate,
@@ -231,3 +234,13 @@ def test_replacing_late_clients_is_refused():
     late = on_clock(mfa_rand(N, 2), delay, deadline=1.5)
     with pytest.raises(ValueError, match="make them so outside, as in dropping"):
         cohorts(available(late, bernoulli(0.5), when_absent="replace"))
+
+
+def test_clients_of_lost_messages_keep_their_personal_models():
+    task = Towards(jnp.ones((N, 3)))
+    strategy = dropping(full_participation(N), jnp.array([1.0] + [0.0] * (N - 1)))
+    algorithm = ditto(local_sgd(0.1, steps=1), lam=0.5)
+    state, _ = simulate(KEY, task, algorithm, strategy, 3)
+    start = init(KEY, task, algorithm, strategy)
+    moved = abs(state.models[0].clients["w"] - start.models[0].clients["w"])[0].sum(1) > 0
+    np.testing.assert_array_equal(moved, [False] + [True] * (N - 1))

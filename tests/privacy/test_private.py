@@ -244,10 +244,11 @@ def test_a_missing_extra_warns_before_training(monkeypatch):
         private(fed(), **GIVEN)
 
 
-def test_scales_of_an_assignment_are_ignored():
+@pytest.mark.parametrize("clip", [1.0, 100.0])
+def test_scales_of_an_assignment_are_ignored(clip):
     """A client with weight two would need twice the noise."""
     task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
-    algorithm = private(fed(), clip=1.0, noise_multiplier=0.3, clients_per_round=4)
+    algorithm = private(fed(), clip=clip, noise_multiplier=0.3, clients_per_round=4)
     plain, scaled = (
         simulate(KEY, task, algorithm, mfa_rand(N, 2, unbiased=unbiased), 3)[0].models[0].params
         for unbiased in (False, True)
