@@ -29,6 +29,7 @@ from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import (
     labelled_data,
     remembering,
+    roll_out,
     rounds_of,
     rows_of,
     slow_unless,
@@ -262,3 +263,10 @@ def test_traced_groups_differ_by_at_most_one_client():
             sizes = [np.sum(row >= 0) for row in rows[:number]]
             assert sum(sizes) == 7
             assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_padded_number_of_models_rotates_like_a_static_one():
+    key = jax.random.key(1)
+    padded, static = (roll_out(mfa_rr(6, number), key, 4) for number in (Padded(4, 3), 3))
+    for rows, expected in zip(padded, static, strict=True):
+        assert [set(row) - {-1} for row in rows[:3]] == [set(row) for row in expected]

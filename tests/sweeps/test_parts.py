@@ -275,3 +275,11 @@ def part(folder, name, *options):
 @pytest.fixture
 def folder(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "copy")
+
+
+def test_a_part_leaves_out_the_padding_of_devices():
+    """Nine runs share eight devices."""
+    axes = {"assignment": ["Rand"], "num_models": [2], "mu": [0.1, 0.2, 0.4]}
+    piece = compute_part(Grid(build, axes, num_rounds=1, num_seeds=3), Part(1, 1))
+    replicas = np.concatenate([each.replicas for each in piece.runs])
+    np.testing.assert_array_equal(np.sort(replicas), np.arange(9))
