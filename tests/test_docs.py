@@ -76,7 +76,7 @@ def test_the_results_are_the_page_of_their_summaries(tmp_path):
 
 def test_readme_counts_the_statements_of_each_paper():
     results = (ROOT / "docs" / "results.md").read_text()
-    rows = re.findall(r"^\| .*\(20\d\d\)\. \| (?:\d+ \| ){5}$", results, re.MULTILINE)
+    rows = re.findall(r"^\| .*\(20\d\d\)\. \| \d+ \| (?:[^|]+\| ){4}$", results, re.MULTILINE)
     assert len(rows) == 3
     assert [row for row in rows if row not in README.splitlines()] == []
 

@@ -19,14 +19,14 @@ would be 12.7 %.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from fedjax_mm.metrics import standard_error
-from fedjax_mm.papers.schema import Check, Outcome, Part, Verdict
+from fedjax_mm.papers.schema import Check, Outcome, Part, Reading, Verdict
 from fedjax_mm.results.labels import number, places
 
 LEVEL = math.erfc(3 / math.sqrt(2)) / 2
@@ -98,6 +98,24 @@ def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "
 def untested(key: str, because: str, takes: str = "") -> Ruling:
     """Returns a ruling that these settings or data do not test a statement."""
     return Ruling(key, "not tested", about=because, takes=takes)
+
+
+def under(reading: str, item: str, rulings: Iterable[Ruling | Check]) -> Iterator[Reading]:
+    """Yields the verdicts on an item's statements under another reading.
+
+    The evidence is that of the first comparison with the verdict of the whole.
+    """
+    for each in rulings:
+        if isinstance(each, Ruling):
+            alike = [part for part in each.parts if part.verdict == each.verdict]
+            texts = [f"{part.name}: {part.evidence}".removeprefix(": ") for part in alike[:1]]
+            texts += [f"and {len(alike) - 1} more"] * (len(alike) > 1)
+            yield Reading(
+                statement=f"{item}/{each.key}",
+                reading=reading,
+                verdict=each.verdict,
+                evidence=", ".join(texts) or each.about,
+            )
 
 
 def check(text: str, passed: Any, evidence: str = "") -> Check:
@@ -238,6 +256,7 @@ def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie:
     if not np.isfinite(samples).all():
         lost = size - int(np.isfinite(samples).sum())
         text = f"{lost} of {size} seeds diverged, did not reach the target or were left out"
+        text = "not run" if lost == size and np.isnan(samples).all() else text
         return Evidence(name, text, np.nan, np.nan, size)
     mean, error = float(samples.mean()), float(standard_error(samples))
     evidence, room = number(mean, error, form), mean + margin

@@ -48,6 +48,7 @@ class Published(_Schema):
       quote: the sentence, verbatim.
       where: the section, caption or appendix.
       rule: the interpretation of the sentence, including the quantity, direction and margin.
+      reading: our reading of the paper's protocol, if the paper leaves it open.
       data: the only dataset on which the sentence is tested, if any.
       takes: the requirements of a test.
       untested: the reason that no run can judge the statement, or empty if the code judges it.
@@ -57,6 +58,7 @@ class Published(_Schema):
     quote: str
     where: str
     rule: str = ""
+    reading: str = ""
     data: str = ""
     takes: str = ""
     untested: str = ""
@@ -74,6 +76,11 @@ class Statement(Published):
     verdict: Verdict
     parts: tuple[Part, ...] = ()
     about: str = ""
+
+    @property
+    def is_under_reading(self) -> bool:
+        """Returns whether the verdict rests on a reading that the paper leaves open."""
+        return bool(self.reading) and self.verdict != "not tested"
 
     @property
     def needed(self) -> int | None:
@@ -94,6 +101,22 @@ class Statement(Published):
         """Returns the reason for "not tested": replaced data or settings, or unreached targets."""
         lost = [part.evidence for part in self.parts if part.verdict == "not tested"]
         return self.about or (lost[0] if lost else "")
+
+
+class Reading(_Schema):
+    """The verdict on another item's statement under another reading, which is never counted.
+
+    Attributes:
+      statement: the item and the key of the statement, such as "maxfl-table1/retains".
+      reading: the reading of the paper.
+      verdict: the verdict under this reading.
+      evidence: the numbers, as text.
+    """
+
+    statement: str
+    reading: str
+    verdict: Verdict
+    evidence: str = ""
 
 
 class Check(_Schema):
@@ -125,10 +148,13 @@ def count(statements: Iterable[Statement]) -> Counter[Verdict]:
 def published_statements(table: Mapping[str, Any]) -> tuple[Published, ...]:
     """Returns the statements in an item's table of `published.toml`.
 
+    The item's key `reading` is that of all its statements, except for those with one of their own.
+
     Raises:
       ValueError: if two statements share a key.
     """
-    found = tuple(Published(**each) for each in table.get("statements", ()))
+    shared = {"reading": table.get("reading", "")}
+    found = tuple(Published(**(shared | each)) for each in table.get("statements", ()))
     keys = Counter(each.key for each in found)
     if twice := [key for key, times in keys.items() if times > 1]:
         raise ValueError(f"statements has the key {twice[0]!r} twice; each has a key of its own")

@@ -12,7 +12,7 @@ from fedjax_mm import plots
 from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.papers.cho2022.clients import source_of
 from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
-from fedjax_mm.papers.cho2022.runs import run_comparison
+from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_comparison
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
@@ -27,6 +27,14 @@ _METRICS = {
     "appeal": "GM-Appeal",
     "preferred_accuracy": "preferred-model accuracy",
 }
+_LEVELS = {
+    "test accuracy, seen": ("accuracy", 100.0, ".1f"),
+    "test loss, seen": ("loss", 1.0, ".2f"),
+}
+"""Metrics of the same models, shown where a table's own metrics hide how good the models are."""
+
+BY_ACCURACY = "points by test accuracy, as the paper says, on the selection seed alone"
+_RULES = {"accuracy": "test accuracy, as the paper says", "appeal": "GM-Appeal"}
 _PARTITIONS = {
     "dirichlet": "each client's labels by Dirichlet's law",
     "dirichlet_labels": "each label by Dirichlet's law",
@@ -112,9 +120,62 @@ def measure(
             "diverged": (best["diverged"] >= 0).any("seed"),
             "diverged runs": (best["diverged"] >= 0).sum(),
             "grid points of a variant": settings.num_points,
+            "largest difference": difference_of_losses(records),
             **_pools(records, settings),
+            **(_by_rule(result) if settings.chosen_by == "appeal" else {}),
+            **{
+                title: factor * best[name]
+                for title, (name, factor, _) in _LEVELS.items()
+                if title not in percent["metric"].values
+            },
         }
     )
+
+
+def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Returns the points and scores by both rules of selection, on the selection seeds.
+
+    The result is empty if the search is not stored.
+    """
+    if "candidate" not in result.dims:
+        return {}
+    names = {f"selection_{name}": name for name in SCORES}
+    percent = in_percent(result[[*names]].rename(names), SCORES).rename(metric="score")
+    best = {rule: best_candidates(result, rule) for rule in _RULES}
+    at = {"rule": list(best), "algorithm": list(best["appeal"])}
+    place = xr.DataArray([[*each.values()] for each in best.values()], at)
+    chosen = percent.isel(candidate=place)
+    keys = [f"candidate_{key}" for key in POINT]
+    points = [
+        [_text(*each, False) for each in zip(*row, strict=True)]
+        for row in zip(*(chosen[key].values for key in keys), strict=True)
+    ]
+    return {
+        "selected": chosen.drop_vars([*keys, "candidate_algorithm"]),
+        "selected point": xr.DataArray(points, at),
+    }
+
+
+def selected(measured: xr.Dataset, rule: str) -> xr.Dataset | None:
+    """Returns the scores on the selection seeds of the points that a rule chooses, if stored."""
+    if "selected" not in measured:
+        return None
+    scores = (
+        measured["selected"].sel(rule=rule, drop=True).rename(selection_seed="seed", score="metric")
+    )
+    names = {dim: [measured[dim].values[0]] for dim in DIMS.values()}
+    return xr.Dataset({"percent": scores.expand_dims(names)})
+
+
+def difference_of_losses(records: xr.Dataset) -> xr.DataArray:
+    """Returns how far test and training loss are apart, in percent of the larger, at most.
+
+    Both are means over the seen clients.
+    """
+    both = records[["loss", "train_loss"]].to_array("examples")
+    share = abs(both.diff("examples")) / both.max("examples", skipna=False)
+    largest: xr.DataArray = 100 * share.max(("examples", "round"), skipna=False)
+    return largest
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
@@ -212,9 +273,23 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
         "chosen point": xr.apply_ufunc(_text, *point, vectorize=True, output_dtypes=[object]),
         "skipped rounds": cells(short["skipped rounds"].mean("seed"), form=".0f"),
     }
+    for title, (_, _, form) in _LEVELS.items():
+        if title in short:
+            contents[title] = cells(*estimate(short[title]), form=form)
     over = tuple(map(str, short["diverged"].dims))
     pools = [rows(_pool_columns(short), over, _WHO_STAYS)] if "pool" in short else []
-    return [rows(contents, over), *pools]
+    return [rows(contents, over), *pools, *_both_rules(measured)]
+
+
+def _both_rules(measured: xr.Dataset) -> Iterator[Table]:
+    """Yields one row per method and rule of selection, if the search is stored."""
+    if "selected" in measured:
+        seeds = measured["selected"].sizes["selection_seed"]
+        short = measured[["selected", "selected point"]].assign_coords(rule=[*_RULES.values()])
+        texts = cells(short["selected"].mean("selection_seed"), form=".1f")
+        contents = columns(texts, "score") | {"point": short["selected point"]}
+        title = f"Points by both rules of selection, on {seeds} selection seed" + "s" * (seeds > 1)
+        yield rows(contents, ("algorithm", "rule"), title)
 
 
 def _pool_columns(short: xr.Dataset) -> dict[str, xr.DataArray]:
