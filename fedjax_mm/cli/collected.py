@@ -9,7 +9,7 @@ import itertools
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar

@@ -19,7 +19,7 @@ from PIL import Image
 
 from fedjax_mm.cli.collected import Collected, Item, Sentence, Summary, collect, readings_of
 from fedjax_mm.files import prepare_directory, write_aside
-from fedjax_mm.papers.schema import OUTCOMES, VERDICTS, Reading
+from fedjax_mm.papers.schema import LOOSE, OUTCOMES, VERDICTS, Reading
 
 Kind = Literal["html", "md"]
 
@@ -137,7 +137,14 @@ def _statements(found: Collected) -> dict[str, Any]:
     for each in chosen["not tested"]:
         why = each.item, each.statement.why_not_tested, each.statement.remains
         untested.setdefault(why, []).append(each)
-    about = {"sentences": sentences, "chosen": chosen, "counts": counts, "untested": untested}
+    about: dict[str, Any] = {
+        "sentences": sentences,
+        "chosen": chosen,
+        "counts": counts,
+        "untested": untested,
+    }
+    loose = [each for each in chosen["supported"] if (each.statement.looseness or 0) > LOOSE]
+    about["loose"] = loose
     rules = {f"{each.item}/{each.statement.key}": each.statement.rule for each in sentences}
     return about | {"under": under, "rules": rules, "readings": readings_of(found.items)}
 

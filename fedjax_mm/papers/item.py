@@ -132,4 +132,4 @@ def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any
         stood = " and ".join(names) or f"{about['data']} data"
         return not_run(published, f"run on {stood} instead of {published.data}")
     words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
-    return Statement(**words, verdict=ruling.verdict, parts=ruling.parts, about=ruling.about)
+    return Statement(**(ruling._asdict() | words))

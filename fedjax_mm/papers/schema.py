@@ -18,6 +18,13 @@ VERDICTS: tuple[Verdict, ...] = ("supported", "contradicted", "not settled", "no
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "undecided")
 
 
+FEWEST = 5
+"""The fewest samples from which the number of needed seeds is computed."""
+
+LOOSE = 100.0
+"""A bound that is larger than this many times what it bounds, everywhere, hardly tests anything."""
+
+
 class _Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,7 +37,10 @@ class Part(_Schema):
       verdict: the verdict on this comparison alone.
       evidence: the numbers, as text.
       seeds: the number of samples, if the quantity is random.
-      needed: the seeds that would settle the comparison if the mean and the spread stay the same.
+      needed: the seeds that would settle the comparison if the mean and the spread stay the same,
+        or None if there are too many of them, or too few samples to tell.
+      leans: the side of the margin on which the mean lies, by more than one standard error, or
+        empty.
     """
 
     name: str
@@ -38,6 +48,7 @@ class Part(_Schema):
     evidence: str
     seeds: int | None = None
     needed: int | None = None
+    leans: Literal["", "for", "against"] = ""
 
 
 class Published(_Schema):
@@ -71,11 +82,13 @@ class Statement(Published):
       verdict: the verdict on the whole sentence.
       parts: the comparisons within the sentence.
       about: evidence that belongs to no single comparison, or the reason for "not tested".
+      looseness: the least ratio of a bound to what it bounds, if the statement is a bound.
     """
 
     verdict: Verdict
     parts: tuple[Part, ...] = ()
     about: str = ""
+    looseness: float | None = None
 
     @property
     def is_under_reading(self) -> bool:
@@ -84,17 +97,27 @@ class Statement(Published):
 
     @property
     def needed(self) -> int | None:
-        """Returns the number of seeds that would settle the statement, or None if unknown."""
-        open_parts = [part.needed for part in self.parts if part.verdict == "not settled"]
-        return None if None in open_parts else max(filter(None, open_parts), default=None)
+        """Returns the number of seeds that would settle every comparison, or None if unknown."""
+        needed = [part.needed for part in self._open]
+        return None if None in needed else max(filter(None, needed), default=None)
 
     @property
     def remains(self) -> str:
         """Returns the requirements for settling or testing a statement, or "" if it is settled."""
         if self.verdict == "not tested":
             return self.takes
+        if self.verdict != "not settled":
+            return ""
+        if any((part.seeds or FEWEST) < FEWEST for part in self._open):
+            return f"at least {FEWEST} seeds, from which to tell how many are needed"
         number = f"about {self.needed:,}" if self.needed else "more than 10,000"
-        return f"{number} seeds" if self.verdict == "not settled" else ""
+        leans = {part.leans for part in self._open}
+        side = "against it" if "against" in leans else "towards it" * (leans == {"for"})
+        return f"{number} seeds; the evidence leans {side or 'to neither side'}"
+
+    @property
+    def _open(self) -> list[Part]:
+        return [part for part in self.parts if part.verdict == "not settled"]
 
     @property
     def why_not_tested(self) -> str:

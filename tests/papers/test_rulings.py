@@ -12,6 +12,7 @@ from fedjax_mm.papers.rulings import (
     LEVEL,
     alike,
     check,
+    estimate,
     fact,
     median_more,
     more,
@@ -149,16 +150,50 @@ def statement(made):
     return Statement(**about, verdict=made.verdict, parts=made.parts)
 
 
-@pytest.mark.parametrize("num_seeds", [4, 12])
-def test_the_seeds_that_are_named_would_settle_it(num_seeds):
-    made = ruling("key", more(samples(with_mean(1.5, num_seeds), with_mean(99, num_seeds))))
+@pytest.mark.parametrize(
+    ("mean", "level", "side"),
+    [(1.5, LEVEL, "towards it"), (-1.5, LEVEL / 2, "against it"), (0.5, LEVEL, "to neither side")],
+)
+def test_the_seeds_that_are_named_would_settle_it(mean, level, side):
+    """Of two parts each contradicts at half of the level."""
+    made = ruling("key", more(samples(with_mean(mean, 12), with_mean(99, 12))))
     needed = statement(made).needed
-    effect = 1.5 / np.sqrt(num_seeds)
-    assert effect * np.sqrt(needed) >= student.isf(LEVEL, needed - 1)
-    assert effect * np.sqrt(needed - 1) < student.isf(LEVEL, needed - 2)
-    assert statement(made).remains == f"about {needed} seeds"
-    hopeless = ruling("key", more(samples(with_mean(1e-3, num_seeds))))
-    assert statement(hopeless).remains == "more than 10,000 seeds"
+    effect = abs(mean) / np.sqrt(12)
+    assert effect * np.sqrt(needed) >= student.isf(level, needed - 1)
+    assert effect * np.sqrt(needed - 1) < student.isf(level, needed - 2)
+    assert statement(made).remains == f"about {needed} seeds; the evidence leans {side}"
+    hopeless = ruling("key", more(samples(with_mean(1e-3, 12))))
+    assert statement(hopeless).remains.startswith("more than 10,000 seeds")
+
+
+def test_one_of_two_sides_contradicts_at_half_of_the_level():
+    def needed(part):
+        return statement(ruling("key", part)).needed
+
+    here = samples(with_mean(2.0, 12))
+    assert needed(alike(here + 7, margin=7.0)) > needed(more(-here))
+    assert needed(alike(here - 7, margin=7.0)) == needed(more(here))
+
+
+def test_too_few_seeds_tell_neither_an_error_nor_how_many_are_needed():
+    made = statement(ruling("key", more(samples(with_mean(1.5, 4)))))
+    assert made.needed is None
+    assert made.remains == "at least 5 seeds, from which to tell how many are needed"
+    assert "±" in made.parts[0].evidence
+    two = ruling("key", more(samples([1.0, 3.0]))).parts[0].evidence
+    assert two == "2.00"
+    mean, error = estimate(samples([1.0, 3.0]))
+    assert (mean.item(), bool(np.isnan(error.item()))) == (2.0, True)
+    assert np.isfinite(estimate(samples([1.0, 3.0, 4.0])).error.item())
+
+
+@pytest.mark.parametrize(
+    ("above", "lost", "expected"),
+    [(18, 1, "not settled"), (18, 5, "not tested"), (3, 5, "not tested"), (6, 1, "not settled")],
+)
+def test_an_unreached_target_matters_only_if_it_could_decide(above, lost, expected):
+    here = samples([2.0] * above + [0.5] * (24 - above - lost) + [NAN] * lost)
+    assert verdict(median_more(here, by=1.0)) == expected
 
 
 def test_checks_pass_fail_or_stay_undecided():

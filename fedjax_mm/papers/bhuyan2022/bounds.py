@@ -301,7 +301,9 @@ def judge_theorem(
 ) -> Iterator[Ruling | Check]:
     """Rules on whether the method's bound holds, and yields the remaining checks of `judge`."""
     if method in config.algorithms:
-        yield ruling(key, _holds(method, measured), about=_ratios(method, measured))
+        least = measured.least_ratio.sel(algorithm=method).min()
+        about = _ratios(method, measured)
+        yield ruling(key, _holds(method, measured), about=about, looseness=least)
     else:
         yield untested(key, f"{method} was not run")
     for name in config.algorithms:

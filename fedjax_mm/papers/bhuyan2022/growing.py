@@ -107,7 +107,9 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     least, most = (here[f"{end}_ratio"] for end in ("least", "largest"))
     ratios = f"bound / error {least.min():.3g} to {most.max():.3g}"
     about = f"1 - error / bound at the tightest round; {ratios}"
-    yield ruling("theorem-2", no_less(here.room, ROUND_OFF, form=".3g"), about=about)
+    yield ruling(
+        "theorem-2", no_less(here.room, ROUND_OFF, form=".3g"), about=about, looseness=least.min()
+    )
     about = "minus the relative growth from the third to the last quarter of the rounds, at least "
     about += f"-{_CONSTANT}; an error of the order 1/sqrt(t) would have -0.18"
     yield ruling("order-one-over-t", no_less(-here.growth, _CONSTANT, form=".3f"), about=about)

@@ -16,8 +16,8 @@ from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_compariso
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, estimate, untested
-from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, no_less, untested
+from fedjax_mm.papers.schema import Check, Reading, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
 
@@ -49,7 +49,7 @@ _POOLS = {
     "flipped share of MaxFL's weights, %": "flipped in the weights",
 }
 
-Rules: TypeAlias = Callable[[xr.Dataset, Comparison], Iterable[Ruling | Check]]
+Rules: TypeAlias = Callable[[xr.Dataset, Comparison], Iterable[Ruling | Check | Reading]]
 """Judges a table's statements, given the measured numbers and the settings."""
 
 _PROTOCOL = {
@@ -146,9 +146,10 @@ def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
     place = xr.DataArray([[*each.values()] for each in best.values()], at)
     chosen = percent.isel(candidate=place)
     keys = [f"candidate_{key}" for key in POINT]
+    values = (chosen[key].values for key in keys)
     points = [
-        [_text(*each, False) for each in zip(*row, strict=True)]
-        for row in zip(*(chosen[key].values for key in keys), strict=True)
+        [_text(*point) for point in zip(*row, np.zeros(len(row[0]), bool), strict=True)]
+        for row in zip(*values, strict=True)
     ]
     return {
         "selected": chosen.drop_vars([*keys, "candidate_algorithm"]),
@@ -228,6 +229,38 @@ def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataA
     return ours - percent.reindex(algorithm=list(others))
 
 
+def same_or_higher(
+    measured: xr.Dataset, others: Sequence[str], metric: str, margin: float
+) -> list[Evidence]:
+    """Tests that MaxFL is at most a margin behind others, if the methods are further apart.
+
+    Otherwise no method could fail, and nothing is tested.
+    """
+    return telling(
+        measured, no_less(lead(measured, others, metric), margin), others, metric, margin
+    )
+
+
+def telling(
+    measured: xr.Dataset,
+    tests: Sequence[Evidence],
+    others: Sequence[str],
+    metric: str,
+    least: float,
+) -> list[Evidence]:
+    """Marks tests as untested if MaxFL's and all others' means are less than `least` apart."""
+    means = squeezed(measured["percent"]).reindex(metric=[metric], algorithm=[OURS, *others])
+    means = means.mean("seed", skipna=False)
+    apart = (means.max("algorithm", skipna=False) - means.min("algorithm", skipna=False)).max()
+    if not apart < least:
+        return list(tests)
+    why = f"the methods are {apart.item():.2f} points apart, where {least:g} would count"
+    return [
+        each._replace(text=f"{each.text}: {why}", supports=np.nan, contradicts=np.nan)
+        for each in tests
+    ]
+
+
 def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataArray:
     """Returns Kendall's rank correlation (tau-a) along a dimension, counting ties as 0.
 
@@ -251,7 +284,7 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
 
 def _judge(
     measured: xr.Dataset, settings: Comparison, *, rules: Rules, default: Comparison
-) -> Iterator[Ruling | Check]:
+) -> Iterator[Ruling | Check | Reading]:
     """Yields rulings and checks, marked untested if the item's protocol was changed."""
     given, usual = (each.model_dump(mode="json", include=_PROTOCOL) for each in (settings, default))
     changed = [f"{key} unset" for key in given if given[key] is None and usual[key] is not None]
@@ -260,7 +293,7 @@ def _judge(
         # Comparisons among published numbers have no seeds and depend on no settings.
         if changed and isinstance(found, Ruling) and any(part.seeds for part in found.parts):
             yield untested(found.key, f"the protocol was changed: {', '.join(changed)}")
-        else:
+        elif not (changed and isinstance(found, Reading)):
             yield found
 
 

@@ -148,7 +148,7 @@ def best_candidates(scores: xr.Dataset, chosen_by: str) -> dict[str, int]:
     first, second = (means[f"selection_{name}"].values for name in (chosen_by, SCORES[0]))
     names = means["candidate_algorithm"].values
     return {
-        name: max(np.flatnonzero(names == name), key=lambda i: (first[i], second[i]))
+        name: max(np.flatnonzero(names == name).tolist(), key=lambda i: (first[i], second[i]))
         for name in dict.fromkeys(names.tolist())
     }
 

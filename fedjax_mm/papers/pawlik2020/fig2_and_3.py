@@ -1,6 +1,7 @@
 """Figures 2 and 3: best accuracy by cohort size at constant cost (section 3.2)."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -226,13 +227,20 @@ def _compare_with_hers(ours: xr.Dataset) -> list[Evidence]:
         her_error, apart = margin / np.sqrt(_HER_SEEDS), abs(mean - hers)
         both = np.hypot(error, her_error)
         freedom = both**4 / (error**4 / (num_seeds - 1) + her_error**4 / (_HER_SEEDS - 1))
-        # Keep the author's standard error, because more seeds reduce only ours.
-        room = ((apart - margin) / 3) ** 2 - her_error**2
-        needed = int(np.ceil(num_seeds * error**2 / room)) if room > 0 else None
         text = f"{number(mean, error, '.4f')}, hers {number(hers, her_error, '.4f')}"
         test = near(text, apart, margin, both, name=name, freedom=freedom)
+        needed = partial(_needed, num_seeds * error**2, apart - margin, her_error)
         found.append(test._replace(seeds=num_seeds, needed=needed))
     return found
+
+
+def _needed(variance: float, room: float, her_error: float, level: float) -> int | None:
+    """Returns the seeds at which the room is beyond both errors at a level, or None."""
+    from scipy.special import ndtri
+
+    # Keep the author's standard error, because more seeds reduce only ours.
+    left = (room / ndtri(level)) ** 2 - her_error**2
+    return int(np.ceil(variance / left)) if left > 0 else None
 
 
 def agreeing(measured: xr.Dataset) -> xr.DataArray:
