@@ -29,7 +29,7 @@ LIMIT = 5 * 2**20
 _SIGNS = {
     "verdicts": VERDICTS,
     "outcomes": OUTCOMES,
-    "signs": dict(zip((*VERDICTS, *OUTCOMES), "✓✕?○✓✕?", strict=True)),
+    "signs": dict(zip((*VERDICTS, *OUTCOMES), "✓✕?○✓✕✓✕✓=✕?", strict=True)),
 }
 
 SHARE = LIMIT // 40

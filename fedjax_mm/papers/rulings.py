@@ -135,7 +135,7 @@ def under(reading: str, item: str, rulings: Iterable[Ruling | Check]) -> Iterato
 
 
 def check(text: str, passed: Any, evidence: str = "") -> Check:
-    """Returns the outcome of one of our own checks.
+    """Returns the outcome of one of our own checks, which our work must pass.
 
     Args:
       text: the property that is checked.
@@ -143,17 +143,52 @@ def check(text: str, passed: Any, evidence: str = "") -> Check:
         Tests, such as the result of `more`, also provide the evidence.
       evidence: the numbers.
     """
-    outcomes: dict[Verdict, Outcome] = {"supported": "passed", "contradicted": "failed"}
-    if isinstance(passed, list):
-        found = ruling("", passed)
+    return _checked(text, passed, evidence, ("passed", "defect"))
+
+
+def finding(text: str, holds: Any, evidence: str = "") -> Check:
+    """Returns whether a property holds that we looked for; see `check`."""
+    return _checked(text, holds, evidence, ("holds", "does not hold"))
+
+
+def compare(text: str, lead: xr.DataArray, margin: float, form: str = ".2f") -> Check:
+    """Returns whether all means are above a margin, within it, or below it.
+
+    Args:
+      text: what is compared.
+      lead: samples over ``(..., "seed")``, for example paired differences between methods.
+      margin: the smallest lead of interest.
+      form: the format of numbers in the evidence.
+    """
+    ahead = more(lead, by=margin, form=form)
+    answers: dict[Outcome, list[Evidence]] = {
+        "ahead": ahead,
+        "level": alike(lead, margin),
+        "behind": more(-lead, by=margin),
+    }
+    words: list[Outcome] = [
+        next((word for word, tests in answers.items() if tests[i].supports < LEVEL), "undecided")
+        for i in range(len(ahead))
+    ]
+    shown = [f"{test.name}: {test.text}".removeprefix(": ") for test in ahead]
+    if len(set(words)) > 1:
+        shown = [f"{each} ({word})" for each, word in zip(shown, words, strict=True)]
+    outcome: Outcome = words[0] if len(set(words)) == 1 else "undecided"
+    return Check(text=text, outcome=outcome, evidence="; ".join(shown))
+
+
+def _checked(text: str, holds: Any, evidence: str, words: tuple[Outcome, Outcome]) -> Check:
+    outcomes: dict[Verdict, Outcome] = {"supported": words[0], "contradicted": words[1]}
+    if isinstance(holds, list):
+        found = ruling("", holds)
         shown = evidence or "; ".join(
-            filter(None, (f"{test.name}: {test.text}".removeprefix(": ") for test in passed))
+            filter(None, (f"{test.name}: {test.text}".removeprefix(": ") for test in holds))
         )
         return Check(text=text, outcome=outcomes.get(found.verdict, "undecided"), evidence=shown)
-    entries = np.asarray(np.nan if passed is None else passed, float)
+    entries = np.asarray(np.nan if holds is None else holds, float)
     is_known = entries.size > 0 and not np.isnan(entries).any()
-    outcome: Outcome = ("passed" if entries.all() else "failed") if is_known else "undecided"
-    return Check(text=text, outcome=outcome, evidence=evidence)
+    word = words[0] if entries.all() else words[1]
+    return Check(text=text, outcome=word if is_known else "undecided", evidence=evidence)
 
 
 def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evidence]:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 Verdict = Literal["supported", "contradicted", "not settled", "not tested"]
-Outcome = Literal["passed", "failed", "undecided"]
+Outcome = Literal[
+    "passed", "defect", "holds", "does not hold", "ahead", "level", "behind", "undecided"
+]
 
 VERDICTS: tuple[Verdict, ...] = ("supported", "contradicted", "not settled", "not tested")
-OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "undecided")
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 FEWEST = 5
@@ -143,7 +145,14 @@ class Reading(_Schema):
 
 
 class Check(_Schema):
-    """One of our own checks, such as a bound at every round, an oracle or a sanity check."""
+    """One of our own checks, findings or comparisons.
+
+    Attributes:
+      text: the property, or what is compared.
+      outcome: "passed" or "defect" for what our work must satisfy, "holds" or "does not hold" for a
+        finding, "ahead", "level" or "behind" for a comparison, or "undecided".
+      evidence: the numbers, as text.
+    """
 
     text: str
     outcome: Outcome

@@ -69,7 +69,7 @@ def test_it_is_judged_and_drawn(result, tmp_path):
     assert (tmp_path / "figure.png").exists()
 
 
-@pytest.mark.parametrize(("gap", "outcome"), [(5.0, "passed"), (-5.0, "failed")])
+@pytest.mark.parametrize(("gap", "outcome"), [(5.0, "holds"), (-5.0, "does not hold")])
 def test_checks_follow_the_accuracies(gap, outcome):
     """Noise costs `gap`, and the gap is twice as large with more models."""
     settings = validate(type(SMALL), SMALL.model_dump() | {"num_models": [1, 4]})

@@ -12,8 +12,10 @@ from fedjax_mm.papers.rulings import (
     LEVEL,
     alike,
     check,
+    compare,
     estimate,
     fact,
+    finding,
     median_more,
     more,
     no_less,
@@ -196,17 +198,31 @@ def test_an_unreached_target_matters_only_if_it_could_decide(above, lost, expect
     assert verdict(median_more(here, by=1.0)) == expected
 
 
-def test_checks_pass_fail_or_stay_undecided():
-    outcomes = {True: "passed", False: "failed", None: "undecided", NAN: "undecided"}
-    assert all(check("text", passed).outcome == found for passed, found in outcomes.items())
-    assert check("text", xr.DataArray([True, False])).outcome == "failed"
-    assert check("text", np.array([1.0, NAN])).outcome == "undecided"
-    assert check("text", np.zeros(0, bool)).outcome == "undecided"
+@pytest.mark.parametrize(
+    ("kind", "yes", "no"), [(check, "passed", "defect"), (finding, "holds", "does not hold")]
+)
+def test_a_defect_and_a_finding_are_different_words(kind, yes, no):
+    outcomes = {True: yes, False: no, None: "undecided", NAN: "undecided"}
+    assert all(kind("text", passed).outcome == found for passed, found in outcomes.items())
+    assert kind("text", xr.DataArray([True, False])).outcome == no
+    assert kind("text", np.array([1.0, NAN])).outcome == "undecided"
+    assert kind("text", np.zeros(0, bool)).outcome == "undecided"
     lead = samples(with_mean(99, 5))
-    assert check("text", more(lead)).outcome == "passed"
-    assert check("text", more(-lead)).outcome == "failed"
-    assert check("text", more(samples(with_mean(0, 5)))).outcome == "undecided"
-    assert check("text", more(lead)).evidence == "pair 0: 99.00 ± 1.00"
+    assert kind("text", more(lead)).outcome == yes
+    assert kind("text", more(-lead)).outcome == no
+    assert kind("text", more(samples(with_mean(0, 5)))).outcome == "undecided"
+    assert kind("text", more(lead)).evidence == "pair 0: 99.00 ± 1.00"
+
+
+def test_a_comparison_is_ahead_level_or_behind():
+    far, near, open_ = with_mean(99, 12), with_mean(0, 12, 0.1), with_mean(1, 12)
+    words = {"ahead": far, "behind": -far, "level": near, "undecided": open_}
+    for word, one in words.items():
+        assert compare("text", samples(one), 1.0).outcome == word
+        assert compare("text", samples(one, one), 1.0).outcome == word
+    mixed = compare("text", samples(far, -far), 1.0, ".0f")
+    assert mixed.outcome == "undecided"
+    assert mixed.evidence == "pair 0: 99 ± 1 (ahead); pair 1: -99 ± 1 (behind)"
 
 
 KINDS = {

@@ -1,5 +1,6 @@
 """Tables of section 5 of Cho et al.: methods at their best points, with published numbers."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,8 +17,8 @@ from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_compariso
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, no_less, untested
-from fedjax_mm.papers.schema import Check, Reading, Table
+from fedjax_mm.papers.rulings import Evidence, Ruling, alike, estimate, no_less, ruling, untested
+from fedjax_mm.papers.schema import Check, Reading, Table, published_statements
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
 
@@ -80,7 +81,7 @@ def item(
       **others: replacements for this module's `measure`, `table` and `figure`.
     """
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
-    functions |= {"judge": partial(_judge, rules=rules, default=settings)}
+    functions |= {"judge": partial(_judge, id=id, rules=rules, default=settings)}
     functions |= {"table": table, "figure": figure} | others
     return Item(id, title, settings, run_comparison, **functions)
 
@@ -148,7 +149,7 @@ def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
     keys = [f"candidate_{key}" for key in POINT]
     values = (chosen[key].values for key in keys)
     points = [
-        [_text(*point) for point in zip(*row, np.zeros(len(row[0]), bool), strict=True)]
+        [_text(*point) for point in zip(*row, [False] * len(row[0]), strict=True)]
         for row in zip(*values, strict=True)
     ]
     return {
@@ -283,18 +284,58 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
 
 
 def _judge(
-    measured: xr.Dataset, settings: Comparison, *, rules: Rules, default: Comparison
+    measured: xr.Dataset, settings: Comparison, *, id: str, rules: Rules, default: Comparison
 ) -> Iterator[Ruling | Check | Reading]:
     """Yields rulings and checks, marked untested if the item's protocol was changed."""
     given, usual = (each.model_dump(mode="json", include=_PROTOCOL) for each in (settings, default))
     changed = [f"{key} unset" for key in given if given[key] is None and usual[key] is not None]
     changed += changes(given, usual)
-    for found in rules(measured, settings):
+    for found in (*rules(measured, settings), *_printed_rows(measured, id)):
         # Comparisons among published numbers have no seeds and depend on no settings.
-        if changed and isinstance(found, Ruling) and any(part.seeds for part in found.parts):
+        is_measured = isinstance(found, Ruling) and (
+            not found.parts or any(part.seeds for part in found.parts)
+        )
+        if changed and isinstance(found, Ruling) and is_measured:
             yield untested(found.key, f"the protocol was changed: {', '.join(changed)}")
         elif not (changed and isinstance(found, Reading)):
             yield found
+
+
+def _printed_rows(measured: xr.Dataset, id: str) -> Iterator[Ruling]:
+    """Judges the numbers of the printed rows, which are statements called "row-" and the method."""
+    keys = [each.key for each in published_statements(published(__name__, id))]
+    methods = {f"row-{_slug(name)}": name for name in published_methods(id)}
+    numbers = squeezed(measured["percent"] - measured["published"])
+    if "attackers" in numbers.dims:
+        numbers = numbers.sel(attackers=numbers["attackers"] > 0)  # Table 1 has the others
+    # Table 3 has the appeals that the text on Table 5 mentions.
+    kinds = [metric for metric in numbers["metric"].values if not _is_of(id, metric)]
+    for key in keys:
+        if key in methods:
+            off = numbers.reindex(algorithm=[methods[key]]).isel(algorithm=0, drop=True)
+            tests = [
+                alike(off.sel(metric=[kind]), _margin(kind), ".2f" if _margin(kind) < 1 else ".1f")
+                for kind in kinds
+            ]
+            yield ruling(key, *tests, about="ours minus the printed number, in points")
+
+
+def _is_of(id: str, metric: str) -> bool:
+    return id == "maxfl-table5" and metric.startswith(_METRICS["appeal"])
+
+
+def _margin(metric: str) -> float:
+    return 0.5 if metric.startswith(_METRICS["preferred_accuracy"]) else 5.0
+
+
+def published_methods(id: str) -> list[str]:
+    """Returns the methods in the published rows of an item, on Fashion-MNIST."""
+    rows = published(__name__, id).get("values", {}).get("fmnist", {})
+    return list(dict.fromkeys(re.sub(r", (attackers|warm-up steps) = .*", "", row) for row in rows))
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:

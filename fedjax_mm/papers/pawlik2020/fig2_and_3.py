@@ -23,9 +23,9 @@ from fedjax_mm.papers.rulings import (
     Evidence,
     Ruling,
     alike,
-    check,
     estimate,
     fact,
+    finding,
     more,
     ruling,
     untested,
@@ -163,7 +163,7 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     rest = slopes(measured.best).stack(case=("contacts", "evaluation"))
     for contacts, evaluation in rest.case.values[1:]:
         text = f"cohort size does not matter for R C = {contacts}, scored on {evaluation}"
-        yield check(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
+        yield finding(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
 
 
 def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]]:
@@ -196,7 +196,7 @@ def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
         yield untested("means", "the settings are not those of the author's trials", _TAKES)
     if 120 in hers:
         text = "for R C = 120, means are within one of the author's standard deviations of hers"
-        yield check(text, hers[120])
+        yield finding(text, hers[120])
     first = scored.isel(contacts=0, drop=True).best
     apart = 100 * (first - first.mean("C"))
     yield ruling("flat", alike(apart, _FLAT, form=".1f"))
