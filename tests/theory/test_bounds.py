@@ -267,7 +267,7 @@ def test_figures_and_tables(small, tmp_path):
     assert [each.title for each in curves] == [f"{name}, mu = 0.05, M = 4, E = 5" for name in ALL]
     assert [row[0] for row in curves[0].rows][:2] == ["0", "12"]
     assert {row[-1] for row in curves[0].rows} == {"holds"}
-    tampered = judge_bounds(some.assign(bound=some.bound / 1e4), few).tables[2]
+    tampered = judge_bounds(some.assign(bound=some.bound / 1e4), few).tables[3]
     assert "DOES NOT HOLD" in {row[-1] for row in tampered.rows}
 
     figure = BOUNDS["mfa"].figure(some, findings.measured, few)
