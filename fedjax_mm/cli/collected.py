@@ -327,7 +327,8 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
     try:
         figure = read_regular(folder / "figure.png")
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-            Image.open(BytesIO(figure)).verify()
+            Image.open(BytesIO(figure)).verify()  # the checksums
+            Image.open(BytesIO(figure)).load()  # the pixels
     except FileNotFoundError:
         problems.append(f"{place}: figure.png is missing; make the item again")
     except (OSError, SyntaxError, ValueError, *_TOO_LARGE):
