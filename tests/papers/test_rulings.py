@@ -12,7 +12,10 @@ from fedjax_mm.papers.rulings import (
     LEVEL,
     alike,
     check,
+    compare,
+    estimate,
     fact,
+    finding,
     median_more,
     more,
     no_less,
@@ -149,29 +152,77 @@ def statement(made):
     return Statement(**about, verdict=made.verdict, parts=made.parts)
 
 
-@pytest.mark.parametrize("num_seeds", [4, 12])
-def test_the_estimated_number_of_seeds_would_settle_the_statement(num_seeds):
-    made = ruling("key", more(samples(with_mean(1.5, num_seeds), with_mean(99, num_seeds))))
+@pytest.mark.parametrize(
+    ("mean", "level", "side"),
+    [(1.5, LEVEL, "towards it"), (-1.5, LEVEL / 2, "against it"), (0.5, LEVEL, "to neither side")],
+)
+def test_the_seeds_that_are_named_would_settle_it(mean, level, side):
+    """Of two parts each contradicts at half of the level."""
+    made = ruling("key", more(samples(with_mean(mean, 12), with_mean(99, 12))))
     needed = statement(made).needed
-    effect = 1.5 / np.sqrt(num_seeds)
-    assert effect * np.sqrt(needed) >= student.isf(LEVEL, needed - 1)
-    assert effect * np.sqrt(needed - 1) < student.isf(LEVEL, needed - 2)
-    assert statement(made).remains == f"about {needed} seeds"
-    hopeless = ruling("key", more(samples(with_mean(1e-3, num_seeds))))
-    assert statement(hopeless).remains == "more than 10,000 seeds"
+    effect = abs(mean) / np.sqrt(12)
+    assert effect * np.sqrt(needed) >= student.isf(level, needed - 1)
+    assert effect * np.sqrt(needed - 1) < student.isf(level, needed - 2)
+    assert statement(made).remains == f"about {needed} seeds; the evidence leans {side}"
+    hopeless = ruling("key", more(samples(with_mean(1e-3, 12))))
+    assert statement(hopeless).remains.startswith("more than 10,000 seeds")
 
 
-def test_checks_pass_fail_or_stay_undecided():
-    outcomes = {True: "passed", False: "failed", None: "undecided", NAN: "undecided"}
-    assert all(check("text", passed).outcome == found for passed, found in outcomes.items())
-    assert check("text", xr.DataArray([True, False])).outcome == "failed"
-    assert check("text", np.array([1.0, NAN])).outcome == "undecided"
-    assert check("text", np.zeros(0, bool)).outcome == "undecided"
+def test_one_of_two_sides_contradicts_at_half_of_the_level():
+    def needed(part):
+        return statement(ruling("key", part)).needed
+
+    here = samples(with_mean(2.0, 12))
+    assert needed(alike(here + 7, margin=7.0)) > needed(more(-here))
+    assert needed(alike(here - 7, margin=7.0)) == needed(more(here))
+
+
+def test_too_few_seeds_tell_neither_an_error_nor_how_many_are_needed():
+    made = statement(ruling("key", more(samples(with_mean(1.5, 4)))))
+    assert made.needed is None
+    assert made.remains == "at least 5 seeds, from which to tell how many are needed"
+    assert "±" in made.parts[0].evidence
+    two = ruling("key", more(samples([1.0, 3.0]))).parts[0].evidence
+    assert two == "2.00"
+    mean, error = estimate(samples([1.0, 3.0]))
+    assert (mean.item(), bool(np.isnan(error.item()))) == (2.0, True)
+    assert np.isfinite(estimate(samples([1.0, 3.0, 4.0])).error.item())
+
+
+@pytest.mark.parametrize(
+    ("above", "lost", "expected"),
+    [(18, 1, "not settled"), (18, 5, "not tested"), (3, 5, "not tested"), (6, 1, "not settled")],
+)
+def test_an_unreached_target_matters_only_if_it_could_decide(above, lost, expected):
+    here = samples([2.0] * above + [0.5] * (24 - above - lost) + [NAN] * lost)
+    assert verdict(median_more(here, by=1.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "yes", "no"), [(check, "passed", "defect"), (finding, "holds", "does not hold")]
+)
+def test_a_defect_and_a_finding_are_different_words(kind, yes, no):
+    outcomes = {True: yes, False: no, None: "undecided", NAN: "undecided"}
+    assert all(kind("text", passed).outcome == found for passed, found in outcomes.items())
+    assert kind("text", xr.DataArray([True, False])).outcome == no
+    assert kind("text", np.array([1.0, NAN])).outcome == "undecided"
+    assert kind("text", np.zeros(0, bool)).outcome == "undecided"
     lead = samples(with_mean(99, 5))
-    assert check("text", more(lead)).outcome == "passed"
-    assert check("text", more(-lead)).outcome == "failed"
-    assert check("text", more(samples(with_mean(0, 5)))).outcome == "undecided"
-    assert check("text", more(lead)).evidence == "pair 0: 99.00 ± 1.00"
+    assert kind("text", more(lead)).outcome == yes
+    assert kind("text", more(-lead)).outcome == no
+    assert kind("text", more(samples(with_mean(0, 5)))).outcome == "undecided"
+    assert kind("text", more(lead)).evidence == "pair 0: 99.00 ± 1.00"
+
+
+def test_a_comparison_is_ahead_level_or_behind():
+    far, near, open_ = with_mean(99, 12), with_mean(0, 12, 0.1), with_mean(1, 12)
+    words = {"ahead": far, "behind": -far, "level": near, "undecided": open_}
+    for word, one in words.items():
+        assert compare("text", samples(one), 1.0).outcome == word
+        assert compare("text", samples(one, one), 1.0).outcome == word
+    mixed = compare("text", samples(far, -far), 1.0, ".0f")
+    assert mixed.outcome == "undecided"
+    assert mixed.evidence == "pair 0: 99 ± 1 (ahead); pair 1: -99 ± 1 (behind)"
 
 
 def test_six_comparisons_with_equal_methods_rarely_contradict():

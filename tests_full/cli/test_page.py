@@ -393,7 +393,57 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     assert f"<pre><code>{command}\n</code></pre>" in text
 
 
-def test_items_in_folders_with_similar_names_have_separate_pages(tmp_path):
+OURS, OTHER = "flips in training", "flips everywhere"
+
+
+def judged_twice(key, ours, other):
+    """A statement of mfa-fig1 under our reading, and the verdict of mfa-fig2 under another."""
+    about = {"key": key, "reading": OURS, "verdict": ours, "rule": f"rule of {key}"}
+    reading = {"statement": f"mfa-fig1/{key}", "reading": OTHER, "verdict": other}
+    return STATEMENT | about, reading | {"evidence": f"evidence of {key}"}
+
+
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_verdicts_under_our_reading_are_marked_everywhere(tmp_path, kind, monkeypatch):
+    yes, no, open_ = "supported", "contradicted", "not settled"
+    pairs = [judged_twice("one", yes, open_), judged_twice("two", open_, yes)]
+    pairs += [judged_twice("three", no, open_), judged_twice("four", "not tested", yes)]
+    statements = [*(statement for statement, _ in pairs), STATEMENT]
+    quotes = [
+        Published(**{key: each[key] for key in Published.model_fields if key in each})
+        for each in statements
+    ]
+    monkeypatch.setattr(
+        collected, "all_statements", lambda: {collected.ALL.paper("mfa-fig1"): {"mfa-fig1": quotes}}
+    )
+    put(tmp_path / "mfa-fig1", "mfa-fig1", statements=statements)
+    readings = [reading for _, reading in pairs]
+    put(tmp_path / "mfa-fig2", "mfa-fig2", statements=[], readings=readings)
+    assert call("report", tmp_path, "--format", kind)[0] == 0
+    path = tmp_path / f"report.{kind}"
+    text = shown_markdown(path) if kind == "md" else path.read_text()
+    words = " ".join(Reader(text).text.split())
+    assert f"under our reading: {OURS}" in words
+    assert "evidence of one" in words
+    # Of each statement that is judged, in the counts and in the lists.
+    cells = re.findall(r"<td>(.*?)</td>", text)
+    counts = ["2 (1 under our reading)", "1 (1 under our reading)", "1 (1 under our reading)", "1"]
+    assert counts in [cells[place : place + 4] for place in range(len(cells))]
+    if kind == "html":
+        return
+    index = path.read_text()
+    assert index.count("(section 5), under our reading |") == 2
+    letters = dict(re.findall(r"^- ([A-Z]): (.*) \(mfa-fig\d, 3 seeds\)$", index, re.MULTILINE))
+    assert letters == {"A": OURS, "B": OTHER}
+    rows = re.findall(r"^\| (mfa-fig1/\w+) \| (.*) \| (.*) \| $", index, re.MULTILINE)
+    found = {name: [re.sub("<.*?>", "", each) for each in verdicts] for name, *verdicts in rows}
+    judged = {"one": [yes, open_], "two": [open_, yes], "three": [no, open_]}
+    assert found == {f"mfa-fig1/{key}": each for key, each in judged.items()}
+    assert "- No reading supports mfa-fig1/three: rule of three.\n" in index
+    assert "- No single reading supports both mfa-fig1/one and mfa-fig1/two.\n" in index
+
+
+def test_items_in_folders_of_like_names_have_pages_of_their_own(tmp_path):
     for number, name in enumerate(["a_b", "a-b", "\u4e00"]):
         put(tmp_path / name, "mfa-fig1", size=(10 + number, 10))
     assert call("report", tmp_path, "--format", "md")[0] == 0

@@ -69,7 +69,7 @@ def test_results_are_judged_and_drawn(result, tmp_path):
     assert (tmp_path / "figure.png").exists()
 
 
-@pytest.mark.parametrize(("gap", "outcome"), [(5.0, "passed"), (-5.0, "failed")])
+@pytest.mark.parametrize(("gap", "outcome"), [(5.0, "holds"), (-5.0, "does not hold")])
 def test_checks_follow_the_accuracies(gap, outcome):
     """Noise costs `gap` with one model and twice that with four."""
     settings = validate(type(SMALL), SMALL.model_dump() | {"num_models": [1, 4]})

@@ -171,13 +171,13 @@ def test_unsettled_statements_are_no_failure(coin, tmp_path):
     assert "not settled section 1: “It is above.”" in shown
     assert "it would take" in shown
     assert "more seeds may settle it" in shown
-    assert "failed a check of our own" in shown  # not a statement of the paper
+    assert "defect a check of our own" in shown  # not a statement of the paper
     assert "24 seeds, 1 of 2 statements not settled; above; no more are allowed" in err
     summary = read_json(tmp_path / "coin" / "summary.json")
     above, other = summary["statements"]
     assert (above["verdict"], other["verdict"]) == ("not settled", "supported")
     assert [part["seeds"] for part in above["parts"] + other["parts"]] == [24, None]
-    assert summary["checks"][0]["outcome"] == "failed"
+    assert summary["checks"][0]["outcome"] == "defect"
     assert summary["manifest"]["config"]["num_seeds"] == 24
     assert files(tmp_path / "coin") == ["figure.png", "result.nc", "summary.json"]
     code, out, _ = reproduce(tmp_path, "--overwrite")
