@@ -1,6 +1,7 @@
 """Ctrl-C ends the block, which tidies up, even if a library swallows the exception."""
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from fedjax_mm.interrupts import tidy_interrupts
+from fedjax_mm.interrupts import noted_signals, tidy_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def test_an_early_interrupt_ends_the_program_silently():
 def test_a_second_signal_kills_the_process():
     """This holds even if a callback swallowed the first one, which Python reports."""
     code = (
-        "import signal; from fedjax_mm.interrupts import tidy_interrupts\n"
+        "import signal; from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Dying:\n"
         "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
@@ -81,7 +82,7 @@ def test_a_second_signal_kills_the_process():
 def test_sigterm_tidies_up_and_ends_the_process(is_ignored):
     """This holds in the background, too, where Ctrl-C is ignored."""
     code = (
-        "import signal, sys; from fedjax_mm.interrupts import tidy_interrupts\n"
+        "import signal, sys; from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
         f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if is_ignored else 'default_int_handler'})"
         "\nwith tidy_interrupts():\n"
         "    try:\n"
@@ -122,3 +123,22 @@ def test_a_signal_sent_twice_at_once_counts_once(block, ends):
         os.killpg(process.pid, signal.SIGTERM)
         said = process.stdout.read().strip()
     assert (process.returncode, said) == ends
+
+
+def test_a_signal_during_a_write_to_stderr_is_noted(monkeypatch):
+    read, write = os.pipe()
+
+    class Interrupted(io.FileIO):
+        def write(self, content):
+            if not noted:
+                signal.raise_signal(signal.SIGTERM)
+            return super().write(content)
+
+    stderr = io.TextIOWrapper(io.BufferedWriter(Interrupted(write, "w")))
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with noted_signals(True, "saving") as noted:
+        print("progress", file=sys.stderr, flush=True)
+    stderr.close()
+    assert noted == [signal.SIGTERM]
+    with os.fdopen(read) as said:
+        assert said.read() == "\nsaving; once more stops at once\nprogress\n"

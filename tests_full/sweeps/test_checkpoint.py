@@ -133,13 +133,13 @@ def let_end(process):
     said = []
     for line in process.stderr:
         word, *rest = line.split() or [""]
-        if word == "code":
+        if word == "code" and rest[0].isdigit():
             return "".join(said), int(rest[0])
         if word == "progress":
             process.stdin.write("go on\n")
         else:
             said.append(line)
-    raise AssertionError(said)
+    raise AssertionError("".join(said))
 
 
 def check_stopped(number, code, errors):
