@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from benchmarks.accelerator_report import write_report
 from fedjax_mm.files import prepare_directory, save_json
 
-ROOT = Path(__file__).parent.parent
+MODULE = "benchmarks.accelerator"
 GRAPHS_OF_LOOPS = "command buffers of loops"
 GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION"  # what may be captured
 OPTIONS: dict[str, dict[str, str | bool | int]] = {
@@ -353,7 +353,17 @@ def device_of(out: Path, *, alone: bool) -> Iterator[None]:
         yield
 
 
-def work(todo: Sequence[Row], sizes: Sizes, out: Path, limit: int, deadline: float) -> None:
+Measure = Callable[[Row, Any, Path], dict[str, Any]]
+
+
+def work(
+    todo: Sequence[Row],
+    sizes: Any,
+    out: Path,
+    limit: int,
+    deadline: float,
+    measure: Measure = measure,
+) -> None:
     """Measures rows one after the other in this process, until the deadline."""
     for row in todo:
         if time.time() > deadline:
@@ -385,7 +395,13 @@ def path_of(row: Row, out: Path) -> Path:
     return out / "rows" / f"{row.name}.json"
 
 
-async def supervise(command: Sequence[str], given: Sequence[Row], out: Path, limit: int) -> None:
+async def supervise(
+    command: Sequence[str],
+    given: Sequence[Row],
+    out: Path,
+    limit: int,
+    note: Callable[[], None] = lambda: None,
+) -> None:
     """Runs workers until all rows with their flags are finished, or their time is over.
 
     Args:
@@ -393,6 +409,7 @@ async def supervise(command: Sequence[str], given: Sequence[Row], out: Path, lim
       given: rows with equal flags.
       out: the directory.
       limit: seconds of a row.
+      note: called whenever a row begins, and so after each row but the last.
 
     Raises:
       RuntimeError: if a worker ends before its first row.
@@ -411,7 +428,9 @@ async def supervise(command: Sequence[str], given: Sequence[Row], out: Path, lim
             async for line in worker.stdout:
                 print(line.decode(), end="", flush=True)
                 word, _, name = line.decode().strip().partition(" ")
-                begun = by_name[name] if word == "begin" else begun
+                if word == "begin":
+                    begun = by_name[name]
+                    note()
             await worker.wait()
         finally:
             if worker.returncode is None:
@@ -427,7 +446,13 @@ async def supervise(command: Sequence[str], given: Sequence[Row], out: Path, lim
         save(begun, {"error": reason}, out)
 
 
-async def supervise_all(command: Sequence[str], todo: Sequence[Row], given: Any, out: Path) -> None:
+async def supervise_all(
+    command: Sequence[str],
+    todo: Sequence[Row],
+    given: Any,
+    out: Path,
+    note: Callable[[], None] = lambda: None,
+) -> None:
     """Runs `given.jobs` workers side by side for the rows of each flag."""
     deadline = time.time() + given.budget
     for flags in dict.fromkeys(row.flags for row in todo):
@@ -437,20 +462,25 @@ async def supervise_all(command: Sequence[str], todo: Sequence[Row], given: Any,
             rest = [*command, "--deadline", str(deadline), "--rows"]
             await asyncio.gather(
                 *(
-                    supervise([*rest, *(row.name for row in share)], share, out, given.limit)
+                    supervise([*rest, *(row.name for row in share)], share, out, given.limit, note)
                     for share in shares
                 )
             )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures what is left, and writes the report."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator")
+def options(module: str, *, budget: float, limit: int) -> argparse.ArgumentParser:
+    """Returns the options of a command that measures rows, with its defaults."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--out", type=Path, required=True, help="the directory of the results")
     parser.add_argument("--tiny", action="store_true", help="few and small rows, for tests")
-    parser.add_argument("--budget", type=float, default=420, help="seconds, by default 420")
-    parser.add_argument("--limit", type=int, default=100, help="seconds of a row, by default 100")
+    parser.add_argument(
+        "--budget", type=float, default=budget, help=f"seconds, by default {budget:g}"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=limit, help=f"seconds of a row, by default {limit}"
+    )
     parser.add_argument("--groups", nargs="+", help="groups of rows, by default all")
+    parser.add_argument("--works", nargs="+", help="workloads, by default all")
     parser.add_argument("--retry", action="store_true", help="measure failed rows again")
     jobs = min(8, max(1, (os.cpu_count() or 1) // 2))  # at most 8, because they share the memory
     parser.add_argument(
@@ -458,32 +488,71 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for name, kind, number in (("--deadline", float, None), ("--rows", str, "+")):  # of a worker
         parser.add_argument(name, type=kind, nargs=number, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.jobs < 1:
-        parser.error(f"--jobs is {given.jobs}; give at least 1")
-    out, sizes = given.out.resolve(), TINY if given.tiny else FULL
+    return parser
+
+
+def carry_out(
+    module: str,
+    given: argparse.Namespace,
+    all_rows: Sequence[Row],
+    sizes: Any,
+    measure: Measure,
+    report: Callable[[Sequence[dict[str, Any]], Path], None],
+    *,
+    report_each: bool = False,
+) -> None:
+    """Measures what is left, and reports; or, in a worker, measures the rows that it was given.
+
+    Args:
+      module: of the command, which is also that of its workers.
+      given: the arguments of the command.
+      all_rows: of these sizes.
+      sizes: how large the rows are.
+      measure: measures a row alone on the device.
+      report: writes what was found so far.
+      report_each: whether to report after each row, not only at the end.
+    """
+    out = given.out.resolve()
     prepare_directory(out / "rows")
     if given.rows is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # because its supervisor ends it
-        mine = [row for row in rows(sizes) if row.name in given.rows]
+        mine = [row for row in all_rows if row.name in given.rows]
         todo = [row for row in mine if not path_of(row, out).exists()]
-        work(todo, sizes, out, given.limit, given.deadline)
+        work(todo, sizes, out, given.limit, given.deadline, measure)
         return
-    wanted = [row for row in rows(sizes) if not given.groups or row.group in given.groups]
+    wanted = [row for row in all_rows if not given.groups or row.group in given.groups]
+    wanted = [row for row in wanted if not given.works or row.work in given.works]
     if given.retry:
         for row in wanted:
             path = path_of(row, out)
             if path.exists() and "error" in json.loads(path.read_text()):
                 path.unlink()
+
+    def found() -> list[dict[str, Any]]:
+        paths = [path_of(row, out) for row in all_rows]
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+    def note() -> None:
+        if report_each:
+            report(found(), out)
+
     todo = [row for row in wanted if not path_of(row, out).exists()]
-    command = [sys.executable, "-m", "benchmarks.accelerator", "--out", str(out)]
+    command = [sys.executable, "-m", module, "--out", str(out)]
     command += ["--limit", str(given.limit)] + ["--tiny"] * given.tiny
-    asyncio.run(supervise_all(command, todo, given, out))
-    paths = [path_of(row, out) for row in rows(sizes)]
-    found = [json.loads(path.read_text()) for path in paths if path.exists()]
-    write_report(found, out)
+    asyncio.run(supervise_all(command, todo, given, out, note))
+    report(found(), out)
     left = sum(not path_of(row, out).exists() for row in wanted)
-    print(f"{len(found)} rows, {left} left" + ": run the command again" * bool(left))
+    print(f"{len(found())} rows, {left} left" + ": run the command again" * bool(left))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures what is left, and writes the report."""
+    parser = options(MODULE, budget=420, limit=100)
+    given = parser.parse_args(arguments)
+    if given.jobs < 1:
+        parser.error(f"--jobs is {given.jobs}; give at least 1")
+    sizes = TINY if given.tiny else FULL
+    carry_out(MODULE, given, list(rows(sizes)), sizes, measure, write_report)
 
 
 if __name__ == "__main__":

@@ -67,13 +67,19 @@ def markdown(rows: Sequence[Found], ceilings: Mapping[str, float], about: Mappin
     limits = ", ".join(f"{value:,.1f} {name}" for name, value in ceilings.items())
     lines = [f"# {title}", "", f"Ceilings: {limits or 'not measured'}.", "", NOTES, ""]
     for group in dict.fromkeys(row["group"] for row in rows):
-        lines += [f"## {group.capitalize()}", "", _line(HEADER), _line(["---"] * len(HEADER))]
-        lines += [_line(_cells(row)) for row in rows if row["group"] == group]
+        lines += [
+            f"## {group.capitalize()}",
+            "",
+            markdown_line(HEADER),
+            markdown_line(["---"] * len(HEADER)),
+        ]
+        lines += [markdown_line(_cells(row)) for row in rows if row["group"] == group]
         lines.append("")
     return "\n".join(lines)
 
 
-def _line(cells: Sequence[str]) -> str:
+def markdown_line(cells: Sequence[str]) -> str:
+    """Returns a line of a table."""
     return f"| {' | '.join(cells)} |"
 
 

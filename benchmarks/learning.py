@@ -11,18 +11,23 @@ is the mean cross-entropy of a softmax; everything is float32.
 | W3 | perceptron 784-64-30-10, ReLU | 52,500 | 100 | 300 | 10 | 30 | 32 |
 | W3b | the same | 52,500 | 100 | 300 | 100 | 30 | 32 |
 | W4 | two convolutions 5 x 5, dense 512, dense 10 | 1,663,370 | 10 | 600 | 10 | 60 | 10 |
+| W5 | two convolutions 3 x 3, dense 128, dense 10 | 1,626,442 | 1,000 | 50 | 50 | 5 | 10 |
 
-W4's model is the CNN of McMahan et al. (AISTATS 2017), one epoch of 600 images 28 x 28. Data are
-synthetic, of these shapes: the work does not depend on their values.
+W4's model is the CNN of McMahan et al. (AISTATS 2017), one epoch of 600 images 28 x 28. W5 is the
+recipe of pfl-research for CIFAR-10, with the CNN of Reddi et al. (ICLR 2021), one epoch of 50
+images 32 x 32 x 3; `recipe` has its dropout and its epochs, too. Data are synthetic, of these
+shapes: the work does not depend on their values.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from benchmarks.peers import sample_cohorts
-from fedjax_mm import workloads
+from fedjax_mm import bench, workloads
+from fedjax_mm.chunks import ClientMap
 
 Params = list[tuple[np.ndarray, np.ndarray]]
 Run = Callable[[], Params]
@@ -45,6 +50,19 @@ class Workload(workloads.LearningWorkload):
             return scale * rng.standard_normal(shape, np.float32), np.zeros(shape[-1], np.float32)
 
         return [layer(shape) for shape in self.model.kernel_shapes]
+
+    def alike(self) -> "Workload":
+        """Returns the same training, except that nothing is drawn.
+
+        Each step takes all examples of a client, and each round all clients, so that systems that
+        draw differently have equal results.
+        """
+        return self._replace(num_clients=self.cohort_size, num_examples=self.batch_size)
+
+    def all_examples(self, num_rounds: int) -> np.ndarray:
+        """Returns the batches of `alike`, `[T, S, E, B]`."""
+        shape = (num_rounds, self.cohort_size, self.num_steps, self.batch_size)
+        return np.broadcast_to(np.arange(self.batch_size), shape)
 
 
 WORKLOADS = {
@@ -99,5 +117,37 @@ def numpy_rounds(workload: Workload, batches: np.ndarray, seed: int = 0) -> Run:
                 for layer in zip(*results, strict=True)
             ]
         return params
+
+    return run
+
+
+def ours_rounds(
+    workload: Workload,
+    num_rounds: int,
+    client_map: ClientMap = "auto",
+    devices: Sequence[Any] | None = None,
+) -> Run:
+    """Sets up `fedjax_mm`, with the data and the parameters of seed 0, and its own draws."""
+    model = workload.model
+    to_ours = np.asarray if model.channels else np.transpose
+    layers = [{"kernel": to_ours(kernel), "bias": bias} for kernel, bias in workload.params(0)]
+    num_hidden = len(model.widths) - 1
+    dense = ["dense"] if model.channels else [f"dense{1 + i}" for i in range(num_hidden)]
+    names = [*dense, "classes"]
+    params = dict(zip(names, layers[-len(names) :], strict=True))
+    for i, layer in enumerate(layers[: -len(names)], start=1):
+        params[f"convolution{i}"] = {"kernel": layer["kernel"]}
+        params[f"bias{i}"] = {"bias": layer["bias"]}
+    workload = workload._replace(num_rounds=num_rounds)
+    program = bench.build(workload, "FedAvg", client_map, devices, params)
+
+    def run() -> Params:
+        ours = program.run()
+        first = [
+            (ours[f"convolution{1 + i}"]["kernel"], ours[f"bias{1 + i}"]["bias"])
+            for i in range(len(model.channels))
+        ]
+        rest = [(to_ours(ours[name]["kernel"]), ours[name]["bias"]) for name in names]
+        return [(np.asarray(kernel), np.asarray(bias)) for kernel, bias in first + rest]
 
     return run

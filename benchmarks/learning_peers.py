@@ -1,4 +1,4 @@
-"""The learning workloads W2 to W4 in two JAX systems, FedJAX and DrJAX (`torch_peers`: PyTorch).
+"""The learning workloads W2 to W5 in two JAX systems, FedJAX and DrJAX (`torch_peers`: PyTorch).
 
 Every `*_rounds` function sets up a workload of `benchmarks.learning` and returns `run`, which plays
 all rounds from the same initial parameters and returns the last ones. The first `run()` compiles.
@@ -34,15 +34,17 @@ from benchmarks.learning import Params, Run, Workload
 from fedjax_mm.workloads import Model
 
 
-def _convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _convolution(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
     names = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
+    around = ((padding, padding),) * 2
+    return lax.conv_general_dilated(x, kernel, (1, 1), around, dimension_numbers=names)
 
 
-def _convolution_by_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    height, width = x.shape[1:3]
-    padded = jnp.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))
-    shifted = [padded[:, i : i + height, j : j + width] for i in range(5) for j in range(5)]
+def _convolution_by_product(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
+    size, around = len(kernel), (padding, padding)
+    padded = jnp.pad(x, ((0, 0), around, around, (0, 0)))
+    height, width = (n - size + 1 for n in padded.shape[1:3])
+    shifted = [padded[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
     return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
@@ -50,10 +52,11 @@ def _loss_gradient(model: Model, convolution: Any) -> Any:
     """Returns `gradient(params, x, y)` of the mean cross-entropy."""
 
     def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        for kernel, bias in params[: len(model.channels)]:
-            x = convolution(x, kernel) + bias
-            batch, height, width, channels = x.shape
-            x = x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+        for layer, (kernel, bias) in enumerate(params[: len(model.channels)]):
+            x = convolution(x, kernel, model.padding) + bias
+            if model.is_pooled(layer):
+                batch, height, width, channels = x.shape
+                x = x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
             x = jax.nn.relu(x)
         x = x.reshape(len(x), -1)
         *hidden, (kernel, bias) = params[len(model.channels) :]

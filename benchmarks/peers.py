@@ -23,7 +23,7 @@ Axes: N clients, T rounds, S = N/M clients in a round, d coordinates.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +113,38 @@ def _fedjax_federated_averaging(
         return server_update(params, deltas), {}
 
     return fedjax.FederatedAlgorithm(init, apply)
+
+
+class Quadratic(NamedTuple):
+    """W1 for `torch_peers`: each client's only example is its objective, A_k and b_k.
+
+    Attributes:
+      num_clients: N.
+      block_size: p.
+      mu: weight of the ridge term.
+      num_models: M.
+      num_steps: E.
+      learning_rate: eta.
+    """
+
+    num_clients: int = 24
+    block_size: int = 4
+    mu: float = 2e-4
+    num_models: int = 12
+    num_steps: int = 5
+    learning_rate: float = 0.1
+    name: str = "W1"
+    num_examples: int = 1
+    batch_size: int = 1
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients in a round."""
+        return self.num_clients // self.num_models
+
+    def cohorts(self, num_rounds: int, seed: int) -> np.ndarray:
+        """Returns the clients of every round, as `sample_cohorts`."""
+        return sample_cohorts(num_rounds, self.num_clients, self.num_models, seed)
 
 
 def fedjax_rounds(

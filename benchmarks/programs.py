@@ -114,7 +114,8 @@ def parts(workload: Workload | LearningWorkload) -> tuple[Task, Algorithm, Assig
         task: Task = quadratic(workload.num_clients, 4, mu=2e-4)
         assignment = ASSIGNMENTS["MFA-Rand"](workload.num_clients, workload.num_models)
         return task, fedavg(0.1, local_steps=5), assignment
-    task = classification(workload.data(), workload.model.module())
+    rngs = ("dropout",) if any(workload.model.dropout_rates) else ()
+    task = classification(workload.data(), workload.model.module(), rngs=rngs)
     return task, workload.algorithm(), workload.assignment()
 
 

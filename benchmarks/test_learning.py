@@ -1,10 +1,11 @@
-"""W2, W2b, W3, W3b, W4: federated averaging of classifiers, compared with other systems.
+"""W2, W2b, W3, W3b, W4, W5: federated averaging of classifiers, compared with other systems.
 
 Run `pip install '.[bench]' && pytest benchmarks/test_learning.py`. There is one XLA device per CPU
 core: the rows of `fedjax_mm` share the clients out over all of them, FedJAX and DrJAX use the first
 one, whose threads are those of all cores. Neither is slower than in a process with one device.
 """
 
+import itertools
 import math
 import os
 import time
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 
 from benchmarks import handwritten, learning_peers, torch_peers
-from benchmarks.learning import WORKLOADS, numpy_rounds
+from benchmarks.learning import WORKLOADS, numpy_rounds, ours_rounds
 from fedjax_mm import bench, workloads
-from fedjax_mm.workloads import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, Model
+from fedjax_mm.workloads import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, REDDI_CNN, Model
 
 OWN = learning_peers.fedjax_own_rounds
 FEDJAX, DRJAX = learning_peers.fedjax_rounds, learning_peers.drjax_rounds
@@ -31,13 +32,13 @@ SMALL = {
     "W2b": WORKLOADS["W2b"]._replace(num_clients=60, cohort_size=6),
     "W3": WORKLOADS["W3"]._replace(num_clients=8, cohort_size=4, num_steps=6),
 }
-SMALL_CNN = WORKLOADS["W4"]._replace(
-    model=Model((8, 12, 2), (3, 4), (6, 5)),
-    num_clients=4,
-    num_examples=20,
-    cohort_size=2,
-    num_steps=4,
-)
+CNN_SIZES = {"num_clients": 4, "num_examples": 20, "cohort_size": 2, "num_steps": 4}
+SMALL_CNNS = {
+    "W4": WORKLOADS["W4"]._replace(model=Model((8, 12, 2), (3, 4), (6, 5)), **CNN_SIZES),
+    "W5": WORKLOADS["W5"]._replace(
+        model=Model((8, 12, 2), (3, 4), (6, 5), kernel_size=3, is_padded=False), **CNN_SIZES
+    ),
+}
 
 
 def _batches(workload, num_rounds=3):
@@ -59,13 +60,16 @@ def test_all_do_the_same_work(name, build):
     _assert_close(build(workload, 3, batches=batches)(), numpy_rounds(workload, batches)())
 
 
-@pytest.mark.parametrize("build", [BY_HAND, DRJAX, LOOP, VMAP])
-def test_all_do_the_same_work_with_convolutions(build):
-    batches = _batches(SMALL_CNN)
-    expected = FEDJAX(SMALL_CNN, 3, batches=batches)()
-    _assert_close(build(SMALL_CNN, 3, batches=batches)(), expected)
+@pytest.mark.parametrize(
+    ("name", "build"), [("W4", BY_HAND), *itertools.product(SMALL_CNNS, [DRJAX, LOOP, VMAP])]
+)
+def test_all_do_the_same_work_with_convolutions(name, build):
+    workload = SMALL_CNNS[name]
+    batches = _batches(workload)
+    expected = FEDJAX(workload, 3, batches=batches)()
+    _assert_close(build(workload, 3, batches=batches)(), expected)
     # ... and it is work: every array has moved further than the tolerance.
-    for before, after in zip(SMALL_CNN.params(0), expected, strict=True):
+    for before, after in zip(workload.params(0), expected, strict=True):
         assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(after, before, strict=True))
 
 
@@ -112,26 +116,6 @@ def test_fedjax_of_its_own_does_the_same_work(batch_size):
     _assert_close(OWN(workload, 3)(), numpy_rounds(workload, batches)())
 
 
-def _ours(workload, num_rounds, client_map="auto", devices=None):
-    """Parameters after some rounds of `fedjax_mm` from those of `workload`, as the peers' lists."""
-    to_ours = np.transpose if not workload.model.channels else np.asarray
-    layers = [{"kernel": to_ours(kernel), "bias": bias} for kernel, bias in workload.params(0)]
-    num_hidden = len(workload.model.widths) - 1
-    dense = ["dense"] if workload.model.channels else [f"dense{1 + i}" for i in range(num_hidden)]
-    names = [*dense, "classes"]
-    params = dict(zip(names, layers[-len(names) :], strict=True))
-    for i, layer in enumerate(layers[: -len(names)], start=1):
-        params[f"convolution{i}"] = {"kernel": layer["kernel"]}
-        params[f"bias{i}"] = {"bias": layer["bias"]}
-    workload = workload._replace(num_rounds=num_rounds)
-    ours = bench.build(workload, "FedAvg", client_map, devices, params).run()
-    first = [
-        (ours[f"convolution{1 + i}"]["kernel"], ours[f"bias{1 + i}"]["bias"])
-        for i in range(len(workload.model.channels))
-    ]
-    return first + [(to_ours(ours[name]["kernel"]), ours[name]["bias"]) for name in names]
-
-
 CLIENT_MAPS = {"auto": "auto", "vmap": "vmap", "scan": "scan", "chunk 10": 10}
 
 
@@ -147,23 +131,23 @@ def test_ours_do_the_same_work(name, num_examples, client_map):
         np.arange(20) % num_examples, (3, 12, workload.num_steps, workload.batch_size)
     )
     expected = numpy_rounds(workload, batches)()
-    _assert_close(_ours(workload, 3, CLIENT_MAPS[client_map]), expected)
+    _assert_close(ours_rounds(workload, 3, CLIENT_MAPS[client_map])(), expected)
     for before, after in zip(workload.params(0), expected, strict=True):
         assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(after, before, strict=True))
 
 
 @pytest.mark.parametrize("num_devices", [1, None])
-def test_ours_do_the_same_work_with_convolutions(num_devices):
-    workload = WORKLOADS["W4"]._replace(
-        num_clients=3, num_examples=5, cohort_size=3, num_steps=2, batch_size=5
-    )
-    batches = np.broadcast_to(np.arange(5), (2, 3, 2, 5))
-    expected = FEDJAX(workload, 2, batches=batches)()
-    _assert_close(_ours(workload, 2, devices=jax.devices()[:num_devices]), expected)
+@pytest.mark.parametrize("model", SMALL_CNNS)
+def test_ours_do_the_same_work_with_convolutions(model, num_devices):
+    workload = SMALL_CNNS[model].alike()
+    expected = FEDJAX(workload, 2, batches=workload.all_examples(2))()
+    devices = jax.devices()[:num_devices]
+    _assert_close(ours_rounds(workload, 2, devices=devices)(), expected)
 
 
 @pytest.mark.parametrize(
-    ("model", "num_params"), [(LOGISTIC, 305), (PERCEPTRON, 52_500), (MCMAHAN_CNN, 1_663_370)]
+    ("model", "num_params"),
+    [(LOGISTIC, 305), (PERCEPTRON, 52_500), (MCMAHAN_CNN, 1_663_370), (REDDI_CNN, 1_626_442)],
 )
 def test_number_of_parameters(model, num_params):
     assert sum(math.prod(shape) + shape[-1] for shape in model.kernel_shapes) == num_params
@@ -173,6 +157,8 @@ def test_operations():
     assert WORKLOADS["W2"].flops == 5 * 20 * 4 * 60 * 5
     dense = 4 * 784 * 64 + 6 * (64 * 30 + 30 * 10)
     assert WORKLOADS["W3"].flops == 30 * 32 * dense
+    convolutions = 4 * 30**2 * 27 * 32 + 6 * 28**2 * 9 * 32 * 64
+    assert WORKLOADS["W5"].flops == 50 * (convolutions + 6 * (12544 * 128 + 128 * 10))
     convolutions = 4 * 28**2 * 25 * 32 + 6 * 14**2 * 25 * 32 * 64
     assert WORKLOADS["W4"].flops == 600 * (convolutions + 6 * (3136 * 512 + 512 * 10))
 
@@ -188,7 +174,7 @@ PEERS = [
     *[
         (name, "JAX by hand", "tuned for it alone", BY_HAND, workload.num_rounds, {})
         for name, workload in WORKLOADS.items()
-        if workload.num_examples is not None
+        if workload.num_examples is not None and workload.model.is_padded
     ],
     ("W2", "FedJAX", "its own fed_avg", OWN, 5, {}),
     ("W2", "FedJAX", "lean loop", FEDJAX, 10, {}),
@@ -228,6 +214,11 @@ PEERS = [
     ("W4", "DrJAX", "vmap", DRJAX, 1, {}),
     ("W4", "PyTorch", "loop", LOOP, 1, {}),
     ("W4", "PyTorch", "vmap", VMAP, 1, {}),
+    ("W5", "FedJAX", "its own fed_avg", OWN, 1, {}),
+    ("W5", "FedJAX", "lean loop", FEDJAX, 1, {}),
+    ("W5", "DrJAX", "vmap", DRJAX, 1, {}),
+    ("W5", "PyTorch", "loop", LOOP, 1, {}),
+    ("W5", "PyTorch", "vmap", VMAP, 1, {}),
 ]
 
 

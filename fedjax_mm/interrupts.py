@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -73,6 +74,14 @@ def _ignore_copies(numbers: Iterable[int]) -> None:
     time.sleep(_TOGETHER)
 
 
+def _tell(text: str) -> None:
+    """Writes to stderr from a signal handler, which may have interrupted another write there."""
+    try:
+        os.write(sys.stderr.fileno(), text.encode())
+    except OSError:  # stderr is no file
+        sys.stderr.write(text)
+
+
 @contextmanager
 def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
     """Records the first SIGINT or SIGTERM in a list rather than terminating.
@@ -98,7 +107,7 @@ def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
         noted.append(number)
         _ignore_copies(usual)
         restore()
-        print(f"\n{until}; once more stops at once", file=sys.stderr)
+        _tell(f"\n{until}; once more stops at once\n")
 
     for number in usual:
         signal.signal(number, note)

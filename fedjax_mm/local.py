@@ -121,7 +121,7 @@ def train_locally(
     start = context.params if start is None else start
     is_large = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(start)) >= _LARGE_BYTES
     carry = start, optimizer.init(start), batches_of(0), jnp.zeros(())
-    params, _, _, losses = local_steps(num_steps, step, carry)
+    params, _, _, losses = local_steps(num_steps, step, carry, is_small=not is_large)
     return params, losses / num_steps
 
 

@@ -17,7 +17,11 @@ _AT_ONCE = 4
 
 
 def local_steps(
-    num_steps: int | Int[Array, ""], step: Callable[[Int[Array, ""], T], T], start: T
+    num_steps: int | Int[Array, ""],
+    step: Callable[[Int[Array, ""], T], T],
+    start: T,
+    *,
+    is_small: bool = True,
 ) -> T:
     """Computes the result of `lax.fori_loop`, with a loop adapted to the device.
 
@@ -25,10 +29,13 @@ def local_steps(
       num_steps: E. If it is traced, the result cannot be differentiated in reverse.
       step: maps the index of a step, starting at 0, and a carry to the next carry.
       start: the initial carry.
+      is_small: whether a step's kernels are as short as their launch.
     """
-    # Unroll on accelerators, because every loop iteration launches kernels for its counter and its
-    # carry, and small kernels take less time than their launch. CPUs are faster with a small body.
-    if jax.default_backend() == "cpu" or not isinstance(num_steps, int):
+    # Unroll small steps on accelerators, because every loop iteration launches kernels for its
+    # counter and its carry, which take longer than the step's own. Do not unroll large steps,
+    # because XLA then gathers the images of several steps in one kernel, which takes three times
+    # as long. CPUs are faster with a small body.
+    if jax.default_backend() == "cpu" or not is_small or not isinstance(num_steps, int):
         return lax.fori_loop(0, num_steps, step, start)
     return lax.fori_loop(0, num_steps, step, start, unroll=min(num_steps, _UNROLLED))
 

@@ -70,60 +70,88 @@ class SweepWorkload(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A classifier with convolutions, each with ReLU and 2 x 2 max pooling, and dense layers.
-
-    The convolutions are 5 x 5 and preserve the image size.
+    """A classifier with convolutions, each with ReLU, and dense layers.
 
     Attributes:
       example_shape: `[features]`, or `[height, width, channels]` for convolutions.
       channels: the outputs of each convolution.
       widths: the outputs of each dense layer, with ReLU in between; the last is the class count.
+      kernel_size: the height and width of each convolution's kernel.
+      is_padded: whether convolutions preserve the image size and 2 x 2 max pooling follows each of
+        them; otherwise images shrink, and are pooled only after the last convolution.
+      dropout_rates: of the dropout before the dense layers and after the first one.
     """
 
     example_shape: tuple[int, ...]
     channels: tuple[int, ...]
     widths: tuple[int, ...]
+    kernel_size: int = 5
+    is_padded: bool = True
+    dropout_rates: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def padding(self) -> int:
+        """The rows and columns of zeros at each side of an image."""
+        return self.kernel_size // 2 if self.is_padded else 0
+
+    def is_pooled(self, layer: int) -> bool:
+        """Returns whether 2 x 2 max pooling follows a convolution, counted from 0."""
+        return self.is_padded or layer == len(self.channels) - 1
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """The height and width of each convolution's outputs, before pooling."""
+        sizes, found = list(self.example_shape[:-1]), list[list[int]]()
+        for layer in range(len(self.channels)):
+            found.append([n + 2 * self.padding - self.kernel_size + 1 for n in sizes])
+            sizes = [n // 2 if self.is_pooled(layer) else n for n in found[-1]]
+        return found
 
     @property
     def kernel_shapes(self) -> list[tuple[int, ...]]:
-        """Kernel shapes by layer: `[5, 5, in, out]` if convolutional, `[in, out]` if dense."""
+        """Kernel shapes by layer: `[size, size, in, out]` or, if dense, `[in, out]`."""
         inputs = (self.example_shape[-1], *self.channels)
         shapes: list[tuple[int, ...]] = [
-            (5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)
+            (self.kernel_size, self.kernel_size, i, o)
+            for i, o in zip(inputs, self.channels, strict=False)
         ]
-        shrunk = [size // 2 ** len(self.channels) for size in self.example_shape[:-1]]
-        inputs = (math.prod(shrunk) * inputs[-1], *self.widths)
+        flat = math.prod(size // 2 for size in self.outputs[-1]) if self.channels else 1
+        inputs = (flat * inputs[-1], *self.widths)
         return shapes + [(i, o) for i, o in zip(inputs, self.widths, strict=False)]
 
     def flops(self) -> int:
         """Returns the FLOPs of one example's gradient, counting only matrix products.
 
         A layer is a product of `[m, k]` and `[k, n]`. A dense layer has m = 1, k = in, n = out; a
-        convolution has m = height x width, k = 25 in, n = out. Each costs 2 m n k for the forward
-        pass, 2 m n k for the kernel's gradient and, except in the first layer, 2 m n k for the
-        input's gradient.
+        convolution has m = height x width of its outputs, k = size x size x in, n = out. Each costs
+        2 m n k for the forward pass, 2 m n k for the kernel's gradient and, except in the first
+        layer, 2 m n k for the input's gradient.
         """
-        total = 0
-        for layer, shape in enumerate(self.kernel_shapes):
-            m = math.prod(self.example_shape[:-1]) // 4**layer if len(shape) == 4 else 1
-            total += (2 if layer == 0 else 3) * 2 * m * math.prod(shape)
-        return total
+        places = [math.prod(size) for size in self.outputs] + [1] * len(self.widths)
+        return sum(
+            (2 if layer == 0 else 3) * 2 * m * math.prod(shape)
+            for layer, (m, shape) in enumerate(zip(places, self.kernel_shapes, strict=True))
+        )
 
     def module(self) -> Any:
         """Builds the flax module."""
-        from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
+        from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN, ReddiCNN
 
         *hidden, num_classes = self.widths
         if self.channels:
-            if (self.channels, hidden) != ((32, 64), [512]):
-                raise ValueError(f"{self} is not McMahan's network, the only one with convolutions")
-            return McMahanCNN(num_classes)
+            (width,) = hidden
+            if not self.is_padded and self.kernel_size == 3:
+                return ReddiCNN(num_classes, self.channels, width, *self.dropout_rates)
+            if not self.is_padded or self.kernel_size != 5 or any(self.dropout_rates):
+                raise ValueError(f"there is no network for {self}")
+            return McMahanCNN(num_classes, self.channels, width)
         return MLP(num_classes, tuple(hidden)) if hidden else LogisticRegression(num_classes)
 
 
 LOGISTIC = Model((60,), (), (5,))
 PERCEPTRON = Model((784,), (), (64, 30, 10))
 MCMAHAN_CNN = Model((28, 28, 1), (32, 64), (512, 10))
+REDDI_CNN = Model((32, 32, 3), (32, 64), (128, 10), kernel_size=3, is_padded=False)
 
 
 class LearningWorkload(NamedTuple):
@@ -164,7 +192,8 @@ class LearningWorkload(NamedTuple):
     def flops(self) -> float:
         """The mean number of floating-point operations per client update."""
         if self.num_steps is None:
-            return self.data().train.num_examples / self.num_clients * self.model.flops()
+            total = self.data().train.num_examples if self.num_examples is None else 0
+            return (self.num_examples or total / self.num_clients) * self.model.flops()
         return self.num_steps * self.batch_size * self.model.flops()
 
     def examples(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -210,6 +239,8 @@ WORKLOADS: dict[str, AnyWorkload] = {
         LearningWorkload("W3", PERCEPTRON, 100, 300, 10, 30, 32, num_rounds=50),
         LearningWorkload("W3b", PERCEPTRON, 100, 300, 100, 30, 32, num_rounds=10),
         LearningWorkload("W4", MCMAHAN_CNN, 10, 600, 10, 60, 10, num_rounds=1),
+        # The recipe of pfl-research for CIFAR-10, but for its dropout and its order of examples.
+        LearningWorkload("W5", REDDI_CNN, 1000, 50, 50, 5, 10, num_rounds=1),
         LearningWorkload("A8", LOGISTIC, 100, None, 100, None, 10, 10, learning_rate=0.01),
     )
 }

@@ -1,4 +1,4 @@
-"""The tests; `tests.check_shapes` is named in pyproject.toml as jaxtyping's type checker."""
+"""Tests. jaxtyping loads its type checker, `tests.check_shapes`, from here (pyproject.toml)."""
 
 from tests.shapes import check_shapes
 

@@ -1,4 +1,4 @@
-"""How programs of the tests are compiled, where the usual way of `tests.conftest` does not do."""
+"""Optimised compilation, for tests that the quick compilation of `tests.conftest` does not suit."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import jax
 
 USUAL = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "false", "XLA_FLAGS": ""}
-"""The environment of child processes that compute longer than they compile."""
+"""Environment of child processes that compute longer than they compile."""
 
 
 @contextlib.contextmanager
 def optimised() -> Iterator[None]:
-    """Programs compiled inside are optimised as users' are: for what asserts their last digits."""
+    """Compiles with XLA's optimisations inside the block, for assertions about the last digits."""
     jax.config.update("jax_disable_most_optimizations", False)
     try:
         yield

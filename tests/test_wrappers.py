@@ -1,4 +1,4 @@
-"""Wrappers: neutral values change nothing, gradients are right, and seeds are independent."""
+"""Neutral wrappers change nothing, gradients are right, and seeds are independent."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.compression import compressed, random_k, top_k
 from fedjax_mm.privacy import private
 from fedjax_mm.tasks import quadratic
+from tests.helpers import slow_unless
 
 N, M, ROUNDS = 6, 2, 3
 EVENS = np.arange(N) % 2 == 0
@@ -19,7 +20,7 @@ def hidden(algorithm, clip, noise):
     return private(algorithm, clip=clip, noise_multiplier=noise, clients_per_round=N / M)
 
 
-# Each wrapper of an algorithm and an assignment, with a neutral value and with another one.
+# Wrappers of an algorithm and an assignment, with a neutral and with another setting.
 WRAPPERS = {
     "available": (
         lambda f, a: (f, available(a, bernoulli(1.0))),
@@ -59,7 +60,7 @@ WRAPPERS = {
 
 
 def trained(wrap):
-    """The models after three rounds, by seed and learning rate."""
+    """A function from seed and learning rate to the models after three rounds."""
 
     task = quadratic(N, 3, mu=0.1)
 
@@ -80,7 +81,10 @@ def test_a_neutral_wrapper_changes_no_draw_and_no_model(name):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), wrapped, bare)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+QUICK = ("available", "compressed", "private", "all of them")
+
+
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in WRAPPERS])
 def test_gradients_are_those_of_finite_differences(name, x64):
     run = trained(WRAPPERS[name][1])
 

@@ -1,8 +1,8 @@
-"""``pytest --times``: what each file of tests costs, also when workers share them.
+"""``pytest --times`` prints the cost of each test file, also with several workers.
 
-CPU seconds are those of the process and of the child processes that it waited for, so that the
-table hardly depends on what else the machine does. A test is charged with all since the test
-before it ended in the same worker: fixtures and their ends are included.
+CPU seconds are those of the process and of the child processes that it waited for, so the table
+hardly depends on other load. A test is charged from the end of the test before it in the same
+worker, fixtures and their teardown included.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ import pytest
 
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_ROOM = 1400 * 2**20  # a worker that holds more forgets what it compiled at the end of a file,
-_MOST = 1600 * 2**20  # one that holds more at the end of a test
+_ROOM = 1400 * 2**20  # above this a worker clears the caches of JAX at the end of a file,
+_MOST = 1600 * 2**20  # and above this at the end of a test
 
 
 class Cost(NamedTuple):
-    """What some tests cost; a memory is the highest of their worker until then."""
+    """Cost of some tests, with the peak memory of their worker so far."""
 
     tests: int = 0
     seconds: float = 0.0
@@ -56,7 +56,7 @@ def _report(config: Any) -> str | None:
 
 
 class Times:
-    """Measures in every worker, and adds up where the reports arrive."""
+    """Measures in every worker and adds up in the process that gets the reports."""
 
     def __init__(self, report: str | None):
         self.report = report
@@ -80,7 +80,7 @@ class Times:
         return Cost(0, seconds, self.compiled, self.read, usages[0].ru_maxrss / unit)
 
     def pytest_collection_finish(self, session: Any) -> None:
-        # What was imported stays: the collector need not look at it again, nor often at the rest.
+        # Imported objects are never garbage, so freeze them, and collect the others less often.
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 20, 20)
@@ -102,7 +102,9 @@ class Times:
         if _resident() > (_ROOM if is_last else max(_MOST, self.held + 300 * 2**20)):
             jax.clear_caches()
             gc.collect()
-            with contextlib.suppress(OSError, AttributeError):  # not every C library can
+            with contextlib.suppress(
+                OSError, AttributeError
+            ):  # not every C library has malloc_trim
                 ctypes.CDLL(None).malloc_trim(0)
             self.held = _resident()
         return result
@@ -134,5 +136,5 @@ class Times:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process holds now."""
+    """Resident memory of this process in bytes."""
     return psutil.Process().memory_info().rss

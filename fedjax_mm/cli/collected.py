@@ -5,10 +5,11 @@ This module does not need JAX, so that results can be shown on a different machi
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,12 +20,21 @@ from pydantic import BaseModel, ValidationError
 from fedjax_mm.files import load_json, read_regular
 from fedjax_mm.papers import ALL
 from fedjax_mm.papers.published import all_statements
-from fedjax_mm.papers.schema import Check, Published, Statement, Table, Verdict, count, not_run
+from fedjax_mm.papers.schema import (
+    Check,
+    Published,
+    Reading,
+    Statement,
+    Table,
+    Verdict,
+    count,
+    not_run,
+)
 
 Content = TypeVar("Content", bound=BaseModel)
 
 _LEADS = ("shows", "text")
-_ROWS = 30  # table rows on the page; longer tables stay in the summary
+_ROWS = 30  # table rows of an item on the page; further tables stay in the summary
 _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _SIGNS = {"unfinished", "result.nc", "figure.png"}  # files of a result that may be incomplete
 
@@ -91,6 +101,7 @@ class Summary(BaseModel):
     paper: Paper
     statements: tuple[Statement, ...]
     checks: tuple[Check, ...]
+    readings: tuple[Reading, ...] = ()
     tables: tuple[Table, ...]
     changed: list[str]
     manifest: Manifest
@@ -121,18 +132,24 @@ class Summary(BaseModel):
         return count(self.statements)
 
     @property
+    def under_reading(self) -> Counter[Verdict]:
+        """Returns the number of statements under our reading, by verdict."""
+        return count(each for each in self.statements if each.is_under_reading)
+
+    @property
     def outcomes(self) -> Counter[str]:
         """Returns the number of checks by outcome."""
         return Counter(check.outcome for check in self.checks)
 
     @property
     def main_tables(self) -> tuple[Table, ...]:
-        """Returns the item's first table, unless it is longer than a screen."""
-        return tuple(table for table in self.tables[:1] if len(table.rows) <= _ROWS)
+        """Returns the item's first tables, as many as fit on a screen."""
+        ends = itertools.accumulate(len(table.rows) for table in self.tables)
+        return tuple(table for table, end in zip(self.tables, ends, strict=True) if end <= _ROWS)
 
     @property
     def other_tables(self) -> tuple[Table, ...]:
-        """Returns all tables except the main one."""
+        """Returns all tables except the main ones."""
         return self.tables[len(self.main_tables) :]
 
     @property
@@ -161,6 +178,50 @@ class Sentence(NamedTuple):
     statement: Statement
 
 
+class Readings(NamedTuple):
+    """Statements judged under several readings of a paper.
+
+    Attributes:
+      tried: the readings by letter, with the items that tried them.
+      verdicts: for each statement, such as "maxfl-table1/retains", its verdicts by letter.
+    """
+
+    tried: dict[str, tuple[str, list[str]]]
+    verdicts: dict[str, dict[str, Verdict]]
+
+    @property
+    def never(self) -> list[str]:
+        """Returns the statements that no reading supports."""
+        return [name for name in self.verdicts if not self._supporting(name)]
+
+    @property
+    def apart(self) -> list[tuple[str, list[str]]]:
+        """Returns statements with others such that readings support both, but no single one."""
+        found, told = [], set[str]()
+        others = {name: self._without(name) for name in self.verdicts}
+        for name in sorted(others, key=lambda name: -len(others[name])):
+            told.add(name)
+            if rest := [other for other in others[name] if other not in told]:
+                found.append((name, rest))
+        return found
+
+    def _supporting(self, name: str) -> set[str]:
+        return {letter for letter, each in self.verdicts[name].items() if each == "supported"}
+
+    def _without(self, name: str) -> list[str]:
+        mine = self._supporting(name)
+        return [
+            other
+            for other in self.verdicts
+            for theirs in [self._supporting(other)]
+            if mine
+            and theirs
+            and not mine & theirs
+            # Leave out pairs that no reading has tried together.
+            and self.verdicts[name].keys() & self.verdicts[other].keys()
+        ]
+
+
 class Collected(NamedTuple):
     """Items, manifests of other runs by path, and one line per unreadable result."""
 
@@ -186,6 +247,40 @@ class Collected(NamedTuple):
                     known = judged.get(each.key) or _not_run(each, name)
                     found.append(Sentence(paper, name, item.anchor if item else "", known))
         return found
+
+
+def readings_of(items: Iterable[Item]) -> Readings:
+    """Returns the statements that were judged under at least two readings, with all readings."""
+    found: dict[str, dict[str, Verdict]] = {}
+    tried: dict[str, list[str]] = {}
+
+    def add(statement: str, reading: str, verdict: Verdict, item: str) -> None:
+        found.setdefault(statement, {})[reading] = verdict
+        if item not in tried.setdefault(reading, []):
+            tried[reading].append(item)
+
+    summaries = {f"{item.summary.id}, {item.summary.seeds} seeds": item.summary for item in items}
+    for name, summary in summaries.items():
+        for each in summary.statements:
+            if each.is_under_reading:
+                add(f"{summary.id}/{each.key}", each.reading, each.verdict, name)
+    for name, summary in summaries.items():
+        for other in summary.readings:
+            add(other.statement, other.reading, other.verdict, name)
+    several = {name: each for name, each in found.items() if len(each) > 1}
+    used = [text for text in tried if any(text in each for each in several.values())]
+    letters = {text: _letter(place) for place, text in enumerate(used)}
+    return Readings(
+        {letter: (text, tried[text]) for text, letter in letters.items()},
+        {
+            name: {letters[text]: verdict for text, verdict in each.items()}
+            for name, each in several.items()
+        },
+    )
+
+
+def _letter(place: int) -> str:
+    return chr(ord("A") + place % 26) * (1 + place // 26)
 
 
 def _not_run(statement: Published, item: str) -> Statement:
@@ -232,7 +327,8 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
     try:
         figure = read_regular(folder / "figure.png")
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-            Image.open(BytesIO(figure)).verify()
+            Image.open(BytesIO(figure)).verify()  # the checksums
+            Image.open(BytesIO(figure)).load()  # the pixels
     except FileNotFoundError:
         problems.append(f"{place}: figure.png is missing; make the item again")
     except (OSError, SyntaxError, ValueError, *_TOO_LARGE):

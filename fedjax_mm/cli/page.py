@@ -17,9 +17,9 @@ from jinja2 import Environment, FileSystemLoader, Template, select_autoescape
 from markupsafe import Markup
 from PIL import Image
 
-from fedjax_mm.cli.collected import Collected, Sentence, Summary, collect
+from fedjax_mm.cli.collected import Collected, Item, Sentence, Summary, collect, readings_of
 from fedjax_mm.files import prepare_directory, write_aside
-from fedjax_mm.papers.schema import OUTCOMES, VERDICTS
+from fedjax_mm.papers.schema import LOOSE, OUTCOMES, VERDICTS, Reading
 
 Kind = Literal["html", "md"]
 
@@ -29,7 +29,7 @@ LIMIT = 5 * 2**20
 _SIGNS = {
     "verdicts": VERDICTS,
     "outcomes": OUTCOMES,
-    "signs": dict(zip((*VERDICTS, *OUTCOMES), "✓✕?○✓✕?", strict=True)),
+    "signs": dict(zip((*VERDICTS, *OUTCOMES), "✓✕?○✓✕✓✕✓=✕?", strict=True)),
 }
 
 SHARE = LIMIT // 40
@@ -64,7 +64,9 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
     if kind == "md":
         folder, figures = out.with_suffix(""), out.with_name("figures")
         for item in found.items:
-            text = _template("item.md").render(item=item, index=Markup(quote(out.name)))
+            text = _template("item.md").render(
+                item=item, others=_other_readings(found, item), index=Markup(quote(out.name))
+            )
             files[folder / f"{item.anchor}.md"] = text.encode()
             files[figures / f"{item.anchor}.png"] = shrunk(item.figure, SHARE)
     for path, content in files.items():
@@ -72,6 +74,16 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
             prepare_directory(path.parent)
             write_aside(path, partial(Path.write_bytes, data=content))
     return found
+
+
+def _other_readings(found: Collected, item: Item) -> list[tuple[str, Reading]]:
+    """Returns the verdicts on an item's statements under other readings, with the items."""
+    return [
+        (other.anchor, each)
+        for other in found.items
+        for each in other.summary.readings
+        if each.statement.partition("/")[0] == item.summary.id
+    ]
 
 
 def _template(name: str) -> Template:
@@ -116,13 +128,25 @@ def _statements(found: Collected) -> dict[str, Any]:
         for verdict in VERDICTS
     }
     counts: dict[str, Counter[str]] = {}
+    under: dict[str, Counter[str]] = {}
     for each in sentences:
         counts.setdefault(each.paper, Counter())[each.statement.verdict] += 1
+        own = under.setdefault(each.paper, Counter())
+        own[each.statement.verdict] += each.statement.is_under_reading
     untested: dict[tuple[str, str, str], list[Sentence]] = {}
     for each in chosen["not tested"]:
         why = each.item, each.statement.why_not_tested, each.statement.remains
         untested.setdefault(why, []).append(each)
-    return {"sentences": sentences, "chosen": chosen, "counts": counts, "untested": untested}
+    about: dict[str, Any] = {
+        "sentences": sentences,
+        "chosen": chosen,
+        "counts": counts,
+        "untested": untested,
+    }
+    loose = [each for each in chosen["supported"] if (each.statement.looseness or 0) > LOOSE]
+    about["loose"] = loose
+    rules = {f"{each.item}/{each.statement.key}": each.statement.rule for each in sentences}
+    return about | {"under": under, "rules": rules, "readings": readings_of(found.items)}
 
 
 def _command(summary: Summary) -> str:

@@ -36,7 +36,12 @@ _STYLES = {
     "not settled": "yellow",
     "not tested": "dim",
     "passed": "green",
-    "failed": "bold red",
+    "defect": "bold red",
+    "holds": "green",
+    "does not hold": "magenta",
+    "ahead": "green",
+    "level": "cyan",
+    "behind": "magenta",
     "undecided": "yellow",
 }
 _WIDTH = max(map(len, _STYLES))

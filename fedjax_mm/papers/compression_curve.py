@@ -14,7 +14,7 @@ from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Count, Positive, Seeded, Share
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import check, estimate, more
+from fedjax_mm.papers.rulings import check, estimate, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.sweeps.execution import Execution
@@ -96,9 +96,9 @@ def judge(measured: xr.Dataset, config: CompressionCurve) -> Iterator[Check]:
     """Checks that error feedback helps, and that a tenth of the bits gives a similar accuracy."""
     last = measured["percent"].isel(round=-1)
     gain = last.sel(message=TOP, drop=True) - last.sel(message=TOP_ALONE, drop=True)
-    yield check("top-k is better with error feedback", more(gain))
+    yield finding("top-k is better with error feedback", more(gain))
     loss = last.sel(message=PLAIN, drop=True) - last.sel(message=TOP, drop=True)
-    yield check("top-k with error feedback loses less than 2 points", more(-loss, -2.0))
+    yield finding("top-k with error feedback loses less than 2 points", more(-loss, -2.0))
     bits = measured["megabits"].isel(round=-1)
     ratio = float(bits.sel(message=PLAIN) / bits.sel(message=TOP))
     yield check("top-k sends less than a tenth of the bits", ratio > 10, f"a {ratio:.0f}th")

@@ -13,6 +13,7 @@ from fedjax_mm.papers.rulings import Ruling
 from fedjax_mm.papers.schema import (
     Check,
     Published,
+    Reading,
     Statement,
     Table,
     not_run,
@@ -24,13 +25,18 @@ _LARGEST = 4096
 """The size of the largest arrays that are stored in `summary.json`."""
 
 
+_JUDGED = ("statements", "reading")
+"""The keys of an item in `published.toml` that its statements repeat."""
+
+
 class Findings(NamedTuple):
-    """Labelled numbers, rulings on the paper's statements, our own checks, and tables."""
+    """Labelled numbers, rulings on the paper's statements, our own checks, tables, and readings."""
 
     measured: xr.Dataset
     statements: tuple[Statement, ...]
     checks: tuple[Check, ...]
     tables: tuple[Table, ...]
+    readings: tuple[Reading, ...] = ()
 
 
 class Item(NamedTuple):
@@ -43,7 +49,8 @@ class Item(NamedTuple):
       run: returns the Dataset written to `result.nc`, with a manifest.
       measure: maps the result to numbers over named dimensions.
       judge: yields, from the numbers, our own checks and a ruling on every statement judged by
-        code, identified by its key in `published.toml`.
+        code, identified by its key in `published.toml`. It may also yield verdicts on statements of
+        other items under another reading.
       table: returns tables of the numbers.
       figure: draws the result and the numbers.
     """
@@ -53,7 +60,7 @@ class Item(NamedTuple):
     settings: Config
     run: Callable[[Any, Execution | None], xr.Dataset]
     measure: Callable[[xr.Dataset, Any], xr.Dataset]
-    judge: Callable[[xr.Dataset, Any], Iterable[Ruling | Check]]
+    judge: Callable[[xr.Dataset, Any], Iterable[Ruling | Check | Reading]]
     table: Callable[[xr.Dataset, Any], Sequence[Table]]
     figure: Callable[[xr.Dataset, xr.Dataset, Any], Figure]
 
@@ -76,7 +83,7 @@ class Item(NamedTuple):
         """
         measured = self.measure(result, settings)
         found = list(self.judge(measured, settings))
-        rulings = {each.key: each for each in found if not isinstance(each, Check)}
+        rulings = {each.key: each for each in found if isinstance(each, Ruling)}
         statements = published_statements(self.paper)
         judged = {each.key for each in statements if not each.untested}
         if unlike := sorted(judged ^ rulings.keys()):
@@ -90,6 +97,7 @@ class Item(NamedTuple):
             tuple(_judged(each, rulings.get(each.key), about) for each in statements),
             tuple(each for each in found if isinstance(each, Check)),
             tuple(self.table(measured, settings)),
+            tuple(each for each in found if isinstance(each, Reading)),
         )
 
     def summary(self, result: xr.Dataset, findings: Findings) -> dict[str, Any]:
@@ -97,10 +105,11 @@ class Item(NamedTuple):
         about = result.attrs["manifest"]
         return {
             "id": self.id,
-            "paper": {key: each for key, each in self.paper.items() if key != "statements"},
+            "paper": {key: self.paper[key] for key in self.paper if key not in _JUDGED},
             "measured": _small(findings.measured).to_dict(),
             "statements": [each.model_dump() for each in findings.statements],
             "checks": [each.model_dump() for each in findings.checks],
+            "readings": [each.model_dump() for each in findings.readings],
             "tables": [each.model_dump() for each in findings.tables],
             "changed": changes(about["config"], self.settings.model_dump(mode="json")),
             "data": about["data"],
@@ -123,4 +132,4 @@ def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any
         stood = " and ".join(names) or f"{about['data']} data"
         return not_run(published, f"run on {stood} instead of {published.data}")
     words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
-    return Statement(**words, verdict=ruling.verdict, parts=ruling.parts, about=ruling.about)
+    return Statement(**(ruling._asdict() | words))

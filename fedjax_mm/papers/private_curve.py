@@ -20,7 +20,7 @@ from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Count, Flag, Fraction, NonNegative, Positive, Seeded
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import check, estimate, more
+from fedjax_mm.papers.rulings import estimate, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.privacy.accounting import epsilon
@@ -103,13 +103,13 @@ def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
     """Checks that the largest noise costs accuracy, and that it costs more with more models."""
     percent = measured["percent"]
     fall = percent.isel(noise_multiplier=0) - percent.isel(noise_multiplier=-1)
-    yield check(
+    yield finding(
         "with the most models, the largest noise costs accuracy", more(fall.isel(num_models=-1))
     )
     first, last = (percent.isel(num_models=i, noise_multiplier=-1) for i in (0, -1))
     if len(config.num_models) > 1:
         lead = first.drop_vars("num_models") - last.drop_vars("num_models")
-        yield check("the largest noise costs more accuracy with more models", more(lead))
+        yield finding("the largest noise costs more accuracy with more models", more(lead))
 
 
 def table(measured: xr.Dataset, config: PrivateCurve) -> Sequence[Table]:

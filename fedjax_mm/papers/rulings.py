@@ -8,8 +8,9 @@ Student's quantile with that tail: 19.2 with 3 seeds, 6.6 with 5, 4.1 with 10, 3
 A statement is *supported* if every part is, *contradicted* if one of its K parts is contradicted at
 the level 0.135 % / K, because each of K parts may err, and otherwise *not settled*. A part whose
 samples include NaN or an infinite number, because a run diverged or missed a target, is *not
-tested*: it neither supports nor contradicts. Samples that are all equal decide without an error. If
-they lie exactly at the margin, "at least" and "within" hold and "more than" does not.
+tested*, unless these samples cannot change its verdict: it neither supports nor contradicts.
+Samples that are all equal decide without an error. If they lie exactly at the margin, "at least"
+and "within" hold and "more than" does not.
 
 Verdicts are recomputed whenever seeds are added, and each verdict may err. If seeds are doubled
 from 3 to 96 and the true mean is exactly at its margin, one of the two errors is made with
@@ -19,19 +20,21 @@ would be 12.7 %.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from fedjax_mm.metrics import standard_error
-from fedjax_mm.papers.schema import Check, Outcome, Part, Verdict
+from fedjax_mm.papers.schema import FEWEST, Check, Outcome, Part, Reading, Verdict
 from fedjax_mm.results.labels import number, places
 
 LEVEL = math.erfc(3 / math.sqrt(2)) / 2
 """The error probability of one test: the one-sided tail beyond 3 standard errors."""
 
+_ONE_ERROR = math.erfc(1 / math.sqrt(2)) / 2  # the tail beyond 1 standard error
 _MOST_SEEDS = 10_000  # the largest number reported as needed to settle a statement
 _ROUNDOFF = 1e-9  # relative difference of numbers that count as equal
 
@@ -52,7 +55,7 @@ class Evidence(NamedTuple):
       supports: the p-value of the evidence for the statement, or NaN if it is not tested.
       contradicts: the p-value of the evidence against the statement.
       seeds: the number of samples, or None if nothing was random.
-      needed: the number of seeds with which one of the tests would reach a decision.
+      needed: returns the number of seeds with which the smaller p-value would be below a level.
     """
 
     name: str
@@ -60,7 +63,7 @@ class Evidence(NamedTuple):
     supports: float
     contradicts: float
     seeds: int | None = None
-    needed: int | None = None
+    needed: Callable[[float], int | None] | None = None
 
 
 class Ruling(NamedTuple):
@@ -71,17 +74,28 @@ class Ruling(NamedTuple):
     parts: tuple[Part, ...] = ()
     about: str = ""
     takes: str = ""
+    looseness: float | None = None
 
 
 def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
-    """Returns the mean over a dimension and its standard error, which is NaN for one sample."""
+    """Returns the mean over a dimension and its standard error.
+
+    The error is NaN for one or two samples, because that of two says nothing about their spread.
+    """
     samples = samples.astype(float)
     mean = samples.mean(over, skipna=False)
     error = standard_error(samples.values, axis=samples.get_axis_num(over))
+    error = error if samples.sizes[over] > 2 else np.full_like(error, np.nan)
     return Estimate(mean, mean.copy(data=error))
 
 
-def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "") -> Ruling:
+def ruling(
+    key: str,
+    *parts: Sequence[Evidence],
+    about: str = "",
+    takes: str = "",
+    looseness: Any = None,
+) -> Ruling:
     """Combines the parts of a statement into its verdict.
 
     Args:
@@ -89,10 +103,12 @@ def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "
       *parts: results of `more`, `no_less`, `alike`, `median_more` or `fact`.
       about: evidence that belongs to no part.
       takes: the requirements for testing an untested part.
+      looseness: the least ratio of a bound to what it bounds.
     """
     tests = [test for each in parts for test in each]
     found = tuple(_part(test, len(tests)) for test in tests)
-    return Ruling(key, _combined(part.verdict for part in found), found, about, takes)
+    loose = None if looseness is None else float(looseness)
+    return Ruling(key, _combined(part.verdict for part in found), found, about, takes, loose)
 
 
 def untested(key: str, because: str, takes: str = "") -> Ruling:
@@ -100,8 +116,26 @@ def untested(key: str, because: str, takes: str = "") -> Ruling:
     return Ruling(key, "not tested", about=because, takes=takes)
 
 
+def under(reading: str, item: str, rulings: Iterable[Ruling | Check]) -> Iterator[Reading]:
+    """Yields the verdicts on an item's statements under another reading.
+
+    The evidence is that of the first comparison with the verdict of the whole.
+    """
+    for each in rulings:
+        if isinstance(each, Ruling):
+            alike = [part for part in each.parts if part.verdict == each.verdict]
+            texts = [f"{part.name}: {part.evidence}".removeprefix(": ") for part in alike[:1]]
+            texts += [f"and {len(alike) - 1} more"] * (len(alike) > 1)
+            yield Reading(
+                statement=f"{item}/{each.key}",
+                reading=reading,
+                verdict=each.verdict,
+                evidence=", ".join(texts) or each.about,
+            )
+
+
 def check(text: str, passed: Any, evidence: str = "") -> Check:
-    """Returns the outcome of one of our own checks.
+    """Returns the outcome of one of our own checks, which our work must pass.
 
     Args:
       text: the property that is checked.
@@ -109,17 +143,52 @@ def check(text: str, passed: Any, evidence: str = "") -> Check:
         Tests, such as the result of `more`, also provide the evidence.
       evidence: the numbers.
     """
-    outcomes: dict[Verdict, Outcome] = {"supported": "passed", "contradicted": "failed"}
-    if isinstance(passed, list):
-        found = ruling("", passed)
+    return _checked(text, passed, evidence, ("passed", "defect"))
+
+
+def finding(text: str, holds: Any, evidence: str = "") -> Check:
+    """Returns whether a property holds that we looked for; see `check`."""
+    return _checked(text, holds, evidence, ("holds", "does not hold"))
+
+
+def compare(text: str, lead: xr.DataArray, margin: float, form: str = ".2f") -> Check:
+    """Returns whether all means are above a margin, within it, or below it.
+
+    Args:
+      text: what is compared.
+      lead: samples over ``(..., "seed")``, for example paired differences between methods.
+      margin: the smallest lead of interest.
+      form: the format of numbers in the evidence.
+    """
+    ahead = more(lead, by=margin, form=form)
+    answers: dict[Outcome, list[Evidence]] = {
+        "ahead": ahead,
+        "level": alike(lead, margin),
+        "behind": more(-lead, by=margin),
+    }
+    words: list[Outcome] = [
+        next((word for word, tests in answers.items() if tests[i].supports < LEVEL), "undecided")
+        for i in range(len(ahead))
+    ]
+    shown = [f"{test.name}: {test.text}".removeprefix(": ") for test in ahead]
+    if len(set(words)) > 1:
+        shown = [f"{each} ({word})" for each, word in zip(shown, words, strict=True)]
+    outcome: Outcome = words[0] if len(set(words)) == 1 else "undecided"
+    return Check(text=text, outcome=outcome, evidence="; ".join(shown))
+
+
+def _checked(text: str, holds: Any, evidence: str, words: tuple[Outcome, Outcome]) -> Check:
+    outcomes: dict[Verdict, Outcome] = {"supported": words[0], "contradicted": words[1]}
+    if isinstance(holds, list):
+        found = ruling("", holds)
         shown = evidence or "; ".join(
-            filter(None, (f"{test.name}: {test.text}".removeprefix(": ") for test in passed))
+            filter(None, (f"{test.name}: {test.text}".removeprefix(": ") for test in holds))
         )
         return Check(text=text, outcome=outcomes.get(found.verdict, "undecided"), evidence=shown)
-    entries = np.asarray(np.nan if passed is None else passed, float)
+    entries = np.asarray(np.nan if holds is None else holds, float)
     is_known = entries.size > 0 and not np.isnan(entries).any()
-    outcome: Outcome = ("passed" if entries.all() else "failed") if is_known else "undecided"
-    return Check(text=text, outcome=outcome, evidence=evidence)
+    word = words[0] if entries.all() else words[1]
+    return Check(text=text, outcome=word if is_known else "undecided", evidence=evidence)
 
 
 def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evidence]:
@@ -155,8 +224,16 @@ def alike(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evide
         contradicts = float(np.minimum(1.0, 2 * np.minimum(low.contradicts, high.contradicts)))
         supports = float(np.maximum(low.supports, high.supports))
         nearer = max((low, high), key=lambda side: side.supports)
-        found.append(low._replace(supports=supports, contradicts=contradicts, needed=nearer.needed))
+        needed = nearer.needed
+        if needed and contradicts < supports:
+            needed = partial(_of_two, needed)
+        found.append(low._replace(supports=supports, contradicts=contradicts, needed=needed))
     return found
+
+
+def _of_two(needed: Callable[[float], int | None], level: float) -> int | None:
+    """Returns the number of seeds if either of two sides may contradict."""
+    return needed(level / 2)
 
 
 def median_more(
@@ -210,10 +287,14 @@ def _part(test: Evidence, num_parts: int) -> Part:
         verdict = "supported"
     elif test.contradicts < LEVEL / num_parts:
         verdict = "contradicted"
-    needed = test.needed if verdict == "not settled" else None
-    return Part(
-        name=test.name, verdict=verdict, evidence=test.text, seeds=test.seeds, needed=needed
-    )
+    about: dict[str, Any] = {"name": test.name, "verdict": verdict, "evidence": test.text}
+    if verdict == "not settled":
+        is_for = test.supports < test.contradicts
+        if min(test.supports, test.contradicts) < _ONE_ERROR:
+            about["leans"] = "for" if is_for else "against"
+        if test.needed and (test.seeds or 0) >= FEWEST:
+            about["needed"] = test.needed(LEVEL if is_for else LEVEL / num_parts)
+    return Part(**about, seeds=test.seeds)
 
 
 def _combined(verdicts: Iterable[Verdict]) -> Verdict:
@@ -238,9 +319,10 @@ def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie:
     if not np.isfinite(samples).all():
         lost = size - int(np.isfinite(samples).sum())
         text = f"{lost} of {size} seeds diverged, did not reach the target or were left out"
+        text = "not run" if lost == size and np.isnan(samples).all() else text
         return Evidence(name, text, np.nan, np.nan, size)
     mean, error = float(samples.mean()), float(standard_error(samples))
-    evidence, room = number(mean, error, form), mean + margin
+    evidence, room = number(mean, error if size > 2 else np.nan, form), mean + margin
     if size == 1:
         return Evidence(name, evidence, 1.0, 1.0, size)
     roundoff = _ROUNDOFF * max(abs(mean), abs(margin))
@@ -249,7 +331,7 @@ def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie:
         return Evidence(name, evidence, float(not holds), float(holds), size)
     t = room / error
     effect = abs(t) / math.sqrt(size)
-    needed = _least(lambda sizes: stdtr(sizes - 1, -effect * np.sqrt(sizes)))
+    needed = partial(_least, lambda sizes: stdtr(sizes - 1, -effect * np.sqrt(sizes)))
     return Evidence(
         name, evidence, float(stdtr(size - 1, -t)), float(stdtr(size - 1, t)), size, needed
     )
@@ -272,15 +354,17 @@ def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str)
     supports, contradicts = (float(bdtrc(k - 1, size, 0.5)) if k else 1.0 for k in (high, low))
     if high == low == unknown == 0:  # all samples equal the margin, so none is above it
         supports, contradicts = 1.0, 0.0
-    if unknown and min(supports, contradicts) >= LEVEL:
+    # Unknown samples matter only if one of the tests would decide with all of them on its side.
+    best = float(bdtrc(max(high, low) + unknown - 1, size, 0.5))
+    if unknown and min(supports, contradicts) >= LEVEL > best:
         supports = contradicts = np.nan
     share = max(high, low) / size
-    needed = _least(lambda sizes: bdtrc(np.floor(share * sizes) - 1, sizes, 0.5))
+    needed = partial(_least, lambda sizes: bdtrc(np.floor(share * sizes) - 1, sizes, 0.5))
     return Evidence(name, text, supports, contradicts, size, needed)
 
 
-def _least(p_value: Callable[[Any], Any]) -> int | None:
-    """Returns the smallest number of seeds at which a p-value decides, or None if too large."""
+def _least(p_value: Callable[[Any], Any], level: float) -> int | None:
+    """Returns the smallest number of seeds with a p-value below a level, or None if too large."""
     sizes = range(2, _MOST_SEEDS + 1)
-    found = bisect_left(sizes, True, key=lambda size: bool(p_value(size) < LEVEL))
+    found = bisect_left(sizes, True, key=lambda size: bool(p_value(size) < level))
     return sizes[found] if found < len(sizes) else None

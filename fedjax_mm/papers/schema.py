@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 Verdict = Literal["supported", "contradicted", "not settled", "not tested"]
-Outcome = Literal["passed", "failed", "undecided"]
+Outcome = Literal[
+    "passed", "defect", "holds", "does not hold", "ahead", "level", "behind", "undecided"
+]
 
 VERDICTS: tuple[Verdict, ...] = ("supported", "contradicted", "not settled", "not tested")
-OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "undecided")
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+FEWEST = 5
+"""The fewest samples from which the number of needed seeds is computed."""
+
+LOOSE = 100.0
+"""A bound that is larger than this many times what it bounds, everywhere, hardly tests anything."""
 
 
 class _Schema(BaseModel):
@@ -30,7 +39,10 @@ class Part(_Schema):
       verdict: the verdict on this comparison alone.
       evidence: the numbers, as text.
       seeds: the number of samples, if the quantity is random.
-      needed: the seeds that would settle the comparison if the mean and the spread stay the same.
+      needed: the seeds that would settle the comparison if the mean and the spread stay the same,
+        or None if there are too many of them, or too few samples to tell.
+      leans: the side of the margin on which the mean lies, by more than one standard error, or
+        empty.
     """
 
     name: str
@@ -38,6 +50,7 @@ class Part(_Schema):
     evidence: str
     seeds: int | None = None
     needed: int | None = None
+    leans: Literal["", "for", "against"] = ""
 
 
 class Published(_Schema):
@@ -48,6 +61,7 @@ class Published(_Schema):
       quote: the sentence, verbatim.
       where: the section, caption or appendix.
       rule: the interpretation of the sentence, including the quantity, direction and margin.
+      reading: our reading of the paper's protocol, if the paper leaves it open.
       data: the only dataset on which the sentence is tested, if any.
       takes: the requirements of a test.
       untested: the reason that no run can judge the statement, or empty if the code judges it.
@@ -57,6 +71,7 @@ class Published(_Schema):
     quote: str
     where: str
     rule: str = ""
+    reading: str = ""
     data: str = ""
     takes: str = ""
     untested: str = ""
@@ -69,25 +84,42 @@ class Statement(Published):
       verdict: the verdict on the whole sentence.
       parts: the comparisons within the sentence.
       about: evidence that belongs to no single comparison, or the reason for "not tested".
+      looseness: the least ratio of a bound to what it bounds, if the statement is a bound.
     """
 
     verdict: Verdict
     parts: tuple[Part, ...] = ()
     about: str = ""
+    looseness: float | None = None
+
+    @property
+    def is_under_reading(self) -> bool:
+        """Returns whether the verdict rests on a reading that the paper leaves open."""
+        return bool(self.reading) and self.verdict != "not tested"
 
     @property
     def needed(self) -> int | None:
-        """Returns the number of seeds that would settle the statement, or None if unknown."""
-        open_parts = [part.needed for part in self.parts if part.verdict == "not settled"]
-        return None if None in open_parts else max(filter(None, open_parts), default=None)
+        """Returns the number of seeds that would settle every comparison, or None if unknown."""
+        needed = [part.needed for part in self._open]
+        return None if None in needed else max(filter(None, needed), default=None)
 
     @property
     def remains(self) -> str:
         """Returns the requirements for settling or testing a statement, or "" if it is settled."""
         if self.verdict == "not tested":
             return self.takes
+        if self.verdict != "not settled":
+            return ""
+        if any((part.seeds or FEWEST) < FEWEST for part in self._open):
+            return f"at least {FEWEST} seeds, from which to tell how many are needed"
         number = f"about {self.needed:,}" if self.needed else "more than 10,000"
-        return f"{number} seeds" if self.verdict == "not settled" else ""
+        leans = {part.leans for part in self._open}
+        side = "against it" if "against" in leans else "towards it" * (leans == {"for"})
+        return f"{number} seeds; the evidence leans {side or 'to neither side'}"
+
+    @property
+    def _open(self) -> list[Part]:
+        return [part for part in self.parts if part.verdict == "not settled"]
 
     @property
     def why_not_tested(self) -> str:
@@ -96,8 +128,31 @@ class Statement(Published):
         return self.about or (lost[0] if lost else "")
 
 
+class Reading(_Schema):
+    """The verdict on another item's statement under another reading, which is never counted.
+
+    Attributes:
+      statement: the item and the key of the statement, such as "maxfl-table1/retains".
+      reading: the reading of the paper.
+      verdict: the verdict under this reading.
+      evidence: the numbers, as text.
+    """
+
+    statement: str
+    reading: str
+    verdict: Verdict
+    evidence: str = ""
+
+
 class Check(_Schema):
-    """One of our own checks, such as a bound at every round, an oracle or a sanity check."""
+    """One of our own checks, findings or comparisons.
+
+    Attributes:
+      text: the property, or what is compared.
+      outcome: "passed" or "defect" for what our work must satisfy, "holds" or "does not hold" for a
+        finding, "ahead", "level" or "behind" for a comparison, or "undecided".
+      evidence: the numbers, as text.
+    """
 
     text: str
     outcome: Outcome
@@ -125,10 +180,13 @@ def count(statements: Iterable[Statement]) -> Counter[Verdict]:
 def published_statements(table: Mapping[str, Any]) -> tuple[Published, ...]:
     """Returns the statements in an item's table of `published.toml`.
 
+    The item's key `reading` is that of all its statements, except for those with one of their own.
+
     Raises:
       ValueError: if two statements share a key.
     """
-    found = tuple(Published(**each) for each in table.get("statements", ()))
+    shared = {"reading": table.get("reading", "")}
+    found = tuple(Published(**(shared | each)) for each in table.get("statements", ()))
     keys = Counter(each.key for each in found)
     if twice := [key for key, times in keys.items() if times > 1]:
         raise ValueError(f"statements has the key {twice[0]!r} twice; each has a key of its own")

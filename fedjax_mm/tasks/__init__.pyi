@@ -13,7 +13,7 @@ from .mean_estimation import (
     relu_objective,
 )
 from .minimize import Minimum, local_minimum
-from .networks import MLP, CelebACNN, CharacterGRU, LogisticRegression, McMahanCNN
+from .networks import MLP, CelebACNN, CharacterGRU, LogisticRegression, McMahanCNN, ReddiCNN
 from .quadratic import Quadratic, largest_curvature, quadratic
 from .requirements import OwnModels, Requiring, Tuning, own_models, requiring
 from .view import client_losses
@@ -32,6 +32,7 @@ __all__ = [
     "Minimum",
     "OwnModels",
     "Quadratic",
+    "ReddiCNN",
     "Requiring",
     "Tuning",
     "classification",

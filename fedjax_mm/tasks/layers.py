@@ -9,7 +9,7 @@
 # one matrix product.
 
 from functools import partial, reduce
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 Images: TypeAlias = Float[Array, "batch height width channels"]
 Kernel: TypeAlias = Float[Array, "rows columns inputs features"]
-Padding: TypeAlias = Literal["SAME"] | list[tuple[int, int]]
+Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # zeros around rows and columns
 
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
@@ -49,13 +49,41 @@ def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width fea
       >>> ones[0, :, :, 0].tolist()
       [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
+    rows, columns = kernel.shape[:2]
+    around = ((rows - 1) // 2, rows // 2), ((columns - 1) // 2, columns // 2)
+    return _convolved(x, kernel, around)
+
+
+def conv_valid(
+    x: Images, kernel: Kernel
+) -> Float[Array, "batch fewer_rows fewer_columns features"]:
+    """Convolves images with a kernel, with stride 1 and without padding.
+
+    Equal to ``lax.conv_general_dilated(x, kernel, (1, 1), "VALID")`` with channels last, and
+    otherwise as `conv_same`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> conv_valid(jnp.ones((1, 3, 4, 1)), jnp.ones((3, 3, 1, 1)))[0, :, :, 0].tolist()
+      [[9.0, 9.0]]
+    """
+    return _convolved(x, kernel, ((0, 0), (0, 0)))
+
+
+def _convolved(x: Array, kernel: Array, padding: Padding) -> Array:
     if x.shape[3] != kernel.shape[2]:
         raise ValueError(
             f"x has {x.shape[3]} channels and the kernel is for {kernel.shape[2]}; "
             "give [batch, height, width, channels] and [rows, columns, channels, features]"
         )
+    patches = partial(_conv_patches, padding=padding)
     return lax.platform_dependent(
-        x, kernel, cpu=_conv_cpu, cuda=_conv_patches, rocm=_conv_patches, default=_conv
+        x,
+        kernel,
+        cpu=partial(_conv_cpu, padding),
+        cuda=patches,
+        rocm=patches,
+        default=partial(_conv, padding=padding),
     )
 
 
@@ -88,15 +116,14 @@ def matmul(
     return lax.platform_dependent(x, kernel, cpu=_matmul_cpu, default=jnp.matmul)
 
 
-def _conv(x: Array, kernel: Array, padding: Padding = "SAME") -> Array:
+def _conv(x: Array, kernel: Array, padding: Padding) -> Array:
     return lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=CHANNEL_LAST)
 
 
-def _conv_patches(x: Array, kernel: Array) -> Array:
+def _conv_patches(x: Array, kernel: Array, padding: Padding) -> Array:
     rows, columns, inputs, features = kernel.shape
-    height, width = x.shape[1:3]
-    padding = ((0, 0), ((rows - 1) // 2, rows // 2), ((columns - 1) // 2, columns // 2), (0, 0))
-    padded = jnp.pad(x, padding)
+    padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    height, width = padded.shape[1] - rows + 1, padded.shape[2] - columns + 1
     patches = [
         padded[:, row : row + height, column : column + width]
         for row in range(rows)
@@ -105,46 +132,52 @@ def _conv_patches(x: Array, kernel: Array) -> Array:
     matrix = kernel.reshape(rows * columns * inputs, features)
     # Fill up with zeros, because tensor cores read rows whose lengths are multiples of 16 bytes.
     fill = -len(matrix) % _ALIGNED
-    patches.append(jnp.zeros((*x.shape[:3], fill), x.dtype))
+    patches.append(jnp.zeros((len(x), height, width, fill), x.dtype))
     return jnp.concatenate(patches, axis=3) @ jnp.pad(matrix, ((0, fill), (0, 0)))
 
 
-def _forward(x: Array, kernel: Array) -> Array:
+def _forward(padding: Padding, x: Array, kernel: Array) -> Array:
     # Pad several channels with zeros to a multiple of four, because XLA convolves four channels
     # faster than three.
     fill = -x.shape[3] % 4 if x.shape[3] > 1 else 0
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, fill)))
-    return _conv(x, jnp.pad(kernel, ((0, 0), (0, 0), (0, fill), (0, 0))))
+    return _conv(x, jnp.pad(kernel, ((0, 0), (0, 0), (0, fill), (0, 0))), padding)
 
 
-def _gradient_of_images(gradient: Array, kernel: Array) -> Array:
+def _gradient_of_images(padding: Padding, gradient: Array, kernel: Array) -> Array:
     # Convolve the output gradient with the kernel rotated by 180 degrees.
     turned = kernel[::-1, ::-1].swapaxes(2, 3)
-    padding = [(size // 2, (size - 1) // 2) for size in kernel.shape[:2]]
-    return _conv(gradient, turned, padding)
+    rows, columns = (
+        (size - 1 - before, size - 1 - after)
+        for size, (before, after) in zip(kernel.shape[:2], padding, strict=True)
+    )
+    return _conv(gradient, turned, (rows, columns))
 
 
-def _gradient_of_kernel(size: tuple[int, ...], x: Array, gradient: Array) -> Array:
+def _gradient_of_kernel(padding: Padding, x: Array, gradient: Array) -> Array:
     # Convolve every channel as an image, with the examples as its channels.
     images, filters = x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)
-    padding = [((n - 1) // 2, n // 2) for n in size]
     return _conv(images, filters, padding).transpose(1, 2, 0, 3)
 
 
-@jax.custom_vjp
-def _conv_cpu(x: Array, kernel: Array) -> Array:
-    return sequential_vmap(_forward)(x, kernel)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _conv_cpu(padding: Padding, x: Array, kernel: Array) -> Array:
+    return sequential_vmap(partial(_forward, padding))(x, kernel)
 
 
-def _save(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _conv_cpu(x, kernel), (x, kernel)
+def _save(padding: Padding, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _conv_cpu(padding, x, kernel), (x, kernel)
 
 
-def _pull_back(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _pull_back(
+    padding: Padding, saved: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
     # Use two maps, so that XLA drops the unused gradient of the first layer's images.
     x, kernel = saved
-    of_kernel = sequential_vmap(partial(_gradient_of_kernel, kernel.shape[:2]))
-    return sequential_vmap(_gradient_of_images)(gradient, kernel), of_kernel(x, gradient)
+    of_images, of_kernel = (
+        sequential_vmap(partial(f, padding)) for f in (_gradient_of_images, _gradient_of_kernel)
+    )
+    return of_images(gradient, kernel), of_kernel(x, gradient)
 
 
 _conv_cpu.defvjp(_save, _pull_back)

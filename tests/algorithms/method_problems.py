@@ -1,4 +1,4 @@
-"""Problems on which methods are compared with their NumPy loops, fed with the same batches.
+"""Problems that compare methods with their NumPy loops on the same batches.
 
 They are built once, in double precision.
 """
@@ -19,20 +19,20 @@ from fedjax_mm.tasks.networks import LogisticRegression
 from tests.oracles import multi_model as reference
 from tests.oracles.maxfl import Problem
 
-SEED, MODELS, ROUNDS, BATCHES = 5, 2, 12, 12  # that are drawn for the oracle
-LONG = 30  # rounds, of methods whose states matter after many
+SEED, MODELS, ROUNDS, BATCHES = 5, 2, 12, 12  # drawn for the oracle
+LONG = 30  # rounds for methods with states
 N, DIM, CLASSES, BATCH = 7, 4, 3, 3
 
 
 class Compared(NamedTuple):
-    """A task of the library, and the same for the oracle.
+    """A task of the library and the same problem for the oracle.
 
     Attributes:
       task: of the library.
-      flat: from parameters with leading axes to vectors with the same leading axes.
-      start: from vectors ``[models, d]`` to initial parameters.
+      flat: maps parameters to vectors, with the same leading axes.
+      start: maps vectors ``[models, d]`` to initial parameters.
       size: d.
-      problem: from the model's number and thresholds to the oracle's problem.
+      problem: maps a model's number and thresholds to the oracle's problem.
     """
 
     task: Any
@@ -43,7 +43,7 @@ class Compared(NamedTuple):
 
 
 def examples(seed: int = 0) -> tuple[list, list, list, np.ndarray]:
-    """Features, targets, labels and n_k of clients of 1 to 9 examples."""
+    """Features, targets, labels and n_k of clients with 1 to 9 examples."""
     rng = np.random.default_rng(seed)
     counts = rng.permutation([1, 2, 4, 5, 7, 8, 9])
     features = [rng.normal(size=(n, DIM)) for n in counts]
@@ -54,7 +54,7 @@ def examples(seed: int = 0) -> tuple[list, list, list, np.ndarray]:
 
 @functools.cache
 def all_rows() -> np.ndarray:
-    """The rows ``[M, LONG, N, batches, B]``, each inside its client, that any such task draws."""
+    """Rows within clients ``[M, LONG, N, batches, B]`` that such a task draws."""
     *_, counts = examples()
     clients = client_data([np.zeros(n) for n in counts])
 

@@ -1,4 +1,4 @@
-"""Every method against its NumPy float64 loop and its special cases, and properties of SCAFFOLD."""
+"""Every method against its NumPy float64 loop and its special cases."""
 
 import dataclasses
 import functools
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 M, E = MODELS, 3
 RATE, RATES = inverse_time(2.0, 30.0), [2.0 / (t + 30.0) for t in range(ROUNDS + 1)]
-# Some clients are content from the start, some become so, some never are.
+# Some clients are below their threshold from the start, some later, and some never.
 THRESHOLDS = {
     "least squares": np.array([0.4, 4.0, 1.5, 3.0, 0.9, 2.0, 6.0]),
     "softmax": np.array([0.2, 1.5, 0.9, 1.1, 0.6, 1.0, 2.0]),
 }
-# For which least squares, whose gradients are linear, say least; other ones are slow with softmax.
+# Linear gradients of least squares test these least. The others are slow with softmax.
 NONLINEAR = {"scaffold", "perfedavg HF", "qffl"}
 CLIENT_MAPS = {"least squares": 2, "softmax": "vmap"}
 
@@ -70,7 +70,7 @@ def error(actual, expected):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quiet(View):
-    """A task without metrics of its own, nor examples for testing: they take long to compile."""
+    """Removes the metrics of a task, and its test examples, because they take long to compile."""
 
     def metrics(self, rng_key, params):
         return {}
@@ -78,7 +78,7 @@ class Quiet(View):
 
 @functools.cache
 def program(factory, choices, takes_steps, name):
-    """The compiled run; data, thresholds, groups and options that are numbers are its arguments."""
+    """The compiled run. Data, thresholds, cohorts and numeric options are arguments."""
 
     def run(task, thresholds, numbers, groups, start):
         local = local_sgd(RATE, steps=E if takes_steps else None, batch_size=BATCH)
@@ -91,7 +91,7 @@ def program(factory, choices, takes_steps, name):
 
 
 def run(method, name="least squares", *, task=None, rho=None, groups=None, **numbers):
-    """A row of the table on a problem, or with other numbers, data, thresholds or groups."""
+    """Runs a row of the table on a problem, with any changes."""
     row, compared = VARIANTS[method], PROBLEMS[name]()
     compiled = program(row.factory, tuple(row.choices.items()), row.takes_steps, name)
     return compiled(
@@ -116,8 +116,8 @@ def end(*args, **options):
         for method in VARIANTS
     ],
 )
-def test_equals_its_loop(method, name):
-    """Two models, trained by 2 or 3 of 7 clients of 1 to 9 examples, and in some rounds by none."""
+def test_a_method_matches_its_loop(method, name):
+    """Two models are trained by 2 or 3 of 7 clients, and in some rounds by none."""
     row, compared, start = VARIANTS[method], PROBLEMS[name](), start_of(name)
     state, trace = run(method, name)
     states = row.states(state.models[0])
@@ -148,7 +148,7 @@ def test_equals_its_loop(method, name):
 
 
 def test_equal_gaps_make_maxfl_unweighted_fedavg():
-    """Every client has the same examples, so that all losses are equal; n_k are too."""
+    """Clients have the same examples, so their losses are equal, and so are n_k."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 3)), rng.normal(size=5)
     task = requiring(least_squares([x] * N, [y] * N, ridge=0.1), np.full(N, 0.5))
@@ -165,7 +165,7 @@ def test_equal_gaps_make_maxfl_unweighted_fedavg():
 
 
 def test_equal_gaps_of_different_clients_make_maxfl_unweighted_fedavg():
-    """In one round, whatever their losses and n_k are, if thresholds are as far below."""
+    """In one round, all thresholds are 0.3 below the losses, but losses and n_k differ."""
     task, groups = PROBLEMS["least squares"]().task, first_round_alone()
     losses = np.asarray(client_losses(task, jnp.asarray(start_of("least squares")[0])))
     one = {"rho": losses - 0.3, "groups": groups}
@@ -188,7 +188,7 @@ def test_reduces_to_fedavg(method, numbers, same):
 
 @pytest.mark.parametrize("method", ["perfedavg", "perfedavg HF"])
 def test_perfedavg_without_inner_step_is_unweighted_fedavg(method):
-    """Where a client's examples are all the same, as the outer batch is the second of each step."""
+    """The examples of a client are equal, because the outer step uses the second batch."""
     features, targets, *_ = examples()
     alike = [np.repeat(x[:1], len(x), axis=0) for x in features]
     task = least_squares(alike, [np.repeat(y[:1], len(y)) for y in targets], ridge=0.3)
@@ -198,7 +198,7 @@ def test_perfedavg_without_inner_step_is_unweighted_fedavg(method):
 
 
 def test_scaffold_keeps_the_mean_of_control_variates():
-    """sum of c_k / N = c, with 2 or 3 of 7 clients a round and a changing rate."""
+    """sum of c_k / N = c, with 2 or 3 of 7 clients per round and a changing rate."""
     models = run("scaffold")[0].models[0]
     c, c_k = models.server, models.clients
     np.testing.assert_allclose(c_k.mean(axis=1), c, rtol=0, atol=1e-13 * np.abs(c_k).max())
@@ -206,8 +206,8 @@ def test_scaffold_keeps_the_mean_of_control_variates():
     assert np.abs(c_k - c[:, None]).max() > 0.1
 
 
-def test_scaffold_finds_the_minimizer_where_fedavg_stalls():
-    """The quadratic with E = 5 full-gradient steps of a constant rate."""
+def test_scaffold_finds_the_minimizer_and_fedavg_does_not():
+    """Both take 5 full-gradient steps with a constant rate on the quadratic."""
     assignment, gaps = full_participation(8), {}
     for method in ("fedavg", "scaffold"):
         algorithm = METHODS[method].build(0.2, 5)
@@ -234,10 +234,10 @@ def test_scaffold_options_agree_on_one_full_gradient_step():
     assert error(controls("I"), controls("II")) < 1e-12
 
 
-def test_mwfed_outlives_long_contentment():
-    """After hundreds of rounds the content weigh nothing in 32 bits, but the model is a number.
+def test_mwfed_stays_finite_if_weights_underflow():
+    """After hundreds of rounds, satisfied clients have weight 0 in 32 bits.
 
-    The other one takes 4 tau steps, not N tau.
+    The remaining client takes 4 tau steps instead of N tau.
     """
     with jax.enable_x64(False):
         rho = jnp.array([-1e3] + 7 * [1e3], jnp.float32)
@@ -256,7 +256,7 @@ def test_mwfed_outlives_long_contentment():
 
 @functools.cache
 def two_losses(q, num_steps):
-    """A q-FFL round or two from 0, by two clients; their targets are the argument."""
+    """Runs q-FFL with two clients from 0, as a function of their targets."""
     algorithm, everybody = qffl(local_sgd(0.1, steps=num_steps), q=q), full_participation(2)
 
     def run(targets):
@@ -266,13 +266,13 @@ def two_losses(q, num_steps):
     return lambda targets: jax.jit(run)(jnp.array(targets)).models[0].params["w"]
 
 
-def test_qffl_of_vanishing_losses_stays_a_number():
-    """F^q underflows in 32 bits, F being 0.015 and 0.06: nothing is added."""
+def test_qffl_stays_finite_if_powers_of_losses_underflow():
+    """F^q underflows in 32 bits for F = 0.015 and 0.06, so the model does not move."""
     with jax.enable_x64(False):
         np.testing.assert_array_equal(two_losses(500.0, 1)([0.1, 0.2]), 0)
 
 
-def test_qffl_of_a_loss_of_zero_stays_a_number():
+def test_qffl_stays_finite_if_a_loss_is_zero():
     """With q < 1 the loss has a negative exponent, so a small constant is added to it."""
     loss, dw = 1.5, (1 - 0.9**2) / 0.1
     h = 0.5 * loss**-0.5 * 3 * dw**2 + (loss**0.5 + 1e-5) / 0.1
@@ -280,16 +280,15 @@ def test_qffl_of_a_loss_of_zero_stays_a_number():
     np.testing.assert_allclose(actual, loss**0.5 * dw / h, rtol=1e-6)
 
 
-def test_maxfl_ignores_the_hopeless():
-    """Weights that underflow, without eps: nothing is added."""
+def test_maxfl_does_not_move_if_all_weights_underflow():
     actual = end("maxfl", rho=np.full(N, -1e9), eps=0.0)
     np.testing.assert_array_equal(actual, start_of("least squares"))
 
 
 def test_mwfed_weights_stay_in_rounds_without_clients():
-    """They grow at the start, and after rounds in which somebody trained."""
+    """They grow at the start, and after rounds with participants."""
     none, one = np.full_like(all_groups(), -1), first_round_alone()
-    rho = np.where(np.arange(N) == 0, -1.0, 1e9)  # the first client is never content
+    rho = np.where(np.arange(N) == 0, -1.0, 1e9)  # the first client stays above its threshold
     for groups, times in ((none, 1), (one, 2)):
         weights = np.exp(run("mwfed", groups=groups, rho=rho)[0].models[0].server)
         expected = np.where(np.arange(N) == 0, 4.0**times, 1.0)
@@ -337,8 +336,8 @@ def test_wrong_sizes_are_refused_before_compilation(method, arguments, message):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_settings_of_local_training_count_or_are_refused(method):
-    """SGD at twice its rate, or another order of batches, in the program of a client."""
+def test_settings_of_local_training_are_used_or_refused(method):
+    """Compares programs of a client with SGD at twice its rate, and with another order."""
     row, task = METHODS[method], requiring(least_squares(*examples()[:2], ridge=0.3), np.ones(N))
     usual = row.local(0.1, 2, 2)
 
@@ -363,7 +362,7 @@ def test_settings_of_local_training_count_or_are_refused(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_says_what_it_needs_of_a_task(method):
+def test_tasks_without_losses_or_thresholds_are_refused(method):
     row = METHODS[method]
     algorithm, everybody = row.build(0.1, 1), mfa_rand(3, 1, unbiased=True)
 

@@ -1,4 +1,4 @@
-"""What every method owes the contract, however its clients are computed."""
+"""Contract tests for every method, under every `client_map`."""
 
 import dataclasses
 import functools
@@ -36,8 +36,8 @@ ATTACKS = np.arange(N) < 2
 RHO = np.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
 ALGORITHMS = METHODS | {"noisy": METHODS["maxfl"]}
 every_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
-# Where runs are compared, only some with states of the server, of clients, and attackers are not
-# slow; the runs of all methods are compared with their loops in `test_methods`.
+# Quick comparisons of runs cover server states, client states and attackers. `test_methods` checks
+# all methods against their loops.
 QUICK = {"scaffold", "mwfed", "noisy"}
 every_run = pytest.mark.parametrize("method", [slow_unless(m in QUICK, m) for m in ALGORITHMS])
 
@@ -48,14 +48,14 @@ def test_every_method_has_its_loop_and_its_row():
 
 
 def algorithm_of(method, rate):
-    """Of two local steps on batches of two."""
+    """Builds a method with two local steps on batches of two."""
     algorithm = ALGORITHMS[method].build(rate, 2, batch_size=2)
     return noisy(algorithm, ATTACKS) if method == "noisy" else algorithm
 
 
 @functools.cache
 def tasks():
-    """Regressions with 1 to 5 examples per client, one for each model."""
+    """One regression per model, with 1 to 5 examples per client."""
 
     def one(seed):
         rng = np.random.default_rng(seed)
@@ -67,10 +67,10 @@ def tasks():
 
 @functools.cache
 def cases():
-    """Stacked arguments of four runs: keys, rates, groups ``[T, M, N]`` and opt-outs.
+    """Stacked arguments of four runs: keys, rates, cohorts ``[T, M, N]`` and opt-outs.
 
-    In the second one models have groups of 1 and 2; in the third two of three are idle; in the last
-    one clients stay away to whom a model does not appeal.
+    The second run has groups of 1 and 2, the third has two idle models of three, and clients of the
+    last one opt out of models that do not appeal to them.
     """
     strategies = [
         mfa_rand(N, M),
@@ -89,7 +89,7 @@ def cases():
 
 
 def assignment_of(groups, is_free, num_models):
-    """Of given groups, whose clients may be free to stay away, and that keeps what it observes."""
+    """An assignment with given cohorts and optional opt-outs that records observations."""
     given = replay(groups, N)
     flexible = appealing(given, cohort_size=N, from_round=2)
 
@@ -103,7 +103,7 @@ def assignment_of(groups, is_free, num_models):
 
 
 def remember(round, groups, reports, state):
-    """The sum of what every client reported of every model, and of what padding did."""
+    """Sums the reports of every model and client, and those of padding."""
     (losses,) = jax.tree.leaves(reports)
     present = groups.clients >= 0
     rows = groups.models, jnp.where(present, groups.clients, N)
@@ -112,7 +112,7 @@ def remember(round, groups, reports, state):
 
 
 def program(method, client_map, num_models):
-    """One run of the first models; data are an argument."""
+    """A run of the first models, with data as an argument."""
 
     def run(rng_key, rate, groups, is_free, tasks):
         learned = [requiring(task, RHO) for task in tasks[:num_models]]
@@ -141,7 +141,7 @@ def assert_close(actual, expected):
 
 @functools.cache
 def expected(method):
-    """All clients of all models at once, and the runs vmapped; a leading axis of runs."""
+    """Results with all clients of all models at once, vmapped over the runs."""
     with jax.enable_x64(True):
         together = jax.vmap(program(method, "vmap", M), (0, 0, 0, 0, None))
         return jax.jit(together)(*cases(), tasks())
@@ -150,9 +150,9 @@ def expected(method):
 @pytest.mark.usefixtures("x64")
 @every_run
 def test_client_maps_agree_and_nothing_recompiles(method):
-    """Wherever padding stands, and whichever models train beside: here one alone.
+    """Results depend neither on the places of padding nor on the other models.
 
-    In `test_methods`, chunks of two clients and all at once agree with the same loop.
+    `test_methods` compares chunks of two clients, and all at once, with the same loop.
     """
     chex.clear_trace_counter()
     rng, (rng_keys, rates, groups, is_free) = np.random.default_rng(0), cases()
@@ -168,8 +168,8 @@ def test_client_maps_agree_and_nothing_recompiles(method):
 
 @pytest.mark.usefixtures("x64")
 @every_run
-def test_every_run_is_one_of_its_own(method):
-    """What is compared above are numbers, and differ."""
+def test_runs_are_finite_and_differ(method):
+    """Otherwise the comparison above would be empty."""
     (models, ((updates, _, _), (loss, appeal)), reports), _ = expected(method)
     assert models.params.shape == (4, M, 2)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((models, loss, reports)))
@@ -188,10 +188,10 @@ def test_every_run_is_one_of_its_own(method):
 
 @pytest.mark.usefixtures("x64")
 @every_algorithm
-def test_a_scale_multiplies_what_a_client_weighs(method):
-    """It scales the weight and the summed update, but not the report, gradient count or state.
+def test_a_scale_multiplies_weight_and_update_only(method):
+    """The report, the count of gradients and the state do not change.
 
-    Eager and compiled some are the same.
+    Some methods are also compared eagerly.
     """
     task = attacked(requiring(tasks()[0], RHO), ATTACKS)
 
@@ -219,14 +219,14 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
 
 
 def with_factors(clients, scale):
-    """An assignment that gives clients ``[T, n]`` of one model factors ``[T, n]``; 0 is no part."""
+    """Assigns clients ``[T, n]`` to one model with scales, where scale 0 means no part."""
     clients, scale = jnp.asarray(clients, jnp.int32), jnp.asarray(scale)
     given = replay(clients[:, None], N)
 
     def assign(rng_key, t, state, look):
         groups, state = given.assign(rng_key, t, state, look)
         takes_part = scale[t - 1] > 0
-        now = jnp.where(takes_part, scale[t - 1], 9.0)  # which does not count
+        now = jnp.where(takes_part, scale[t - 1], 9.0)  # must be ignored
         return dataclasses.replace(groups, scale=now, takes_part=takes_part), state
 
     return given._replace(assign=assign)
@@ -236,8 +236,8 @@ def with_factors(clients, scale):
 @pytest.mark.parametrize(
     "method", [slow_unless(m in QUICK | {"afl", "mifa"}, m) for m in ALGORITHMS]
 )
-def test_the_server_is_the_same_without_those_who_take_no_part(method):
-    """A client that does not take part is like padding, even in rounds without participants."""
+def test_clients_that_take_no_part_do_not_affect_the_server(method):
+    """They are like padding, even in rounds without participants."""
     task = requiring(tasks()[0], RHO)
     everybody = np.tile(np.arange(4), (ROUNDS, 1))
     takes_part = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0], [1, 0, 1, 1]]) > 0
@@ -253,8 +253,8 @@ def test_the_server_is_the_same_without_those_who_take_no_part(method):
     assert_close(run(everybody, factors), run(padded, factors))
 
 
-def test_all_report_alike():
-    """An assignment may look at models that are trained by different methods."""
+def test_all_methods_report_the_loss():
+    """An assignment may observe models that are trained by different methods."""
     strategy = replay([[[k] for k in range(len(METHODS))]], len(METHODS))
     strategy = strategy._replace(init=lambda rng_key: jnp.zeros(len(METHODS)))
     strategy = strategy._replace(observe=lambda t, groups, reports, state: reports["loss"])
@@ -272,7 +272,7 @@ def test_all_report_alike():
 
 
 @every_algorithm
-def test_single_precision_in_a_double_precision_program(method):
+def test_single_precision_survives_in_a_double_precision_program(method):
     """States and parameters keep their dtypes, as `lax.scan` requires of its carry."""
     with jax.enable_x64(True):
         task = requiring(Measured(jnp.arange(N, dtype=jnp.float32)), jnp.ones(N))
@@ -288,7 +288,7 @@ def test_single_precision_in_a_double_precision_program(method):
 
 
 def test_keys_are_never_reused():
-    """JAX's own checker, with own models, clients that stay away, noise and tuning."""
+    """JAX checks runs with own models, opt-outs, noise and fine-tuning."""
     task = classification(labelled_data(N), LogisticRegression(3))
     algorithms = [METHODS[name].build(0.1, 2, batch_size=2) for name in ("ditto", "perfedavg")]
     algorithms[1] = noisy(algorithms[1], ATTACKS)

@@ -1,10 +1,7 @@
-"""LVR and GVR, with plain servers and those that use earlier updates, against NumPy loops."""
+"""LVR and GVR, with plain servers and servers that use earlier updates, against NumPy loops."""
 
-import dataclasses
 import functools
-import tomllib
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,26 +9,18 @@ import psutil
 import pytest
 
 from fedjax_mm import (
-    Experiment,
     fedavg,
     full_participation,
     keys,
     local_sgd,
     mfa_rand,
     mifa,
-    run,
-    scaffold,
     simulate,
     stalevr,
     variance_reduced,
 )
-from fedjax_mm.base import Cohort
-from fedjax_mm.experiments.grid import grid_of
-from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.keys import seed_keys
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps import Setup
-from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_outline
 from fedjax_mm.sweeps.program import num_bytes
@@ -39,14 +28,21 @@ from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
 from tests.algorithms.test_methods import Quiet, error
-from tests.helpers import Towards, slow_unless
+from tests.helpers import slow_unless
 from tests.oracles import sampling as oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
 
+
 M, E, ROUNDS = MODELS, 3, LONG
+
+
 RATE, RATES = inverse_time(2.0, 30.0), [2.0 / (t + 30.0) for t in range(ROUNDS + 1)]
+
+
 SINGLE, SEVERAL = (1,) * N, (1, 3, 1, 2, 1, 1, 2)
+
+
 SERVERS = {
     "fedavg": functools.partial(fedavg, server_scale="1/N"),
     "mifa": mifa,
@@ -54,7 +50,9 @@ SERVERS = {
     "estimated": functools.partial(stalevr, beta="estimated"),
     "exact": functools.partial(stalevr, beta="exact"),
 }
-CASES = {  # the server, what is looked at, trainings that are expected, processors
+
+
+CASES = {  # server, norm, expected trainings, processors
     "LVR": ("fedavg", "loss", 4.0, SINGLE),
     "LVR, several processors": ("fedavg", "loss", 6.5, SEVERAL),
     "LVR, few": ("fedavg", "loss", 0.6, SINGLE),
@@ -69,6 +67,8 @@ CASES = {  # the server, what is looked at, trainings that are expected, process
     "StaleVR": ("exact", "update", 2.5, SINGLE),
     "StaleVR by losses": ("exact", "loss", 2.5, SEVERAL),
 }
+
+
 QUICK = {"GVR, several processors", "FedVARP", "StaleVRE by updates", "StaleVR"}
 
 
@@ -99,7 +99,7 @@ def program(case, client_map):
 
 @functools.cache
 def lots(num_processors):
-    """The numbers in [0, 1) of all processors in all rounds."""
+    """The uniform lots of all processors in all rounds."""
 
     def of_round(t):
         key = keys.assignment_key(keys.round_key(jax.random.key(SEED), t))
@@ -133,8 +133,8 @@ def expected_run(case, name):
         *(slow_unless(case == "StaleVRE", case, "softmax", "vmap") for case in CASES),
     ],
 )
-def test_equals_its_loop(case, name, client_map):
-    """Two models and 7 clients of 1 to 9 examples for 30 rounds, with the processors' own lots."""
+def test_a_run_matches_its_loop(case, name, client_map):
+    """Two models and 7 clients of 1 to 9 examples for 30 rounds, with the lots of the draws."""
     (server, by, _, _), compared = CASES[case], PROBLEMS[name]()
     start = compared.start(start_of(name))
     state, trace = program(case, client_map)(compared.task, start)
@@ -159,146 +159,20 @@ def test_equals_its_loop(case, name, client_map):
 
 
 def test_some_rounds_are_idle():
-    """What is compared above includes rounds in which nobody trains a model."""
+    """The comparison above includes rounds without participants."""
     for case in ("LVR, few", "MIFA", "FedVARP", "StaleVR"):
         assert (np.array(expected_run(case, "least squares").counts).sum(2) == 0).any(), case
 
 
-MIXED = "least squares", "softmax", "least squares"
-WAYS = ["scan", 2, "auto", "two devices"]
-QUICK_WAYS = {("StaleVRE by updates", "two devices")}
-
-
-def mixed_run(case, client_map, client_axis=None):
-    """Two seeds of five rounds, with models of different structure."""
-    server, by, *_ = CASES[case]
-    inactive = "train" if server == "exact" else "rest"
-    strategy = variance_reduced(N, 3, expected_trainings=5, by=by, inactive=inactive)
-    algorithm = SERVERS[server](local_sgd(0.1, steps=2, batch_size=2))
-
-    def one(rng_key, tasks):
-        how = {"client_map": client_map, "client_axis": client_axis}
-        tasks = [Quiet(task, N) for task in tasks]
-        state, trace = simulate(rng_key, tasks, algorithm, strategy, 5, **how)
-        return state.models, trace.client_updates, trace.gradients
-
-    return jax.vmap(one, (0, None))
-
-
-def mixed_arguments(seed):
-    return jax.random.split(jax.random.key(seed), 2), [PROBLEMS[name]().task for name in MIXED]
-
-
-@functools.cache
-def all_at_once(case):
-    with jax.enable_x64(True):
-        return jax.device_get(jax.jit(mixed_run(case, "vmap"))(*mixed_arguments(0)))
-
-
-@pytest.mark.parametrize(
-    ("case", "way"),
-    [
-        slow_unless((case, way) in QUICK_WAYS, case, way)
-        for case in ("GVR", "MIFA", "FedVARP", "StaleVRE by updates", "StaleVR")
-        for way in WAYS
-    ],
-)
-def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
-    """Who is drawn depends on norms, which all clients of all models report in chunks."""
-    chex.clear_trace_counter()
-    if way == "two devices":
-        where = layout(1, jax.devices()[:2], "clients")
-        program = where.over(mixed_run(case, 2, where.client_axis), (0, None))
-    else:
-        program = mixed_run(case, way)
-    compiled = jax.jit(chex.assert_max_traces(lambda *given: program(*given), n=1))
-    actual = compiled(*mixed_arguments(0))
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(all_at_once(case)), strict=True):
-        if jnp.issubdtype(a.dtype, jnp.floating):
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * (1 + np.abs(b).max()))
-        else:
-            np.testing.assert_array_equal(a, b)
-    other = compiled(*mixed_arguments(1))
-    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (actual, other)), strict=True))
-
-
-def test_exact_factors_need_everybody():
-    """The model becomes NaN, because the update would silently omit the absent clients' h_k."""
-    task = PROBLEMS["least squares"]().task
-    algorithm = stalevr(local_sgd(0.1, steps=1), beta="exact")
-    everybody = mfa_rand(N, 1, unbiased=True)
-
-    def assign(rng_key, round, state, look):
-        return Cohort.of_rows(jnp.arange(N)[None, : N - 1], jnp.ones((1, N - 1))), state
-
-    ends = [
-        jax.jit(lambda key, who=who: simulate(key, Quiet(task, N), algorithm, who, 1)[0])(
-            jax.random.key(0)
-        )
-        .models[0]
-        .params
-        for who in (everybody, everybody._replace(assign=assign))
-    ]
-    assert np.isfinite(ends[0]).all()
-    assert np.isnan(ends[1]).all()
-
-
-def test_norms_leave_out_what_factors_do_not_multiply():
-    """SCAFFOLD's control variates; its first round is that of FedAvg without weights."""
-    everybody, task = full_participation(N), Quiet(PROBLEMS["least squares"]().task, N)
-
-    def assign(rng_key, round, state, look):
-        return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
-
-    strategy = everybody._replace(init=lambda rng_key: jnp.zeros((1, N)), assign=assign)
-
-    @jax.jit
-    def norms(rng_key):
-        local = local_sgd(0.1, steps=E, batch_size=BATCH)
-        algorithms = scaffold(local), fedavg(local, weighted=False)
-        runs = [simulate(rng_key, task, algorithm, strategy, 1)[0] for algorithm in algorithms]
-        return [state.assignment for state in runs]
-
-    one, other = norms(jax.random.key(0))
-    np.testing.assert_allclose(one, other, rtol=1e-12)
-    assert (one > 0).all()
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Weighing(Towards):
-    """Clients that all weigh the same, but not 1."""
-
-    each: float = 1.0
-
-    def weight(self, client):
-        return jnp.asarray(self.each)
-
-
-def test_norms_are_shares_of_the_mean_step():
-    """d_k |w_k - w|, whatever all clients of a model weigh together."""
-    everybody, targets = mfa_rand(3, 2), jnp.arange(3.0)
-    tasks = [Weighing(targets, each=jnp.array(each)) for each in (1.0, 5.0)]
-
-    def assign(rng_key, round, state, look):
-        return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
-
-    strategy = everybody._replace(init=lambda rng_key: jnp.zeros((2, 3)), assign=assign)
-    start = {"params": {"w": jnp.zeros(3)}}
-    run = jax.jit(lambda: simulate(0, tasks, fedavg(0.5, local_steps=1), strategy, 1, **start)[0])
-    norms = 0.5 * np.linalg.norm(np.outer(targets, np.ones(3)), axis=1) / 3
-    np.testing.assert_allclose(run().assignment, [norms, norms], rtol=1e-6)
-
-
 def test_steps_without_the_factors_of_a_draw_are_refused():
-    """The steps would be too small by a factor of K/N."""
+    """Steps would be too small by a factor of K/N."""
     for strategy in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
         with pytest.raises(ValueError, match=r"stalevr needs the factors 1/p .* unbiased=True"):
             simulate(0, quadratic(6, 1, mu=0.1), stalevr(local_sgd(0.1, steps=1)), strategy, 1)
 
 
-def test_negative_losses_are_not_sampled_in_silence():
-    """Negative losses have no probability, so models become NaN, which a sweep reports."""
+def test_negative_losses_make_the_models_nan():
+    """They have no probability. A sweep reports the NaN."""
     task = quadratic(6, 1, mu=0.1)
     strategy = variance_reduced(6, 2, expected_trainings=3)
     algorithm = fedavg(0.1, local_steps=1, server_scale="1/N")
@@ -309,59 +183,9 @@ def test_negative_losses_are_not_sampled_in_silence():
     assert np.isnan(state.models[0].params).any()
 
 
-FILE = """
-num_models = 2
-num_rounds = 4
-num_seeds = 1
-task = { num_clients = 6, block_size = 2, mu = 0.1, start = "normal" }
-
-[algorithms.A]
-name = "stalevr"
-beta = "exact"
-learning_rate = 0.1
-local_steps = 2
-
-[algorithms.A.assignment]
-name = "variance_reduced"
-expected_trainings = 5
-by = "update"
-processors = 2
-inactive = "train"
-
-[axes]
-assignment.expected_trainings = [3, 7.5]
-"""
-
-
-SHARED = FILE.replace("[algorithms.A.assignment]", "[assignment]")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [pytest.param(FILE, id="own"), pytest.param(SHARED, id="shared", marks=pytest.mark.slow)],
-)
-def test_a_file_has_all_settings(text):
-    """Expected trainings are an axis that costs no program, of each algorithm or of all."""
-    experiment = validate(Experiment, tomllib.loads(text))
-    assert len(programs_of(grid_of(experiment))) == 1
-    result = run(experiment)
-    algorithm = stalevr(local_sgd(0.1, steps=2), beta="exact")
-    task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
-    for expected in (3, 7.5):
-        how = {"by": "update", "processors": 2, "inactive": "train"}
-        strategy = variance_reduced(6, 2, expected_trainings=expected, **how)
-        _, trace = jax.jit(
-            lambda key, who=strategy: simulate(key, task, algorithm, who, 4, params=start)
-        )(seed_keys(0, range(1))[0])
-        found = result.sel(expected_trainings=expected).isel(seed=0, algorithm=0)
-        np.testing.assert_allclose(found.loss.values, trace.metrics["loss"], rtol=1e-5)  # float32
-        drawn = np.cumsum(trace.client_updates, axis=0)
-        np.testing.assert_array_equal(found.client_updates.values, drawn)
-
-
 @pytest.mark.parametrize("algorithm", [mifa, stalevr])
-def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
-    """Two models of 51 numbers, and all that 50 clients last sent of each."""
+def test_the_memory_of_all_updates_is_estimated_before_the_run(algorithm):
+    """The state has the last updates of 50 clients for two models of 51 numbers."""
     bytes_of_updates = 8 * 2 * 50 * 51
 
     def build(learning_rate):

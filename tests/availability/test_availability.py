@@ -1,4 +1,4 @@
-"""Clients that are away, messages that are lost, and clients that are late."""
+"""Absent clients, lost messages and late clients."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_mm import (
-    advance,
     ditto,
     fedavg,
     full_participation,
@@ -15,10 +14,8 @@ from fedjax_mm import (
     local_sgd,
     mfa_rand,
     mfa_rr,
-    scaffold,
     simulate,
 )
-from fedjax_mm.assignments.bandits import bandit
 from fedjax_mm.asynchrony import on_clock
 from fedjax_mm.availability import (
     available,
@@ -29,16 +26,18 @@ from fedjax_mm.availability import (
     share_of_examples,
     timetable,
 )
-from fedjax_mm.base import Assignment, Cohort, Look, Padded
-from tests.helpers import Measured, Precise, Towards
+from fedjax_mm.base import Look
+from tests.helpers import Precise, Towards
 from tests.oracles import wrappers as oracle
 
 N, ROUNDS = 12, 30
+
+
 KEY = jax.random.key(3)
 
 
 def presence(law, num_rounds, num_clients, seed=0):
-    """Returns each client's presence in each round, ``bool[rounds, clients]``."""
+    """Presence of each client in each round, ``bool[rounds, clients]``."""
 
     def step(state, t):
         is_there, state = law.step(jax.random.fold_in(KEY, t), t, state, num_clients)
@@ -50,11 +49,8 @@ def presence(law, num_rounds, num_clients, seed=0):
 
 
 def close(found, expected, error):
-    """Within four standard errors."""
+    """Asserts equality within four standard errors."""
     assert abs(found - expected) < 4 * error, (found, expected, error)
-
-
-# Laws
 
 
 @pytest.mark.parametrize("p", [0.3, tuple(np.linspace(0.1, 0.9, 40))])
@@ -64,12 +60,12 @@ def test_bernoulli(p):
     share = np.broadcast_to(p, 40)
     error = np.sqrt(share * (1 - share) / 4000)
     assert (abs(there.mean(0) - share) < 4.5 * error).all()
-    variance = np.sum(share * (1 - share))  # of the number that is there
+    variance = np.sum(share * (1 - share))  # of the number of present clients
     close(there.sum(1).var(), variance, variance * np.sqrt(2 / 4000))
 
 
 def test_markov():
-    """Shares, correlation after h rounds, and mean spells: p_on = 0.2, p_off = 0.1."""
+    """With p_on = 0.2 and p_off = 0.1: shares, autocorrelation and mean lengths of spells."""
     there = presence(markov(0.2, 0.1), 3000, 60).astype(float)
     p, r = 2 / 3, 0.7
     error = np.sqrt(p * (1 - p) / there.size * (1 + r) / (1 - r))
@@ -83,18 +79,8 @@ def test_markov():
     np.testing.assert_allclose(spells, (10, 5), rtol=0.05)
 
 
-def test_cyclic_groups_take_turns():
-    there = presence(cyclic(5), 10, 12)
-    assert (there[:5].sum(0) == 1).all()
-    np.testing.assert_array_equal(there[:5], there[5:])
-    assert set(there.sum(1)) == {2, 3}
-    assert (presence(cyclic(1), 4, 12)).all()
-    other = presence(cyclic(5), 10, 12, seed=1)
-    assert (there != other).any()
-
-
-def test_a_timetable_is_kept():
-    """Half-open intervals, which begin again after the period."""
+def test_a_timetable_is_followed():
+    """Intervals are half-open and repeat after the period."""
     table = [[(0, 2), (5, 6)], [], [(3, 6)]]
     there = presence(timetable(table, period=6), 12, 3)
     rows = [[t for t in range(12) if row[t]] for row in there.T]
@@ -110,12 +96,7 @@ def test_probabilities_may_depend_on_the_examples():
     np.testing.assert_allclose(share_of_examples(n, 0), 1)
 
 
-# Absence
-
-
 def cohorts(assignment, num_rounds=ROUNDS, key=KEY):
-    """The cohorts of all rounds."""
-
     def step(state, t):
         one = keys.assignment_key(keys.round_key(key, t))
         cohort, state = assignment.assign(one, t, state, Look())
@@ -126,20 +107,19 @@ def cohorts(assignment, num_rounds=ROUNDS, key=KEY):
     return jax.jit(lambda: jax.lax.scan(step, start, rounds)[1])()
 
 
-def models_of(cohort):
-    """The models ``[rounds, slots]``, which are the same in all rounds."""
-    return np.broadcast_to(cohort.models, np.shape(cohort.clients))
-
-
-# Client k is away in every fourth round.
+# Client k is absent in every fourth round.
 PARTS = [[(0, k % 4), (k % 4 + 1, 4)] for k in range(N)]
+
+
 TABLE = timetable([[pair for pair in each if pair[0] < pair[1]] for each in PARTS], period=4)
+
+
 THERE = np.array([[t % 4 != k % 4 for k in range(N)] for t in range(ROUNDS)])
 
 
 @pytest.mark.parametrize("strategy", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=7)], ids=["R", "RR"])
 def test_absent_clients_are_skipped(strategy):
-    """The others train the models that they would have trained."""
+    """The others still train the same models."""
     before, after = cohorts(strategy), cohorts(available(strategy, TABLE))
     stays = np.take_along_axis(THERE, np.maximum(before.clients, 0), axis=1)
     np.testing.assert_array_equal(after.clients, np.where(stays, before.clients, -1))
@@ -166,42 +146,9 @@ def test_absent_clients_are_replaced():
     assert (abs(counts - mean) < 4 * np.sqrt(mean)).all()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "p"),
-    [
-        (mfa_rand(N, 3, cohort_size=6), 0.3),
-        (mfa_rand(N, 3, cohort_size=7), 0.4),
-        (mfa_rr(N, 2, cohort_size=8), 0.4),
-    ],
-    ids=["equal groups", "unequal groups", "frames"],
-)
-def test_replacements_favour_no_model(strategy, p):
-    """Nor a client, where fewer are present than were chosen: exchangeable ones train alike."""
-    found = cohorts(available(strategy, bernoulli(p), when_absent="replace"), 4000)
-    clients, models = np.asarray(found.clients), models_of(found)
-    for numbers, of in ((strategy.num_models, models), (N, clients)):
-        each = np.stack([((of == i) & (clients >= 0)).sum(1) for i in range(numbers)], axis=1)
-        gaps = each - each.mean(1, keepdims=True)
-        # Frames of M rounds are independent, and rounds within a frame are not.
-        gaps = gaps.reshape(-1, 4, numbers).mean(1)
-        error = gaps.std(0) / np.sqrt(len(gaps))
-        assert (abs(gaps.mean(0)) < 4 * error).all(), gaps.mean(0) / error
-
-
 def _draw_key(t):
     one = keys.assignment_key(keys.round_key(KEY, t))
     return jax.random.split(keys.presence_key(one, 0))[0]
-
-
-def test_nobody_is_there():
-    nobody = bernoulli(0.0)
-    task = Towards(jnp.ones((N, 3)))
-    for how in ("skip", "replace"):
-        strategy = available(mfa_rand(N, 2), nobody, when_absent=how)
-        _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 3)
-        assert not trace.gradients.any()
-        np.testing.assert_array_equal(trace.idle_rounds[1:], 1)
-        np.testing.assert_array_equal(trace.metrics["present"][1:], 0)
 
 
 def test_nothing_is_nan_before_round_1():
@@ -211,7 +158,7 @@ def test_nothing_is_nan_before_round_1():
     np.testing.assert_array_equal(trace.metrics["present"][0], -1)
 
 
-def test_factors_of_absence_are_unbiased():
+def test_scales_for_absence_are_unbiased():
     """The mean step over many seeds is that of full participation."""
     p = jnp.linspace(0.2, 1.0, N)
     targets = jnp.arange(float(N * 3)).reshape(N, 3)
@@ -231,7 +178,7 @@ def test_factors_of_absence_are_unbiased():
 
 @pytest.mark.parametrize("num_groups", [4, 5])
 def test_unequal_groups_are_unbiased_in_every_round(num_groups):
-    """Over seeds, a client of one of 6 has the mean factor 1 in each round of a cycle."""
+    """Over seeds, the mean scale of 6 clients is 1 in each round of a cycle."""
     strategy = available(full_participation(6), cyclic(num_groups), unbiased=True)
 
     def factors(seed):
@@ -243,8 +190,7 @@ def test_unequal_groups_are_unbiased_in_every_round(num_groups):
     assert (abs(mean.mean(0) - 1) < 4 * error).all(), mean.mean(0)
 
 
-def test_presence_is_that_of_the_oracle():
-    """FedAvg with only present clients, against a float64 loop."""
+def test_runs_with_absent_clients_match_the_oracle():
     with jax.enable_x64(True):
         targets = np.random.default_rng(0).normal(size=(N, 3))
         strategy = available(full_participation(N), TABLE)
@@ -257,143 +203,12 @@ def test_presence_is_that_of_the_oracle():
         np.testing.assert_array_equal(trace.metrics["present"][1:, 0], THERE.sum(1))
 
 
-def test_a_probability_is_no_new_program():
-    task, algorithm = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1)
-
-    @jax.jit
-    def run(p, leaves, q):
-        strategy = available(mfa_rand(N, 2), markov(p, leaves))
-        return simulate(KEY, task, algorithm, dropping(strategy, q), 5)[1].gradients
-
-    each = jax.vmap(run)(jnp.array([0.1, 0.9]), jnp.array([0.5, 0.1]), jnp.array([0.0, 0.5]))
-    alone = [run(0.1, 0.5, 0.0), run(0.9, 0.1, 0.5)]
-    np.testing.assert_array_equal(each, alone)
-    assert run._cache_size() == 1
-
-
-def test_a_run_goes_on_where_it_was():
-    strategy = dropping(available(mfa_rand(N, 2), markov(0.3, 0.2)), 0.2)
-    run = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1), strategy
-    whole, trace = simulate(KEY, *run, 10)
-    state, _ = simulate(KEY, *run, 4)
-    state, later = advance(state, *run, 6)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        jax.random.key_data(whole.rng_key),
-        jax.random.key_data(state.rng_key),
-    )
-    np.testing.assert_array_equal(trace.gradients[5:], later.gradients[1:])
-    np.testing.assert_array_equal(whole.models[0].params["w"], state.models[0].params["w"])
-
-
-# Lost messages
-
-
-@pytest.mark.parametrize("p", [0.25, np.linspace(0, 1, N)])
-def test_so_many_messages_are_lost(p):
-    cohort = cohorts(dropping(mfa_rand(N, 3), jnp.asarray(p)), 2000)
-    lost = ~np.asarray(cohort.takes_part)
-    for client in range(N):
-        mine = lost[np.asarray(cohort.clients) == client]
-        share = float(np.broadcast_to(p, N)[client])
-        close(mine.mean(), share, np.sqrt(share * (1 - share) / len(mine)) + 1e-12)
-
-
-def test_lost_messages_cost_gradients_and_change_nothing():
-    task, algorithm = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=3)
-    start = init(KEY, task, algorithm, dropping(mfa_rand(N, 2), 1.0))
-    state, trace = simulate(KEY, task, algorithm, dropping(mfa_rand(N, 2), 1.0), 3)
-    np.testing.assert_array_equal(state.models[0].params["w"], start.models[0].params["w"])
-    plain = simulate(KEY, task, algorithm, mfa_rand(N, 2), 3)[1]
-    np.testing.assert_array_equal(trace.gradients, plain.gradients)
-    assert not trace.client_updates.any()
-
-
-def test_clients_of_lost_messages_keep_their_states():
-    """SCAFFOLD's c stays the mean of all c_k."""
-    with jax.enable_x64(True):
-        task = Precise(jnp.asarray(np.random.default_rng(1).normal(size=(N, 3))))
-        strategy = dropping(full_participation(N), 0.5)
-        state, _ = simulate(KEY, task, scaffold(local_sgd(0.1, steps=2)), strategy, 8)
-        own, server = state.models[0].clients["w"], state.models[0].server["w"]
-        assert (np.abs(own) > 0).any()
-        np.testing.assert_allclose(own.mean(1), server, rtol=1e-10, atol=1e-14)
-
-
-def test_lost_reports_are_not_observed():
-    """An assignment that counts the reports that it gets."""
-
-    def observe(t, cohort, reports, state):
-        assert set(reports) == {"loss"}
-        there = jnp.asarray(cohort.clients) >= 0
-        told = jnp.sum((reports["loss"] != 0) & ~there)
-        return state + jnp.array([jnp.sum(there), told])
-
-    clients = jnp.arange(N, dtype=jnp.int32)[None]
-    counting = Assignment(
-        N,
-        1,
-        lambda key: jnp.zeros(2, int),
-        lambda key, t, state, look: (Cohort.of_rows(clients), state),
-        observe,
-    )
-    task, algorithm = Measured(jnp.ones((N, 3))), fedavg(0.1, local_steps=1)
-    state, trace = simulate(KEY, task, algorithm, dropping(counting, 0.5), 20)
-    assert state.assignment.tolist() == [int(trace.client_updates.sum()), 0]
-    assert 0 < state.assignment[0] < 20 * N
-
-
-def test_bandits_learn_with_clients_that_are_away():
-    task = Measured(jnp.ones((N, 3)))
-    strategy = available(bandit(N, 2, cohort_size=N), bernoulli(0.5))
-    _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 5)
-    np.testing.assert_array_equal(trace.gradients[1:].sum(1), trace.metrics["present"][1:, 0])
-
-
-# Late clients
-
-
 def delay(rng_key, model, client):
-    """Two times, so that there are ties."""
+    """A deterministic delay with ties."""
     return jnp.asarray(1.0 + client % 3 + model, float)
 
 
-@pytest.mark.parametrize(
-    ("first", "deadline"), [(2, None), (None, 2.5), (2, 2.5), (20, 1.5), (1, 100.0)]
-)
-def test_rounds_go_on_without_late_clients(first, deadline):
-    strategy = mfa_rand(N, 2, cohort_size=9)
-    before = cohorts(strategy)
-    clock = on_clock(strategy, delay, first=first, deadline=deadline)
-    after = cohorts(clock)
-    time = 0.0
-    models = models_of(before)
-    for t in range(ROUNDS):
-        taken, longest = set(), 0.0
-        for model in range(2):
-            mine = np.asarray(before.clients[t])[models[t] == model]
-            mine = [int(k) for k in mine if k >= 0]
-            times = [1.0 + k % 3 + model for k in mine]
-            for k, at, place in zip(mine, times, oracle.places(times, mine), strict=True):
-                if place >= (first or N):
-                    continue
-                longest = max(longest, min(at, deadline or np.inf))
-                if at <= (deadline or np.inf):
-                    taken.add((k, model))
-        time += longest
-        found = np.asarray(after.takes_part[t]) & (np.asarray(after.clients[t]) >= 0)
-        pairs = zip(after.clients[t][found], models[t][found], strict=True)
-        assert {(int(k), int(m)) for k, m in pairs} == taken
-    task, algorithm = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1)
-    _, trace = simulate(KEY, task, algorithm, clock, ROUNDS)
-    assert trace.metrics["time"][-1, 0] == pytest.approx(time)
-    np.testing.assert_array_equal(trace.gradients.sum(), ROUNDS * 9)
-
-
-# Together
-
-
-def test_two_wrappers_of_a_kind_draw_apart():
+def test_two_wrappers_of_one_kind_draw_independently():
     twice = available(available(full_participation(200), bernoulli(0.5)), bernoulli(0.5))
     share = np.mean(np.asarray(cohorts(twice).clients) >= 0)
     close(share, 0.25, np.sqrt(0.25 * 0.75 / (200 * ROUNDS)))
@@ -408,34 +223,20 @@ def test_lost_messages_are_not_among_the_first():
     np.testing.assert_array_equal(cohorts(clock).takes_part, [[False] * 6 + [True] * 6] * ROUNDS)
 
 
-def test_losses_do_not_depend_on_room_for_more_models():
-    one, padded = (dropping(mfa_rand(7, m), 0.5) for m in (3, Padded(5, 3)))
-
-    def lost(assignment):
-        found = cohorts(assignment)
-        models = models_of(found)
-        rows = [(found.clients, models, found.takes_part)]
-        return [
-            {
-                (int(k), int(m)): bool(p)
-                for k, m, p in zip(*(np.asarray(x)[t] for x in row), strict=True)
-                if k >= 0
-            }
-            for row in rows
-            for t in range(ROUNDS)
-        ]
-
-    assert lost(one) == lost(padded)
-
-
-def test_shares_of_a_timetable_are_of_whole_rounds():
+def test_shares_of_a_timetable_count_whole_rounds():
     law = timetable([[(0, 0.5)], [(0.5, 1)], [(0.5, 2.5)]], period=3)
     there = presence(law, 30, 3)
     np.testing.assert_allclose(law.share, there.mean(0), rtol=1e-6)
     assert np.isnan(timetable([[(0, 0.5)]], period=1.5).share).all()
 
 
-def test_lost_personal_models_stay():
+def test_replacing_late_clients_is_refused():
+    late = on_clock(mfa_rand(N, 2), delay, deadline=1.5)
+    with pytest.raises(ValueError, match="make them so outside, as in dropping"):
+        cohorts(available(late, bernoulli(0.5), when_absent="replace"))
+
+
+def test_clients_of_lost_messages_keep_their_personal_models():
     task = Towards(jnp.ones((N, 3)))
     strategy = dropping(full_participation(N), jnp.array([1.0] + [0.0] * (N - 1)))
     algorithm = ditto(local_sgd(0.1, steps=1), lam=0.5)
@@ -443,9 +244,3 @@ def test_lost_personal_models_stay():
     start = init(KEY, task, algorithm, strategy)
     moved = abs(state.models[0].clients["w"] - start.models[0].clients["w"])[0].sum(1) > 0
     np.testing.assert_array_equal(moved, [False] + [True] * (N - 1))
-
-
-def test_a_late_clients_place_is_not_given_away():
-    late = on_clock(mfa_rand(N, 2), delay, deadline=1.5)
-    with pytest.raises(ValueError, match="make them so outside, as in dropping"):
-        cohorts(available(late, bernoulli(0.5), when_absent="replace"))

@@ -1,4 +1,4 @@
-"""Right parts of small experiments, which the cases make wrong in one place each."""
+"""Valid parts of small experiments. Each case makes one of them wrong."""
 
 import flax.linen as nn
 import jax
@@ -19,12 +19,12 @@ ALL = full_participation(4)
 
 
 def store(x=X, y=Y, parts=PARTS):
-    """A store of the clients' examples."""
+    """The clients' examples as a store."""
     return client_data([(np.asarray(x)[rows], np.asarray(y)[rows]) for rows in parts])
 
 
 def clients_of(y=Y, num_classes=3, test=None, x=X):
-    """Data of four clients, made by hand."""
+    """Data of four clients, built by hand."""
     return FederatedData("own", "real", num_classes, store(x, y), store() if test is None else test)
 
 
@@ -33,20 +33,19 @@ TASK = classification(DATA, LogisticRegression(3))
 
 
 def changed(values, row, value):
-    """Numbers of which one is another."""
+    """Numbers with one entry replaced."""
     values = np.array(values, float)
     values[row] = value
     return values
 
 
 class Returning(nn.Module):
-    """A network that makes something of three logits."""
+    """A network that returns a wrong function of three logits."""
 
     made: str
 
     @nn.compact
     def __call__(self, x):
-        """Returns what a mistaken network would."""
         logits = nn.Dense(3)(x)
         return {
             "[batch]": logits[:, 0],
@@ -65,52 +64,46 @@ class Normed(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Returns logits."""
         return nn.BatchNorm(use_running_average=False)(nn.Dense(3)(x))
 
 
 class Asking(nn.Module):
-    """A network that asks for the value of what it is given."""
+    """A network whose code branches on its input."""
 
     @nn.compact
     def __call__(self, x):
-        """Returns logits."""
         return nn.Dense(3)(-x if x.sum() > 0 else x)
 
 
 class Dropping(nn.Module):
-    """A network that draws whether it trains or not."""
+    """A network that applies dropout in training and in evaluation."""
 
     @nn.compact
     def __call__(self, x):
-        """Returns logits."""
         return nn.Dropout(0.5, deterministic=False)(nn.Dense(3)(x))
 
 
 class Streaming(nn.Module):
-    """A network that draws from a stream in training, if it has the stream."""
+    """A network that applies dropout if it has the stream."""
 
     stream: str
     rate: float = 0.5
 
     @nn.compact
     def __call__(self, x):
-        """Returns logits."""
         is_tested = not self.has_rng(self.stream)
         drop = nn.Dropout(self.rate, deterministic=is_tested, rng_collection=self.stream)
         return drop(nn.Dense(3)(x))
 
 
 class Net(nnx.Module):
-    """A network of flax nnx that draws while it trains."""
+    """A network of flax nnx with dropout."""
 
     def __init__(self, rate=0.5, *, rngs):
-        """Makes two layers."""
         self.first, self.last = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
         self.dropout = nnx.Dropout(rate, rngs=rngs)
 
     def __call__(self, x):
-        """Returns logits."""
         return self.last(self.dropout(nnx.relu(self.first(x))))
 
 

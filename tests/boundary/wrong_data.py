@@ -1,4 +1,4 @@
-"""Wrong data: name, what is called, and the words of the refusal."""
+"""Wrong data: name, call and error message."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Wrong drifts: name, what is called, and the words of the refusal."""
+"""Wrong drifts: name, call and error message."""
 
 import dataclasses
 from typing import Any
@@ -23,27 +23,25 @@ def drift(*args, **options):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Growing(View):
-    """A task of rounds, whose task of a round has other arrays."""
+    """A task whose arrays have another shape in each round."""
 
     number: Any
 
     def at(self, round):
-        """Returns a wrong task."""
         return dataclasses.replace(self, number=jnp.append(self.number, round))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Vanishing(View):
-    """A task of rounds, whose task of a round has another structure."""
+    """A task whose structure differs in a round."""
 
     def at(self, round):
-        """Returns a wrong task."""
         return self.task
 
 
 def run(task):
-    """A call of `simulate`, which is refused where a task of a round is asked for."""
+    """A call of `simulate`, which refuses the task of a round."""
     return lambda: simulate(0, task, FEDAVG, EVERYBODY, 2)
 
 

@@ -1,4 +1,4 @@
-"""Wrong files of datasets: name, what is called, and the words of the refusal."""
+"""Wrong files of datasets: name, call and error message."""
 
 import json
 import tempfile
@@ -18,7 +18,7 @@ NAN = np.where(np.arange(24).reshape(6, 4) == 13, np.nan, 0)
 
 
 def cifar(source, file, content, **options):
-    """A call of `load_cifar` with a file that is not right, or without it."""
+    """A call of `load_cifar` with one file replaced, or missing."""
 
     def call():
         folder = Path(tempfile.mkdtemp())
@@ -33,7 +33,7 @@ def cifar(source, file, content, **options):
 
 
 def npz(content=None, *, num_classes=None, **changes):
-    """A call of `load_npz` of changed arrays, or of other bytes."""
+    """A call of `load_npz` with changed arrays, or with other bytes."""
 
     def call():
         path = Path(tempfile.mkdtemp(), "a.npz")

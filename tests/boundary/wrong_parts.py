@@ -1,4 +1,4 @@
-"""Wrong parts of experiments: name, what is called, the words of the refusal and its type."""
+"""Wrong parts of experiments: name, call, error message and type of the error."""
 
 import jax
 import jax.numpy as jnp
@@ -78,13 +78,13 @@ def dispatched(num_models=1, **options):
 
 
 def asynchronous(algorithm=FEDAVG, dispatch=None, rounds=4, tasks=QUADRATIC, **more):
-    """A call of `simulate` with a dispatch."""
+    """A call of `simulate` with a dispatch rule."""
     rule = dispatched()() if dispatch is None else dispatch
     return lambda: simulate(KEY, tasks, algorithm, rule, rounds, **more)
 
 
 def started(assignment):
-    """A state before round 1."""
+    """The state before round 1."""
     return init(KEY, QUADRATIC, FEDAVG, assignment)
 
 
@@ -103,24 +103,21 @@ class Net(nnx.Module):
 
 @jax.tree_util.register_static
 class Forwarding:
-    """A wrapper that changes the loss, and takes the rest, with its closed form, from a task."""
+    """A wrapper that changes the loss but forwards all else, the closed form included."""
 
     def __init__(self, task):
-        """Wraps a task."""
         self.task = task
 
     def __getattr__(self, name):
-        """Looks names up in the wrapped task."""
         return getattr(self.task, name)
 
     def loss(self, params, batch):
-        """Returns twice the loss."""
         return 2 * self.task.loss(params, batch)
 
 
 @jax.tree_util.register_static
 class Incomplete:
-    """A task without most of a task's functions."""
+    """A task that lacks most methods."""
 
     num_clients = 4
 
@@ -129,42 +126,37 @@ class Incomplete:
 
 
 class Plain(Incomplete):
-    """A task that no one has registered with JAX."""
+    """A task that is not registered with JAX."""
 
     def init(self, rng_key):
-        """Returns parameters."""
         return jnp.zeros(4)
 
     def weight(self, client):
-        """Returns n_k."""
         return jnp.ones(())
 
     def batch(self, rng_key, client, step, how):
-        """Returns no examples."""
         return client
 
     def loss(self, params, batch):
-        """Returns a loss."""
         return jnp.sum(params**2)
 
     def metrics(self, rng_key, params):
-        """Returns no metrics."""
         return {}
 
 
 def plain(**functions):
-    """A task that is registered, with other functions."""
+    """A registered task with some methods replaced."""
     return jax.tree_util.register_static(type("Own", (Plain,), functions))()
 
 
 def bound(statement, **given):
-    """A call of a theorem with one symbol changed."""
+    """A call of a theorem with changed symbols."""
     numbers = {"N": 4, "M": 2, "E": 2, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0, "sigma": 0.0}
     return lambda: statement(1, Problem(**numbers | given), Rate(2.0, 100.0), D=1.0)
 
 
 def sending(**changes):
-    """FedAvg whose clients' contributions are changed."""
+    """FedAvg whose clients send changed contributions."""
 
     def client(context, server_state, client_state):
         sent, state = FEDAVG.client(context, server_state, client_state)
@@ -174,25 +166,25 @@ def sending(**changes):
 
 
 def measuring(metrics):
-    """FedAvg with metrics of its own."""
+    """FedAvg with additional metrics."""
     return FEDAVG._replace(metrics=lambda task, params, state: metrics)
 
 
 def started_in_float64():
-    """A state before round 1, in float64."""
+    """The state before round 1 in float64."""
     with jax.enable_x64(True):
         return init(0, quadratic(4, 2, mu=0.1), FEDAVG, EVERYBODY)
 
 
 def swapped():
-    """A trace of two runs and two records, with the axis of the runs behind that of the records."""
+    """A trace of two runs and two records, with the axis of runs after that of records."""
     rounds, counts = np.array([[0, 0], [1, 1]]), np.zeros((2, 2, 1), np.int32)
     metrics = {"loss": np.zeros((2, 2, 1))}
     return Trace(rounds, metrics, counts, counts, counts, upload_size=(9,), download_size=(9,))
 
 
 def traced(function):
-    """A call of a function with a traced 4."""
+    """A call of a function with a traced argument 4."""
     return lambda: jax.jit(lambda n: (function(n), n)[1])(4)
 
 
@@ -331,7 +323,7 @@ CASES = TRACED | {
     "init key None": (lambda: init(None, QUADRATIC, FEDAVG, EVERYBODY), "rng_key is N", TypeError),
     "own key None": (lambda: own_models(None, TASK, learning_rate=0.1), "rng_key is N", TypeError),
     "means key": (lambda: draw_means("0", [0.0, 1.0]), "rng_key is '0'; give a seed", TypeError),
-    # Which part is which.
+    # Parts in the wrong place.
     "algorithm not called": (
         simulated(algorithm=fedavg),
         r"algorithm is the function fedavg, not an algorithm; call it, as in fedavg\(...\)",

@@ -1,4 +1,4 @@
-"""Wrong wrappers: of clients that are away, of compression and of privacy."""
+"""Wrong wrappers: availability, compression and privacy."""
 
 import jax
 import jax.numpy as jnp
@@ -227,7 +227,7 @@ CASES = {
 
 
 def start():
-    """A key, a round and a state of `available`."""
+    """Key, round and state, as arguments of `assign`."""
     key = jax.random.key(0)
     strategy = available(mfa_rand(4, 2, unbiased=True), bernoulli(0.5))
     return key, jnp.int32(1), strategy.init(key)

@@ -1,25 +1,22 @@
-"""What `init` writes, and what `show` and the tables say of a result."""
+"""The file of `init`, and the output of `show` and the tables."""
 
 import io
 import os
-import re
 import string
-import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, cli, save_dataset
+from fedjax_mm import cli, save_dataset
 from fedjax_mm.cli import results, saving
-from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.results.dataset import Manifest
 from fedjax_mm.sweeps.execution import Execution
 
 
 def call(*arguments):
-    """The exit code, what was printed, and the line of an error."""
+    """The exit code, stdout with single spaces, and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
         cli.main(["--no-cache", *map(str, arguments)])
@@ -27,7 +24,7 @@ def call(*arguments):
 
 
 def dataset(**changes):
-    """Two algorithms, two rates, three seeds, two rounds, two models; numbers made up."""
+    """A made-up result of two algorithms, rates, rounds and models, and three seeds."""
     sizes = {"algorithm": 2, "learning_rate": 2, "seed": 3, "round": 2, "model": 2}
     shape, dims = tuple(sizes.values()), tuple(sizes)
     numbers = np.arange(np.prod(shape)).reshape(shape)
@@ -54,34 +51,6 @@ def dataset(**changes):
     return made.assign(changes).assign_attrs(manifest=Manifest(manifest))
 
 
-# init
-
-
-def test_init_writes_an_experiment_to_start_from(monkeypatch, tmp_path):
-    """It runs in seconds as it is; everything that is switched off in it is right, too."""
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call("init")
-    assert (code, err) == (0, "")
-    assert "then run: fedjax-mm run experiment.toml" in out
-    code, out, err = call("run", "experiment.toml", "--set", "num_rounds=20")
-    assert (code, err) == (0, "")
-    assert "After 20 rounds" in out
-    blocks = (tmp_path / "experiment.toml").read_text().split("\n\n")
-    on = [re.sub(r"^# (?=\[|\w+ = )", "", block, flags=re.MULTILINE) for block in blocks]
-    _, numbers, quadratic, digits, tasks, rand, rr, axes = on
-    rr = rr.replace("learning_rate = 0.1\n", "")  # in place of it there is a schedule
-
-    def read(*parts):
-        return validate(Experiment, tomllib.loads("\n".join(parts)))
-
-    everything = read(numbers, quadratic, rand, rr, axes)
-    assert everything.points().values.keys() == {"num_models", "learning_rate"}
-    assert everything.algorithms["MFA-RR"].server_optimizer.momentum == 0.9
-    assert everything.algorithms["MFA-RR"].schedule(3, 200)(1) == pytest.approx(0.1)
-    assert read(numbers, digits, rand, rr).task.data_seed == "seed"
-    assert read(numbers.replace("num_models = 3", ""), tasks, rand, rr).num_models == 2
-
-
 @pytest.mark.parametrize(
     ("file", "fragment"),
     [("mine.toml", "mine.toml exists"), ("nowhere/mine.toml", "cannot write nowhere/mine.toml")],
@@ -98,9 +67,6 @@ def test_init_never_overwrites_a_file(monkeypatch, tmp_path, file, fragment):
     assert (tmp_path / "mine.toml").read_text() == "mine"
 
 
-# show
-
-
 @pytest.mark.parametrize("is_file", [True, False])
 def test_show_prints_origin_dimensions_and_last_values(tmp_path, is_file):
     save_dataset(dataset(), tmp_path / "result.nc")
@@ -112,7 +78,7 @@ def test_show_prints_origin_dimensions_and_last_values(tmp_path, is_file):
         *("data real", "root seed 7", "versions fedjax-mm 0.1.0, jax 0.10.2", "device 2 x cpu"),
         *("compiled, ran 1.2 s, 0.5 s", "algorithm A, B", "learning_rate 0.1, 0.2", "round 0, 10"),
         "After 10 rounds, means over models and seeds",
-        # The rows 2, 3, 6, 7, 10, 11 hundredths: means 2.5, 6.5, 10.5 of the seeds.
+        # The values are 2, 3, 6, 7, 10, 11 hundredths, with means 2.5, 6.5, 10.5 of the seeds.
         "│ A │ 0.1 │ 0.065 ± 0.023 │ 1.625 ± 0.58 │",
         "│ B │ 0.2 │ diverged │ diverged │",
     ):
@@ -122,7 +88,7 @@ def test_show_prints_origin_dimensions_and_last_values(tmp_path, is_file):
     assert out.replace(" ", "").endswith(f"figure:{figure}")
 
 
-def test_show_names_what_there_is_no_room_for(monkeypatch, capsys):
+def test_show_names_omitted_metrics_and_points(monkeypatch, capsys):
     monkeypatch.setattr(results.console, "_width", 40)
     results.show_last(dataset())
     out = " ".join(capsys.readouterr().out.split())
@@ -134,23 +100,7 @@ def test_show_names_what_there_is_no_room_for(monkeypatch, capsys):
     assert [f"│ {name} │" in out for name in ("A", "B")] == [True, True]
 
 
-def test_only_the_points_that_are_shown_are_formatted(monkeypatch, capsys):
-    """A point takes 10 ms, and a sweep may have 100,000."""
-    many = dataset().sel(algorithm="A").drop_vars("algorithm")
-    many = xr.concat([many.isel(learning_rate=0)] * 2000, xr.Variable("learning_rate", range(2000)))
-    text, formatted = results._text, []
-
-    def counted(*given):
-        formatted.append(given)
-        return text(*given)
-
-    monkeypatch.setattr(results, "_text", counted)
-    results.show_last(many)
-    assert "40 of 2,000 points, evenly spread" in " ".join(capsys.readouterr().out.split())
-    assert len(formatted) == 2 * 40  # metrics and rows
-
-
-def test_text_of_others_does_not_reach_the_terminal_raw(tmp_path):
+def test_control_characters_are_escaped(tmp_path):
     bad = "\x1b]0;title\x07\x1b[31m\u202e\x9b"
     made = dataset().assign_coords(algorithm=[f"A{bad}", "B"]).rename({"loss": f"loss{bad[-2:]}"})
     made.attrs["manifest"] |= {"data": bad}
@@ -162,7 +112,7 @@ def test_text_of_others_does_not_reach_the_terminal_raw(tmp_path):
     assert r"A\x1b]0;title\x07\x1b[31m\u202e\x9b" in out
 
 
-def test_show_takes_the_round_that_met_the_target(capsys):
+def test_show_uses_the_round_that_met_the_target(capsys):
     ended = (("algorithm", "learning_rate", "seed"), np.array([[[0, 0, 0], [-1] * 3]] * 2))
     results.show_last(dataset(ended=ended))
     out = " ".join(capsys.readouterr().out.split())
@@ -172,7 +122,7 @@ def test_show_takes_the_round_that_met_the_target(capsys):
     assert "│ A │ 0.2 │ 0.185 ± 0.023 │" in out
 
 
-def test_a_metric_that_is_nowhere_is_not_diverged(capsys):
+def test_a_missing_metric_is_not_shown_as_diverged(capsys):
     data = dataset()
     data["test_accuracy"] = data.test_accuracy.where(data.algorithm == "A")
     results.show_last(data.sel(learning_rate=0.1, drop=True).isel(seed=[0]))
@@ -180,8 +130,8 @@ def test_a_metric_that_is_nowhere_is_not_diverged(capsys):
     assert "│ test_accuracy │ 0.025 │ none │" in out
 
 
-def test_an_absent_run_is_not_diverged(capsys):
-    """Runs of other lengths are joined with NaN."""
+def test_an_absent_run_is_not_shown_as_diverged(capsys):
+    """Joining runs of different lengths gives NaN."""
     data = dataset()
     is_absent = data.algorithm == "A"
     data["diverged"] = data.diverged.where(~is_absent)
@@ -195,7 +145,7 @@ def test_an_absent_run_is_not_diverged(capsys):
 
 
 @pytest.mark.parametrize("name", ["missing", "broken", "empty", "other", "pipe.nc", "endless"])
-def test_show_refuses_what_is_no_result(tmp_path, name):
+def test_show_refuses_files_without_a_result(tmp_path, name):
     (tmp_path / "broken").write_text("a")
     (tmp_path / "empty").mkdir()
     (tmp_path / "endless").mkdir()
@@ -209,7 +159,7 @@ def test_show_refuses_what_is_no_result(tmp_path, name):
     assert err.count("\n") == 1
 
 
-def test_an_interrupt_says_whether_anything_was_saved(tmp_path, capsys):
+def test_an_interrupt_reports_whether_anything_was_saved(tmp_path, capsys):
     def work(before):
         with saving.saving(tmp_path, before, Execution()) as how:
             if before == "resume":

@@ -1,4 +1,4 @@
-"""Partitions: which examples a client holds, and what becomes of the dataset."""
+"""Partitions, the datasets made from them, and flipped labels."""
 
 import os
 
@@ -36,7 +36,7 @@ PARTITIONERS = {
 }
 COVERING = [name for name in PARTITIONERS if name != "iid_share"]
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), range(150, 250, 10)))
-"""Lopsided: label k occurs 150 + 10 k times."""
+"""Label k occurs 150 + 10 k times."""
 
 
 def histogram(rows, labels=LABELS):
@@ -54,7 +54,7 @@ def test_every_example_has_one_client(name, num_clients, seed):
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)
-def test_the_seed_decides(name):
+def test_partitions_depend_on_the_seed(name):
     one, again, other = (PARTITIONERS[name](LABELS, 8, seed=seed) for seed in (1, 1, 2))
     assert all(map(np.array_equal, one, again))
     assert not all(map(np.array_equal, one, other))
@@ -71,7 +71,7 @@ def test_iid_sizes_and_frequencies():
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
-def test_dirichlet_shares_have_their_variance(alpha):
+def test_dirichlet_shares_have_the_expected_variance(alpha):
     """A client's share of a label is Beta(alpha, (N-1) alpha)."""
     num_clients, labels = 6, np.repeat([0, 1], 20_000)
     squares = []
@@ -83,7 +83,7 @@ def test_dirichlet_shares_have_their_variance(alpha):
     p = 1 / num_clients
     expected = p * (1 - p) / (num_clients * alpha + 1)
     error = np.std(squares) / np.sqrt(len(squares))
-    # Redrawing until every client has an example narrows the shares at the smallest alpha.
+    # Redrawing until every client has an example reduces the variance at the smallest alpha.
     slack = 0.15 * expected if alpha < 0.5 else 0
     assert abs(np.mean(squares) - expected) < 4 * error + slack
 
@@ -96,8 +96,8 @@ def test_dirichlet_keeps_the_minimum(alpha, seed, minimum):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
-def test_clients_draw_their_own_proportions(alpha):
-    """Where no label runs out, a share is Beta(alpha, (C-1) alpha), and then binomial."""
+def test_shares_of_dirichlet_clients_have_their_moments(alpha):
+    """While no label runs out, counts are binomial with a share from Beta(alpha, (C-1) alpha)."""
     labels, size = np.repeat(np.arange(5), 4000), 100
     shares = np.concatenate(
         [
@@ -116,15 +116,15 @@ def test_clients_draw_their_own_proportions(alpha):
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.5, 1e3])
-def test_clients_of_their_own_proportions_have_equal_sizes(alpha):
-    """To the last example, of whatever labels are left."""
+def test_dirichlet_clients_have_equal_sizes(alpha):
+    """The last clients get the remaining labels."""
     parts = dirichlet_clients(LABELS, 9, alpha, seed=3)
     assert {len(rows) for rows in parts} == {len(LABELS) // 9, len(LABELS) // 9 + 1}
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
 
 
-def test_no_client_always_draws_last():
-    """The last ones get what is left, of fewer labels: not the same clients in every draw."""
+def test_clients_draw_in_random_order():
+    """The last clients get fewer labels, and are not the same in every draw."""
     squares = [
         [(histogram(rows) ** 2).sum() for rows in dirichlet_clients(LABELS, 20, 0.5, seed=s)]
         for s in range(100)
@@ -133,8 +133,8 @@ def test_no_client_always_draws_last():
     assert abs(apart.mean()) < 4 * apart.std() / np.sqrt(len(apart))
 
 
-def test_clusters_are_of_neighbouring_labels_or_of_random_ones():
-    """Their clients are the same."""
+def test_clusters_have_neighbouring_or_random_labels():
+    """Both have the same clients in each cluster."""
     near, mixed = (label_clusters(LABELS, 10, shuffled=each, seed=1) for each in (False, True))
     held = [[np.flatnonzero(histogram(rows)).tolist() for rows in each] for each in (near, mixed)]
     assert {tuple(mine) for mine in held[0]} == {(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)}
@@ -143,7 +143,7 @@ def test_clusters_are_of_neighbouring_labels_or_of_random_ones():
     assert groups[0] == groups[1]
 
 
-def test_shards_of_the_papers():
+def test_shards_have_at_most_two_labels_per_client():
     labels = np.repeat(np.arange(10), 6000)
     parts = shards(labels, 100)
     assert {len(rows) for rows in parts} == {600}
@@ -160,14 +160,14 @@ def test_clusters_share_no_label_and_agree_between_training_and_test():
     assert sorted(label for mine in set(held) for label in mine) == list(range(10))
     assert all(held.count(mine) == 4 for mine in held)
     assert held == [tuple(np.flatnonzero(histogram(rows, LABELS[::3]))) for rows in tested]
-    # Homogeneous inside a cluster: 4 clients, 2 labels, so one quarter of each label.
+    # Clusters are homogeneous, so each of 4 clients has a quarter of both labels.
     for rows, (label, _) in zip(parts, held, strict=True):
         total = (label == LABELS).sum()
         assert abs(histogram(rows)[label] - total / 4) < 4 * np.sqrt(total * 3 / 16)
 
 
 @pytest.mark.parametrize("percent", [0, 35, 80, 100])
-def test_share_of_iid_examples(percent):
+def test_iid_share_mixes_iid_examples_with_two_labels(percent):
     size, num_clients = len(LABELS) // 20, 20
     parts = iid_share(LABELS, num_clients, percent=percent, seed=3)
     num_iid = -(-percent * size // 100)
@@ -183,7 +183,7 @@ def test_share_of_iid_examples(percent):
         np.testing.assert_allclose(shares, np.bincount(LABELS) / len(LABELS), atol=0.01)
 
 
-def test_shared_examples_overlap_as_little_as_possible():
+def test_shared_examples_have_the_least_overlap():
     parts = iid_share(LABELS, 20, percent=80)
     used = np.bincount(np.concatenate(parts), minlength=len(LABELS))
     num_iid = -(-80 * (len(LABELS) // 20) // 100)
@@ -194,7 +194,7 @@ def test_shared_examples_overlap_as_little_as_possible():
         assert np.ptp(used[rest[LABELS[rest] == label]]) <= 1
 
 
-def test_without_overlap_the_same_partition_or_none():
+def test_without_overlap_examples_are_used_once_or_refused():
     labels = np.tile(np.arange(10), 100)
     parts = iid_share(labels, 10, percent=100, overlap=False)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
@@ -203,7 +203,7 @@ def test_without_overlap_the_same_partition_or_none():
 
 
 @pytest.mark.parametrize("percent", [0, 30, 100])
-def test_iid_clients_are_so_many(percent):
+def test_the_number_of_iid_clients(percent):
     labels = np.repeat(np.arange(10), 500)
     parts = iid_clients(labels, 20, percent=percent, seed=4)
     mixed = [np.count_nonzero(histogram(rows, labels)) == 10 for rows in parts]
@@ -215,7 +215,7 @@ def test_iid_clients_are_so_many(percent):
 
 @pytest.mark.skipif("FEDJAX_MM_DATA" not in os.environ, reason="FEDJAX_MM_DATA names no folder")
 def test_the_papers_partitions_of_mnist():
-    """100 clients of 600 images, by every scheme of Pawlik, section 2.2; p = 0, 20, ..., 100."""
+    """Every scheme of Pawlik, section 2.2, gives 100 clients with 600 images."""
     labels = load_idx(os.environ["FEDJAX_MM_DATA"]).train[1]
     sizes = np.bincount(labels)
     for percent in range(0, 101, 20):
@@ -230,7 +230,7 @@ def test_the_papers_partitions_of_mnist():
             share = sizes / len(labels)
             error = np.sqrt(num_iid * share * (1 - share) / 100)
             assert (np.abs(mixed.mean(0) - num_iid * share) < 4 * error).all()
-        # Images are used again only where a label has not enough: the overlap is the least.
+        # Images are reused only if a label has too few, which gives the least overlap.
         pool = np.round(percent / 100 * sizes).astype(int)
         asked, there = rest.sum(0), sizes - pool
         distinct = min(100 * num_iid, pool.sum()) + np.minimum(asked, there).sum()
@@ -242,7 +242,7 @@ def test_the_papers_partitions_of_mnist():
         parts = iid_clients(labels, 100, percent=percent, seed=percent)
         kinds = np.array([np.count_nonzero(histogram(rows, labels)) for rows in parts])
         assert np.count_nonzero(kinds == 10) == percent
-        assert (kinds[kinds < 10] <= 4).all()  # of 2 shards, each of which may lie across a border
+        assert (kinds[kinds < 10] <= 4).all()  # 2 shards, each of which may contain two labels
         assert {len(rows) for rows in parts} == {600}
         np.testing.assert_array_equal(np.bincount(np.concatenate(parts)), 1)
     parts = shards(labels, 100, seed=1)
@@ -288,7 +288,7 @@ def test_the_papers_partitions_of_mnist():
         (lambda: flip_labels(federate(POOL, iid(LABELS, 3)), fraction=0.5), "one pool"),
     ],
 )
-def test_what_cannot_be_made_is_refused(build, message):
+def test_impossible_partitions_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
@@ -299,7 +299,7 @@ POOL = Pool(
 )
 
 
-def test_dealing_gives_every_client_its_rows():
+def test_federate_gives_every_client_its_rows():
     parts = dirichlet(LABELS, 5, alpha=1.0)
     data = federate(POOL, parts)
     np.testing.assert_array_equal(data.train.examples[0][:, 0], np.concatenate(parts))
@@ -318,7 +318,7 @@ def test_dealing_gives_every_client_its_rows():
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_client_is_divided_into_training_and_test(sizes, fraction, seed):
+def test_split_parts_divides_every_client(sizes, fraction, seed):
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     train, test = split_parts(parts, test_fraction=fraction, seed=seed)
     for whole, mine, held in zip(parts, train, test, strict=True):
@@ -333,7 +333,7 @@ def test_the_split_of_a_client_is_random():
     assert np.abs(counts - 150).max() < 4 * np.sqrt(500 * 0.3 * 0.7)
 
 
-def test_flips_are_those_of_the_named_clients_in_training_and_test():
+def test_labels_of_flipped_clients_change_in_training_and_test():
     data = federate(POOL, iid(LABELS, 10), test_fraction=0.4, seed=1)
     flipped = flip_labels(data, fraction=0.3, seed=5)
     clients = flipped_clients(10, fraction=0.3, seed=5)
@@ -349,7 +349,7 @@ def test_flips_are_those_of_the_named_clients_in_training_and_test():
         assert new.dtype == np.int32
 
 
-def test_flips_of_training_labels_alone():
+def test_only_training_labels_may_be_flipped():
     data = federate(POOL, iid(LABELS, 10), test_fraction=0.4, seed=1)
     both, alone = (flip_labels(data, fraction=0.3, test=each, seed=5) for each in (True, False))
     np.testing.assert_array_equal(alone.train.examples[1], both.train.examples[1])
@@ -360,7 +360,7 @@ def test_flips_of_training_labels_alone():
     assert flip_labels(shared, fraction=0.3, test=False).test is shared.test
 
 
-def test_flipping_twice_is_the_identity_and_attributes_flip_each():
+def test_flipping_twice_is_the_identity():
     y = np.stack([LABELS % 2, LABELS % 3 == 0], axis=1).astype(np.int32)
     pool = Pool("attributes", "surrogate", 2, (X, y), (X, y))
     data = federate(pool, iid(LABELS, 4), iid(LABELS, 4))
@@ -370,7 +370,7 @@ def test_flipping_twice_is_the_identity_and_attributes_flip_each():
     np.testing.assert_array_equal(twice.test.examples[1], data.test.examples[1])
 
 
-def test_which_clients_flip_is_uniform():
+def test_flipped_clients_are_uniform():
     hits = np.bincount(
         np.concatenate([flipped_clients(10, fraction=0.3, seed=s) for s in range(1000)])
     )
@@ -378,6 +378,6 @@ def test_which_clients_flip_is_uniform():
 
 
 @pytest.mark.parametrize("kind", ["str", "category", "Int64"])
-def test_ids_may_be_a_column_of_pandas(kind):
+def test_ids_may_be_a_pandas_series(kind):
     ids = pd.Series(["3", "1", "3"]).astype("int64" if kind == "Int64" else "str").astype(kind)
     assert [rows.tolist() for rows in by_id(ids)] == [[1], [0, 2]]

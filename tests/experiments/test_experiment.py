@@ -1,4 +1,4 @@
-"""Experiments as data: what is accepted, how it is overridden, and what an error says."""
+"""Experiment files: accepted values, overrides, and errors."""
 
 import json
 import re
@@ -19,7 +19,6 @@ from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
 from fedjax_mm.sweeps.structures import programs_of
-from tests.compiling import optimised
 from tests.helpers import roll_out
 
 CONFIG = """\
@@ -39,7 +38,7 @@ local_steps = 3
 
 
 def values(**changes):
-    """A small experiment as plain values; changes are keys of its only algorithm, or of its top."""
+    """A small experiment as plain values, with changes to its algorithm or its top level."""
     algorithm = {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.1, "local_steps": 3}
     top = {"task": {"num_clients": 8}, "num_models": 2, "num_rounds": 12}
     for key, value in changes.items():
@@ -52,9 +51,6 @@ def file(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(CONFIG)
     return path
-
-
-# Reading
 
 
 def test_load_reads_every_value(file):
@@ -106,7 +102,7 @@ def test_an_override_wins_over_the_file(file, override, get, expected):
     assert get(load(file, Experiment, [override])) == expected
 
 
-def test_overrides_leave_the_rest_and_the_last_wins(file):
+def test_overrides_keep_other_values_and_the_last_one_wins(file):
     experiment = load(file, Experiment, ["task.mu=0.5", "num_models=3", "num_models=4"])
     assert experiment == load(file, Experiment).model_copy(
         update={
@@ -130,9 +126,6 @@ def test_an_override_may_make_a_table():
 
     del plain["task"]
     assert validate(Experiment, plain, ["task.num_clients=5"]).task.num_clients == 5
-
-
-# Errors
 
 
 @pytest.mark.parametrize(
@@ -208,7 +201,7 @@ def test_all_problems_are_reported_at_once(file):
     [
         ("seeds", "did you mean 'num_seeds'?"),
         ("task.clients", "did you mean 'num_clients'?"),
-        ("task.num_round", "known keys of quadratic are"),  # `num_rounds` is none of a task
+        ("task.num_round", "known keys of quadratic are"),  # `num_rounds` is not a key of a task
         ("algorithms.A.num_model", "known keys of fedavg are"),
     ],
 )
@@ -217,13 +210,13 @@ def test_a_proposal_is_a_key_of_the_same_table(key, fragment):
         validate(Experiment, values(), [f"{key}=4"])
 
 
-def test_a_key_alone_is_sent_to_the_tables_that_have_it():
+def test_a_key_at_the_top_is_proposed_for_the_tables_that_have_it():
     words = "learning_rate = 4: unknown key, give algorithms.A.learning_rate"
     with pytest.raises(ValueError, match=re.escape(words)):
         validate(Experiment, values(), ["learning_rate=4"])
 
 
-def test_functions_of_our_own_are_no_assignments():
+def test_private_functions_are_no_assignments():
     with pytest.raises(ValueError, match=r"choose from .*'fedcluster'"):
         validate(Experiment, values(assignment={"name": "_check_sizes"}))
 
@@ -243,12 +236,12 @@ def test_load_names_a_file_that_is_not_toml(tmp_path, text):
         load(path, Experiment)
 
 
-def test_load_says_when_there_is_no_file(tmp_path):
+def test_load_names_a_missing_file(tmp_path):
     with pytest.raises((OSError, ValueError), match=r"missing\.toml"):
         load(tmp_path / "missing.toml", Experiment)
 
 
-def test_a_configuration_cannot_be_changed():
+def test_a_configuration_is_frozen():
     experiment = validate(Experiment, values())
     for config, key in ((experiment, "num_models"), (experiment.task, "mu")):
         with pytest.raises(ValidationError, match="frozen"):
@@ -256,12 +249,10 @@ def test_a_configuration_cannot_be_changed():
 
 
 @pytest.mark.parametrize("path", ["extra", "task.extra", "algorithms.A.extra"])
-def test_an_unknown_key_is_an_error_everywhere(path):
+def test_an_unknown_key_is_an_error_in_every_table(path):
     with pytest.raises(ValueError, match=rf"{path} = 3: unknown key"):
         validate(Experiment, values(), [f"{path}=3"])
 
-
-# Building
 
 ASSIGNMENTS = {
     "mfa_rand": ({"name": "mfa_rand"}, mfa_rand(8, 2)),
@@ -314,7 +305,7 @@ def test_the_learning_rate_of_every_round(rate, expected):
 
 @pytest.mark.parametrize(("scale", "expected"), [("mean", 1.0), ("1/N", 0.25)])
 def test_the_server_scale_reaches_the_algorithm(scale, expected):
-    """With 2 of 8 clients a step divided by all clients' weights is a quarter of the mean."""
+    """With 2 of 8 clients, division by the weight of all clients gives a quarter of the mean."""
     settings = {"learning_rate": 0.1, "local_steps": 1, "server_scale": scale}
     config = METHOD_TABLES["fedavg"](name="fedavg", **settings)
     task, algorithm = QuadraticConfig(num_clients=8).build(), config.build(2)
@@ -336,19 +327,16 @@ def test_the_normal_start_is_one_draw_at_both_precisions():
             draws.append(np.asarray(config.initial_params()))
     np.testing.assert_array_equal(*draws)
     assert draws[0].shape == (config.build().dim,)
-    # 97 draws of N(0, 1): mean and mean square at 4 standard errors.
+    # 97 draws of N(0, 1): the mean and the mean square are within 4 standard errors.
     assert abs(draws[0].mean()) < 4 / np.sqrt(97)
     assert abs((draws[0] ** 2).mean() - 1) < 4 * np.sqrt(2 / 97)
     other = QuadraticConfig(start="normal", start_seed=6).initial_params()
     assert not np.any(draws[0] == other)
 
 
-def test_the_other_start_is_at_zeros():
+def test_the_default_start_is_at_zeros():
     config = QuadraticConfig(num_clients=3, block_size=2)
     np.testing.assert_array_equal(config.initial_params(), np.zeros(7))
-
-
-# Tasks with data
 
 
 def learning(task, **algorithm):
@@ -368,21 +356,6 @@ TASKS = {
     "share": {"name": "digits", "partition": {"name": "iid_share", "percent": 50}},
     "IID clients": {"name": "digits", "partition": {"name": "iid_clients", "percent": 50}},
 }
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_task_with_data_is_read_and_built(name):
-    experiment = validate(Experiment, learning(TASKS[name] | {"num_clients": 20}))
-    assert validate(Experiment, experiment.model_dump()) == experiment
-    data = experiment.task.data()
-    task = experiment.task.build(data)
-    assert (data.num_clients, task.num_clients) == (20, 20)
-    assert experiment.task.initial_params() is None
-    assert data.kind == ("synthetic" if TASKS[name]["name"] == "synthetic" else "real")
-    key = jax.random.key(0)
-    with optimised():  # or convolutions of all digits take long
-        metrics = jax.jit(lambda task: task.metrics(key, task.init(key)))(task)
-    assert np.isfinite(metrics["test_loss"])
 
 
 def test_the_data_seed_and_the_settings_reach_the_data():
@@ -411,7 +384,7 @@ def test_epochs_and_batches_reach_the_algorithm(algorithm, expected):
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-def test_clients_are_weighted_or_not(weighted):
+def test_weighted_reaches_the_algorithm(weighted):
     config = validate(Experiment, learning({"name": "synthetic"}, weighted=weighted))
     task, algorithm = config.task.build(config.task.data()), config.algorithms["A"].build(2)
     key, client = jax.random.key(0), jnp.int32(3)
@@ -421,7 +394,7 @@ def test_clients_are_weighted_or_not(weighted):
 
 
 def image_files(directory):
-    """Twenty images of MNIST's form, in MNIST's files."""
+    """Writes twenty images and labels in the format of MNIST."""
     for part in ("train", "t10k"):
         images = bytes([0, 0, 8, 3, 0, 0, 0, 20, 0, 0, 0, 4, 0, 0, 0, 4]) + bytes(range(160)) * 2
         (directory / f"{part}-images-idx3-ubyte").write_bytes(images)
@@ -430,7 +403,7 @@ def image_files(directory):
 
 
 def leaf_files(directory):
-    """Three clients."""
+    """Writes LEAF files of three clients."""
     for split in ("train", "test"):
         (directory / split).mkdir()
         data = {user: {"x": [[1, 2], [3, 4]], "y": [0, 1]} for user in "abc"}
@@ -438,7 +411,7 @@ def leaf_files(directory):
         (directory / split / "data.json").write_text(json.dumps(content))
 
 
-def test_files_are_read_where_they_are(tmp_path):
+def test_files_are_read_from_the_given_directory(tmp_path):
     idx, leaf = tmp_path / "idx", tmp_path / "leaf"
     idx.mkdir()
     leaf.mkdir()
@@ -458,10 +431,10 @@ def test_labels_of_leaf_clients_are_flipped(tmp_path):
     data = validate(Experiment, learning(task)).task.data()
     for split in (data.train, data.test):
         first = np.asarray(split.examples[1]).reshape(3, 2)[:, 0]
-        assert first.sum() == 2  # of three clients, whose labels were 0 and 1
+        assert first.sum() == 2  # the first labels of three clients, which were 0
 
 
-def test_nothing_is_loaded_to_check_a_configuration(tmp_path, monkeypatch):
+def test_validation_loads_no_data(tmp_path, monkeypatch):
     def refuse(*arguments, **settings):
         raise AssertionError
 
@@ -533,7 +506,7 @@ def test_an_error_about_data_names_the_remedy(task, algorithm, fragments):
         assert fragment in str(error.value)
 
 
-def test_classifiers_have_one_precision():
+def test_classifiers_refuse_float64():
     with pytest.raises(ValueError, match="classifiers are trained in 'float32'"):
         validate(Experiment, learning(DIGITS) | {"precision": "float64"})
 
@@ -547,15 +520,12 @@ def test_a_network_for_images_refuses_vectors(tmp_path):
         task.build(task.data())
 
 
-def test_what_leaves_the_data_alone_may_be_an_axis():
+def test_settings_that_do_not_change_the_data_may_be_axes():
     axes = {"task.sigmoid_head": [True, False], "learning_rate": [0.1, 0.2], "epochs": [1, 2]}
     task = {"name": "synthetic", "num_clients": 3}
     grid = grid_of(validate(Experiment, learning(task) | {"axes": axes}))
     assert grid.shape == (1, 2, 2, 2, 20)
     assert len(programs_of(grid)) == 4
-
-
-# Sweeps
 
 
 @pytest.mark.parametrize(
@@ -567,7 +537,7 @@ def test_what_leaves_the_data_alone_may_be_an_axis():
         ({"start": 1e-3, "stop": 10, "num": 5, "scale": "log"}, [0.001, 0.01, 0.1, 1, 10]),
     ],
 )
-def test_a_range_has_both_ends_and_no_round_off(settings, expected):
+def test_a_range_includes_both_ends_without_round_off(settings, expected):
     numbers = validate(Range, settings).values()
     assert numbers == expected
     assert all(type(number) is float for number in numbers)
@@ -592,11 +562,12 @@ def test_a_wrong_range_is_refused(change, fragments):
 
 
 def swept(**axes):
-    """The small experiment with axes."""
     return validate(Experiment, values() | {"axes": axes})
 
 
 RATE = {"beta": 3.0, "gamma": 20.0}
+
+
 ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
 
 
@@ -635,7 +606,7 @@ ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
     ],
 )
 def test_axes_become_values_and_programs(axes, expected, num_programs):
-    """Real numbers share a program even if written as integers, and so do M and E."""
+    """Real numbers share a program even if they are written as integers."""
     grid = grid_of(swept(**axes))
     assert grid.axes == {"algorithm": ["A"]} | expected
     assert [type(v) for x in list(grid.axes.values())[1:] for v in x] == [
@@ -648,14 +619,14 @@ def test_axes_become_values_and_programs(axes, expected, num_programs):
     assert len(programs_of(grid)) == num_programs
 
 
-def test_assignments_on_an_axis_need_no_keys_that_nobody_wrote():
-    """Full participation has no cohort_size, and the file says none."""
+def test_assignments_on_an_axis_get_no_keys_of_other_assignments():
+    """Full participation has no cohort_size, which the file does not give."""
     axes = {"assignment.name": ["mfa_rand", "full_participation"]}
     experiment = validate(Experiment, values(num_models=1) | {"axes": axes})
     assert experiment.points().values == axes
 
 
-def test_an_axis_of_one_algorithm_leaves_the_others_alone():
+def test_an_axis_of_one_algorithm_does_not_change_others():
     two = values()
     two["algorithms"] = dict.fromkeys("AB", two["algorithms"]["A"])
     for key, expected in (("local_steps", [5, 5]), ("algorithms.B.local_steps", [3, 5])):
@@ -726,7 +697,7 @@ def test_overrides_reach_axes(file):
         ),
     ],
 )
-def test_wrong_axes_are_named_with_the_remedy(axes, fragments):
+def test_wrong_axes_are_named_with_a_remedy(axes, fragments):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         swept(**axes)
     assert not isinstance(error.value, ValidationError)

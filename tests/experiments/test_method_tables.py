@@ -1,17 +1,11 @@
-"""All methods, attackers and demands in an experiment file."""
+"""All methods, attackers and requirements in an experiment file."""
 
 import inspect
-import json
 import operator
-import os
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +22,7 @@ from fedjax_mm import (
     full_participation,
     local_sgd,
     maxfl,
-    mfa_rand,
     noisy,
-    run,
-    simulate,
 )
 from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Algorithm, ClientContext, Look, ServerContext
@@ -45,49 +36,14 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
-from tests.helpers import roll_out, slow_unless
+from tests.helpers import roll_out
 
 ROOT = Path(__file__).parent.parent.parent
+
+
 METHOD = TypeAdapter(MethodConfig)
 
 
-def examples():
-    """Settings of every method, from its signature: those that it needs, and all with a default."""
-    for name, factory in methods().items():
-        parameters = inspect.signature(factory).parameters
-        needed = {key: 2.0 for key, p in parameters.items() if p.default is p.empty}
-        needed |= {} if name == "afl" else {"local_steps": 2}
-        del needed["local"]
-        yield name, name, needed
-        more = {
-            key: changed(p) for key, p in parameters.items() if p.default not in (p.empty, None)
-        }
-        more = {key: value for key, value in more.items() if value is not None}
-        if more:
-            yield f"{name}, all set", name, needed | more
-
-
-def changed(parameter):
-    """Another value than the default; None, if a file can give no other."""
-    default, annotation = parameter.default, parameter.annotation
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, float):
-        return 2 * default
-    if get_origin(annotation) is Literal:
-        return next(value for value in get_args(annotation) if value != default)
-    return None
-
-
-def in_toml(settings):
-    """Numbers as people write them: 2, where the function takes 2.0."""
-    return "\n".join(
-        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {json.dumps(value)}"
-        for key, value in settings.items()
-    )
-
-
-EXAMPLES = {label: (name, settings) for label, name, settings in examples()}
 QUADRATIC = """
 num_models = 1
 num_rounds = 3
@@ -96,6 +52,8 @@ task = { num_clients = 6, block_size = 2, mu = 0.1, start = "normal" }
 assignment = { name = "mfa_rand", cohort_size = 4 }
 requirement = { num_steps = 3, learning_rate = 0.2 }
 """
+
+
 A = "[algorithms.A]\nlearning_rate = 0.1\n"
 
 
@@ -104,16 +62,16 @@ def read(text, kind=Experiment):
 
 
 def lowered(grid):
-    """The text of every program, with all constants: equal texts have equal results, bit by bit."""
+    """The text of every program, with all constants, so that equal texts give equal results."""
     _, where, *_ = plan._place(grid, None, None)
     return {each.label: plan._lower(each, len(each), where).as_text() for each in programs_of(grid)}
 
 
 def described(grid):
-    """All that is said of the runs, and the text of what their parts do, with all constants.
+    """The settings of the runs, and the text of the parts of their programs, with all constants.
 
-    The parts are the preparation, the start, the groups of a round, the training of a client, the
-    server's step and the metrics, each once: what is left out is how the library repeats them.
+    The parts are the preparation, the start, the cohort of a round, the training of a client, the
+    server's step and the metrics. The loops of the library around them are left out.
     """
     sizes = {"num_seeds", "num_rounds", "seed", "record_every", "client_map", "per_seed", "axes"}
     return {name: getattr(grid, name) for name in sizes}, [
@@ -150,56 +108,21 @@ def parts(program):
 
 
 def own_by_hand(rng_key, task, start=None, **how):
-    """Trains the clients' own models for one model, from its initial parameters."""
+    """Trains the clients' own models for a single model."""
 
     one = partial(own_models, rng_key, task, start, **how)
     return jax.lax.map(lambda model: one(model=model), jnp.arange(1))
 
 
-ALL = [*EXAMPLES, "without a name"]
-QUICK = [label for label in ALL if f"{label}, all set" not in EXAMPLES]  # each method, all set
-WHOLE = "maxfl"  # of which the whole program is compared in the ordinary run
-
-
-@pytest.mark.parametrize(
-    ("label", "told"),
-    [
-        *(slow_unless(label in QUICK, label, described) for label in ALL),
-        *(slow_unless(label == WHOLE, label, lowered) for label in ALL),
-    ],
-)
-def test_every_method_of_a_file_is_that_of_python(label, told):
-    name, settings = EXAMPLES.get(label, ("fedavg", {"local_steps": 2}))
-    text = in_toml(settings if label not in EXAMPLES else {"name": name} | settings)
-    # With the factors 1/p, which stalevr needs.
-    unbiased = QUADRATIC.replace("cohort_size = 4", "cohort_size = 4, unbiased = true")
-    experiment = read(f"{unbiased}{A}{text}")
-    assert validate(Experiment, experiment.model_dump()) == experiment
-    own = {key: value for key, value in settings.items() if key != "local_steps"}
-    by_hand = methods()[name](local_sgd(0.1, steps=settings.get("local_steps")), **own)
-
-    def prepare(rng_key, algorithm, data):
-        task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
-        return own_by_hand(rng_key, task, start, learning_rate=0.2, num_steps=3)
-
-    def build(prepared, algorithm, data):
-        asked = requiring(quadratic(6, 2, mu=0.1), jax.tree.map(operator.itemgetter(0), prepared))
-        start = experiment.task.initial_params()
-        return Setup([asked], by_hand, mfa_rand(6, 1, cohort_size=4, unbiased=True), start)
-
-    expected = Grid(build, {"algorithm": ["A"]}, 3, shared={"data": None}, prepare=prepare)
-    assert told(grid_of(experiment)) == told(expected)
-
-
 @pytest.mark.parametrize("name", methods())
-def test_a_file_gives_what_the_function_takes(name):
+def test_keys_of_a_table_are_parameters_of_the_function(name):
     local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
     own = set(inspect.signature(methods()[name]).parameters) - {"local"}
     rest = {"name", "assignment", "weight_decay", "clip", "compression", "privacy"}
     assert set(METHOD_TABLES[name].model_fields) == local | own | rest
 
 
-def test_the_methods_are_those_that_the_library_shows():
+def test_methods_are_the_public_algorithms():
     public = {name: getattr(fedjax_mm, name) for name in fedjax_mm.__all__}
     assert methods() == {
         name: value
@@ -208,120 +131,6 @@ def test_the_methods_are_those_that_the_library_shows():
         and inspect.signature(value).return_annotation is Algorithm
         and next(iter(inspect.signature(value).parameters)) == "local"
     }
-
-
-TOY = """
-from typing import Literal
-
-import jax
-import optax
-
-from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.base import Algorithm, Scalar
-from fedjax_mm.local import LocalSGD
-
-
-def toy(
-    local: LocalSGD,
-    *,
-    count: int | None = 3,
-    factor: Scalar,
-    way: Literal["up", "down"] = "down",
-    flag: bool = False,
-    chain: optax.GradientTransformation | None = None,
-) -> Algorithm:
-    if not isinstance(factor, jax.core.Tracer) and not factor > 1:
-        raise ValueError(f"factor is {factor}; it must be greater than 1")
-    steps = count + flag + (way == "up")
-    return fedavg(local._replace(learning_rate=factor * local.learning_rate, steps=steps))
-"""
-PROGRAM = """
-import json
-import sys
-from fedjax_mm import Experiment, run
-from fedjax_mm.experiments.overrides import validate
-
-A = {"learning_rate": 0.1}
-top = {"task": {"start": "normal"}, "num_models": 1, "num_rounds": 2, "num_seeds": 1}
-top["assignment"] = {"name": "full_participation"}
-
-
-def loss(**settings):
-    result = run(validate(Experiment, top | {"algorithms": {"A": A | settings}}))
-    return result.loss.values[..., -1, 0].item()
-
-
-for own, steps in json.loads(sys.argv[1]):
-    expected = loss(local_steps=steps, learning_rate=1.5 * 0.1)
-    assert loss(name="toy", factor=1.5, **own) == expected
-wrong = ["factor=1", "factor=true", "count=0", "way=left", "flag=1", "chain=1", "name=tow"]
-for text in wrong:
-    values = top | {"algorithms": {"A": A | {"name": "toy", "factor": 2}}}
-    try:
-        validate(Experiment, values, [f"algorithms.A.{text}"])
-    except ValueError as error:
-        print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    "cases",
-    [
-        pytest.param([({"way": "up", "flag": True}, 5)], id="some set"),
-        pytest.param(
-            [({}, 3), ({"count": 4, "way": "up", "flag": True}, 6)],
-            id="none and all",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
-    """Cases are settings, and the local steps that they make."""
-    package = Path(fedjax_mm.__file__).parent
-    shutil.copytree(package, tmp_path / package.name)
-    (tmp_path / package.name / "algorithms" / "toy.py").write_text(TOY)
-    command = [sys.executable, "-c", PROGRAM, json.dumps(cases)]
-    environment = os.environ | {"PYTHONPATH": "."}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    # XLA of jaxlib 0.9 logs where it reads a program from the cache.
-    assert (done.returncode, re.sub(r"(?m)^[WE]\d{4} .*\n", "", done.stderr)) == (0, "")
-    messages = done.stdout.splitlines()
-    for fragments in (
-        ["algorithms.A: factor is 1.0; it must be greater than 1"],
-        ["algorithms.A.factor = True", "valid number"],
-        ["algorithms.A.count = 0", "greater than or equal to 1"],
-        ["algorithms.A.way = 'left'", "'up' or 'down'"],
-        ["algorithms.A.flag = 1", "valid boolean"],
-        ["algorithms.A.chain = 1", "known keys of toy are", "count, epochs, factor, flag"],
-        ["algorithms.A.name = 'tow'", "'stalevr', 'toy'"],
-    ):
-        message = messages.pop(0)
-        for fragment in fragments:
-            assert fragment in message
-
-
-@pytest.mark.parametrize("label", EXAMPLES)
-def test_methods_that_ask_for_thresholds_say_so(label):
-    name, settings = EXAMPLES[label]
-    own = {key: value for key, value in settings.items() if key != "local_steps"}
-    algorithm = methods()[name](local_sgd(0.1, steps=settings.get("local_steps")), **own)
-    strategy = mfa_rand(6, 1, cohort_size=4, unbiased=True)
-    once = partial(simulate, tasks=quadratic(6, 2, mu=0.1), algorithm=algorithm)
-    once = partial(once, assignment=strategy, num_rounds=1)
-    if algorithm.asks_for_thresholds:
-        with pytest.raises(ValueError, match="is not a DemandingTask"):
-            jax.eval_shape(once, jax.random.key(0))
-    else:
-        jax.eval_shape(once, jax.random.key(0))
-    assert (
-        METHOD_TABLES[name]
-        .model_validate({"name": name, "learning_rate": 0.1} | settings)
-        .build(1)
-        .asks_for_thresholds
-        == algorithm.asks_for_thresholds
-    )
 
 
 @pytest.mark.parametrize(
@@ -335,7 +144,7 @@ def test_methods_that_ask_for_thresholds_say_so(label):
         ),
     ],
 )
-def test_the_warm_up_has_numbers_of_its_own_and_tuning_the_algorithms(
+def test_the_warm_up_has_separate_settings_and_tuning_those_of_the_algorithm(
     monkeypatch, table, warm_up, tuning
 ):
     told = []
@@ -364,7 +173,7 @@ def test_the_warm_up_has_numbers_of_its_own_and_tuning_the_algorithms(
 @pytest.mark.parametrize(
     ("fraction", "expected"), [(0, 0), (0.3, 3), (0.25, 3), (0.05, 1), (1, 10)]
 )
-def test_so_many_clients_attack(fraction, expected):
+def test_the_fraction_of_attackers_is_rounded_up(fraction, expected):
     task = quadratic(10, 1, mu=1.0)
     first, second = (
         Byzantine(fraction=fraction, loss_factor=5.0, stays=False, seed=seed).wrap_task(task)
@@ -378,11 +187,11 @@ def test_so_many_clients_attack(fraction, expected):
     np.testing.assert_array_equal(traced(jnp.float32(fraction)), first.attacks)
 
 
-# Everything of Cho et al. together
-
 DOCUMENTED, *_ = re.findall(
     r"```toml\n(.*?)```", (ROOT / "docs" / "experiments.md").read_text(), re.DOTALL
 )
+
+
 SMALLER = [
     *("num_rounds=6", "num_seeds=2", "record_every=3", "byzantine={fraction=0.25, seed=3}"),
     *("task.num_clients=12", "task.data_seed=7", "assignment.appealing.cohort_size=3"),
@@ -397,7 +206,7 @@ SMALLER = [
 
 
 def full(*labels):
-    """The experiment that the documentation shows, smaller and with some of its algorithms."""
+    """A smaller version of the documented experiment with some of its algorithms."""
     experiment = validate(Experiment, tomllib.loads(DOCUMENTED), SMALLER)
     algorithms = {label: experiment.algorithms[label] for label in labels}
     return experiment.model_copy(update={"algorithms": algorithms})
@@ -418,7 +227,7 @@ def cho_clients(seed=7):
     ],
     ids=["one described", "described", "lowered"],
 )
-def test_a_file_with_everything_is_that_of_python(labels, told):
+def test_a_file_with_everything_equals_python(labels, told):
     attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
     methods = {
         "MaxFL": maxfl(local_sgd(0.1, steps=5, batch_size=16)),
@@ -453,18 +262,7 @@ def test_a_file_with_everything_is_that_of_python(labels, told):
     assert told(grid_of(full(*labels))) == told(expected)
 
 
-def test_a_file_with_everything_runs():
-    result = run(full("MaxFL"))
-    for name in ("accuracy", "appeal", "preferred_accuracy", "train_loss", "train_appeal"):
-        for prefix in ("", "unseen_"):
-            assert np.isfinite(result[prefix + name]).all()
-    trained = result.client_updates.squeeze()
-    assert np.all(trained.isel(round=1) <= 9)
-    assert np.all(trained.isel(round=1) >= 6)  # nobody stays away from rounds 1 and 2
-    assert result.attrs["manifest"]["config"]["requirement"]["num_unseen"] == 4
-
-
-def test_flips_and_tests_of_their_own_reach_the_data():
+def test_flips_and_test_fractions_reach_the_data():
     task = full().task
     data, expected = task.data(), cho_clients()
     for x, y in zip(jax.tree.leaves(data), jax.tree.leaves(expected), strict=True):
@@ -484,19 +282,7 @@ def test_flips_and_tests_of_their_own_reach_the_data():
     assert pooled.test.num_clients == 1
 
 
-def test_assignments_of_one_and_of_all():
-    text = f"{QUADRATIC}{A}local_steps = 1\n"
-    text += '[algorithms.B]\nlearning_rate = 0.1\nlocal_steps = 1\nassignment.name = "mfa_rr"\n'
-    programs = programs_of(grid_of(read(text)))
-    updates = [program.traced.facts.updates_per_round for program in programs]
-    assert updates == [4, 6]
-    # An axis is that of the algorithm's own assignment, if it has one, or else that of all.
-    swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Experiment)
-    assert [p.traced.facts.updates_per_round for p in programs_of(grid_of(swept))] == [2, 5, 2, 5]
-    assert swept.points().values == {"assignment.cohort_size": [2, 5]}
-
-
-def test_the_assignment_is_for_clients_that_are_seen():
+def test_the_assignment_excludes_unseen_clients():
     text = QUADRATIC.replace("num_steps = 3", "num_unseen = 2") + f"{A}local_steps = 1"
     (program,), own = programs_of(grid_of(read(text))), OwnModels(jnp.zeros((1, 6)))
     assignment = program.setup({}, {"data": None}, own).assignment
@@ -504,17 +290,23 @@ def test_the_assignment_is_for_clients_that_are_seen():
     assert roll_out(assignment, jax.random.key(0), 20).max() == 3
 
 
-# Errors
-
 DIGITS = {"name": "digits", "num_clients": 10}
+
+
 OWN = DIGITS | {"test_fraction": 0.4}
+
+
 MAXFL = {"name": "maxfl"}
+
+
 STAYING = {"name": "mfa_rand", "appealing": {"cohort_size": 2}}
+
+
 ASKED = {"requirement": {}}
 
 
 def settings(task=None, top=None, **algorithm):
-    """Returns an experiment as plain values, omitting those that are `...`."""
+    """An experiment as plain values, without entries that are `...`."""
     values = {"task": task or {"num_clients": 8}, "num_models": 1, "num_rounds": 2}
     values |= {"assignment": {"name": "mfa_rand"}} | (top or {})
     method = {"learning_rate": 0.1, "local_steps": 3} | algorithm
@@ -641,7 +433,7 @@ def settings(task=None, top=None, **algorithm):
         ),
     ],
 )
-def test_an_error_says_what_is_wrong_and_what_to_do(values, fragments):
+def test_an_error_names_the_fault_and_the_remedy(values, fragments):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         validate(Experiment, values)
     for fragment in fragments:
@@ -671,55 +463,18 @@ def test_a_wrong_axis_is_named(axes, fragments):
 
 
 @pytest.mark.parametrize("axis", ["task.dropout_rate", "task.model"])
-def test_what_changes_the_module_is_no_axis(axis):
+def test_settings_that_change_the_network_are_no_axes(axis):
     values = settings(OWN | {"model": "mlp"})
     with pytest.raises(ValueError, match="run one for each"):
         validate(Experiment, values | {"axes": {axis: [0.1, 0.2]}})
 
 
-# Axes of numbers
-
-
-def on_axes(name):
-    """A sweep with a value on every axis of numbers that a method has, and what others follow."""
-    text = in_toml({"name": name} | EXAMPLES[name][1])
-    text = f"{QUADRATIC}byzantine = {{ fraction = 0.5 }}\n{A}{text}\n"
-    fields = METHOD_TABLES[name].model_fields
-    keys = [key for key, field in fields.items() if field.annotation is float]
-    keys = [*keys, "byzantine.noise", "requirement.learning_rate"]
-    points = {key: [2.0, 4.0] for key in keys} | {"byzantine.fraction": [0.25, 0.75]}
-    axes = "\n".join(f"{key} = {values[:1]}" for key, values in points.items())
-    return text, read(f"{text}[axes]\n{axes}", Experiment), points
-
-
-@pytest.mark.parametrize("name", methods())
-def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
-    _, base, points = on_axes(name)
-    (program,) = programs_of(grid_of(base))
-    assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
-    assert "train_loss" in program.traced.record.metrics  # traced, with every number an argument
-    (program,) = programs_of(grid_of(validate(Experiment, base.model_dump() | {"axes": points})))
-    assert len(program) == 2 ** len(points)
-
-
-def test_a_point_of_all_axes_is_that_experiment():
-    text, base, points = on_axes("maxfl")
-    settings = [
-        f"{key if '.' in key else f'algorithms.A.{key}'}={values[0]}"
-        for key, values in points.items()
-    ]
-    single = run(validate(Experiment, tomllib.loads(text), settings))
-    swept = run(base).squeeze([key.rpartition(".")[2] for key in points])
-    for metric in ("loss", "train_loss"):
-        np.testing.assert_allclose(swept[metric].values, single[metric].values, rtol=2e-5)
-
-
-def test_points_of_an_axis_differ():
-    text = f'{QUADRATIC}byzantine = {{ fraction = 0 }}\n{A}name = "qffl"\nq = 1\nlocal_steps = 2\n'
-    axes = "q = [0, 1, 2]\nbyzantine.fraction = [0.0, 0.5]\nrequirement.learning_rate = [0.01, 0.2]"
-    grid = read(f"{text}[axes]\n{axes}", Experiment)
-    result = run(grid)
-    assert len(programs_of(grid_of(grid))) == 1
-    last = result.isel(round=-1, seed=0, model=0, algorithm=0)
-    assert len(np.unique(last.loss.isel(learning_rate=0))) == 6
-    assert np.all(last.loss.isel(learning_rate=0) == last.loss.isel(learning_rate=1))
+@pytest.mark.parametrize("feedback", [True, False])
+def test_error_feedback_of_a_table_is_used(feedback):
+    rule = {"name": "random_k", "share": 0.9, "error_feedback": feedback}
+    table = {"name": "fedavg", "learning_rate": 0.1, "local_steps": 1, "compression": rule}
+    method = METHOD_TABLES["fedavg"].model_validate(table)
+    algorithm = method.compression.wrap(fedjax_mm.fedavg(0.1, local_steps=1), {})
+    task = quadratic(4, 2, mu=0.1)
+    _, state = algorithm.init(task, task.init(jax.random.key(0)))
+    assert isinstance(state.error, tuple) != feedback

@@ -4,8 +4,8 @@ Multi-FedAvg with bandits (Bhuyan and Moharir, "Multi-Model Federated Learning",
 FedFairMMFL (Siew et al., "Fair Concurrent Training of Multiple Models in Federated Learning",
 2024). Nothing here is shared with the library under test.
 
-`m` (model), `c` (client) and `e` (local step) count from 0, `t` (round) from 1. Draws are given:
-lots (the smallest are taken), orders of clients, models and numbers between 0 and 1.
+`m` (model), `c` (client) and `e` (local step) count from 0, `t` (round) from 1. Draws are
+arguments: lots (the smallest win), orders of clients, models and numbers between 0 and 1.
 """
 
 import math
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Choice = tuple[int, int]  # client and model
 TrainFn = Callable[[int, int, Array, int], tuple[Array, float]]
-"""``(m, c, w, t) -> (local parameters, mean loss of the batches on the way)``."""
+"""``(m, c, w, t) -> (local parameters, mean of the batch losses)``."""
 
 
 class Draws(NamedTuple):
-    """The random numbers of a round; a policy needs some of them."""
+    """Random numbers of a round. Each policy uses some of them."""
 
-    order: Sequence[int] = ()  # the K clients that are drawn
+    order: Sequence[int] = ()  # the K drawn clients
     models: Sequence[int] = ()  # a model for each of them
     lots: Sequence[float] = ()  # one for each client
-    uniform: Sequence[float] = ()  # one for each client that is drawn
+    uniform: Sequence[float] = ()  # one for each drawn client
 
 
 class Bandit:
-    """Discounted losses of all clients and models, and the policies that look at them."""
+    """Discounted losses of all clients and models, and the policies that use them."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class Bandit:
         self.T = 0.0
 
     def bound(self, c: int, m: int) -> float:
-        """A, the upper confidence bound of what client c loses on model m."""
+        """A, the upper confidence bound of the loss of client c on model m."""
         if self.Ncount[c][m] == 0.0:
             return math.inf
         mean = self.L[c][m] / self.Ncount[c][m]
         return mean + math.sqrt(2.0 * math.log(self.T) / self.Ncount[c][m])
 
     def choose(self, t: int, draws: Draws) -> list[Choice]:
-        """The clients of round t, in the order in which they are taken, with their models."""
+        """The clients of round t, in the order of the choices, with their models."""
         if t <= self.M:
             return [(c, t - 1) for c in range(self.N)]
         if self.policy == "random":
@@ -106,7 +106,7 @@ class Bandit:
         return taken
 
     def observe(self, t: int, losses: Iterable[tuple[Choice, float]]) -> None:
-        """Takes in the mean training losses of those that trained in round t."""
+        """Records the mean training losses of the participants of round t."""
         told = dict(losses)
         for c in range(self.N):
             for m in range(self.M):
@@ -122,7 +122,7 @@ class Bandit:
 
 
 def fair_models(lack: Sequence[float], alpha: float, uniform: Sequence[float]) -> list[int]:
-    """A model for each number between 0 and 1, by probabilities in proportion to f^(alpha - 1)."""
+    """A model for each uniform number, with probabilities proportional to f^(alpha - 1)."""
     weights = [f ** (alpha - 1.0) for f in lack]
     models = []
     for u in uniform:
@@ -135,7 +135,7 @@ def fair_models(lack: Sequence[float], alpha: float, uniform: Sequence[float]) -
 
 
 class Run(NamedTuple):
-    """A run of the federation."""
+    """Models, choices and losses of a run."""
 
     params: Array  # [T + 1, M, d]
     choices: list[list[Choice]]  # of each round
@@ -145,7 +145,7 @@ class Run(NamedTuple):
 def _one_round(
     models: Array, choices: list[Choice], train: TrainFn, t: int, weights: Sequence[float]
 ) -> tuple[Array, list[float]]:
-    """Every choice trains from its model, which moves by the weighted mean of its changes."""
+    """Trains every choice and moves the models by weighted means of the updates."""
     trained = [train(m, c, models[m], t) for c, m in choices]
     new = models.copy()
     for m in range(len(models)):
@@ -159,7 +159,7 @@ def _one_round(
 def simulate_bandit(
     bandit: Bandit, train: TrainFn, start: Array, draws: Sequence[Draws], weights: Sequence[float]
 ) -> Run:
-    """Multi-FedAvg, a round for each of the draws."""
+    """Multi-FedAvg, with one round for each of the draws."""
     params, choices, losses = [np.array(start, np.float64)], [], []
     for t, drawn in enumerate(draws, start=1):
         choices.append(bandit.choose(t, drawn))
@@ -178,7 +178,7 @@ def simulate_fedfair(
     draws: Sequence[Draws],
     weights: Sequence[float],
 ) -> Run:
-    """FedFairMMFL; `lack` is f of a model at its current parameters."""
+    """FedFairMMFL, where `lack` is f of a model at its current parameters."""
     params, choices, losses = [np.array(start, np.float64)], [], []
     for t, drawn in enumerate(draws, start=1):
         f = [lack(m, params[-1][m]) for m in range(len(start))]

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class Arrival(NamedTuple):
-    """A job that came home, and what it left behind."""
+    """An arrived job and the state after it."""
 
     time: float
     number: int
@@ -30,7 +30,7 @@ class Arrival(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job at work."""
+    """A running job."""
 
     start: float
     model: int
@@ -46,7 +46,7 @@ def relative_variance(updates: Sequence[Array]) -> float:
 
 
 def share_out(total: int, ratio: int, variances: Sequence[float]) -> list[int]:
-    """R_m: `ratio` each, and the rest by `ratio` at a time to whom most is missing."""
+    """R_m. Each model gets `ratio`, and the largest deficit gets the next `ratio` of the rest."""
     wanted = [math.floor(total * v / sum(variances)) - ratio for v in variances]
     shares = [ratio] * len(variances)
     left = total - sum(shares)
@@ -71,20 +71,20 @@ def fedast(
     reallocate: bool = False,
     window: int = 8,
 ) -> list[Arrival]:
-    """Every job that comes home, in order.
+    """Every arrival, in order.
 
     Args:
-        train: `(m, k, w, number, t)` to the update Delta of client k, which trains model m from w
-            in the job of that number; t is the model's next step when it began, from 1.
+        train: maps `(m, k, w, number, t)` to the update Delta of client k, which trains model m
+            from w in job `number`. The model's next step at the job's start is t, from 1.
         start: the models at time 0.
         at_work: R_m at time 0.
         ratio: b_m = ceil(R_m / ratio).
         client_of: the client of each job number.
-        delay_of: `(number, m)` to the job's delay.
-        num_arrivals: how many.
+        delay_of: maps `(number, m)` to the job's delay.
+        num_arrivals: the number of arrivals.
         server_rate: eta_g.
         reallocate: whether R_m changes every 0.75 R M arrivals.
-        window: updates of each model that count then.
+        window: the number of updates of each model that reallocation uses.
     """
     M, R = len(start), sum(at_work)
     w = [np.array(each, np.float64) for each in start]
@@ -114,7 +114,7 @@ def fedast(
             w[m] = w[m] + server_rate / len(buffers[m]) * sum(buffers[m])
             buffers[m] = []
             steps[m] += 1
-            for other, each in working.items():  # began at this very moment
+            for other, each in working.items():  # jobs that started at this moment
                 if each.model == m and each.start == time:
                     working[other] = each._replace(version=steps[m], params=w[m])
         lacks = [targets[i] - sum(each.model == i for each in working.values()) for i in range(M)]

@@ -47,7 +47,7 @@ def run(
     *,
     average: str,
 ) -> Run:
-    """IFCA with `num_steps` full gradients per client; "gradients" takes one."""
+    """IFCA with `num_steps` full gradients per client, or one gradient with "gradients"."""
     p = len(start)
     theta, history, clusters = [np.array(x, float) for x in start], [], []
     history.append(list(theta))

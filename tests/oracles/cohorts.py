@@ -1,9 +1,8 @@
-"""NumPy float64 oracle of Pawlik's two algorithms, in plain loops as they are printed.
+"""NumPy float64 oracle of Pawlik's two algorithms, in plain loops as printed.
 
-Then the exact expectation of the second one on quadratics.
-
-Nothing here is shared with the library under test. `i` (client) is an array index, from 0; `t`
-(iteration) and `s` (round) are from 1, as printed.
+It also has the exact expectation of the second one on quadratics. Nothing here is shared with the
+library under test. `i` (client) is an array index, from 0. `t` (iteration) and `s` (round) are
+from 1, as printed.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +22,11 @@ def algorithm_1(
     interval: int,
     gamma: float,
 ) -> tuple[list[Array], list[Array]]:
-    """Parallel restarted SGD; all clients' x_i^t [N, d] and G_i^t [N, d], from t = 0 and t = 1.
+    """Parallel restarted SGD: x_i^t [N, d] from t = 0 and G_i^t [N, d] from t = 1.
 
     Args:
       gradient: G_i^t, from (i, x_i^(t-1), t).
-      x0: where all begin.
+      x0: the common start.
       num_clients: N.
       num_iterations: T.
       interval: I.
@@ -51,7 +50,7 @@ def algorithm_2(
     num_steps: int,
     gamma: float,
 ) -> Array:
-    """Cohorts: x_bar^(s) after the last round, of full gradients and unweighted means.
+    """The last x_bar^(s) of SGD by cohorts, with full gradients and unweighted means.
 
     Args:
       gradient: of f_i, from (i, x).
@@ -87,7 +86,7 @@ class Quadratics(NamedTuple):
 
     @property
     def smoothness(self):
-        """The largest curvature of any client, of every problem."""
+        """The largest curvature among the clients of each problem."""
         return np.linalg.eigvalsh(self.H)[..., -1].max(-1)
 
     @property
@@ -100,7 +99,7 @@ class Quadratics(NamedTuple):
 
 
 def exact_training(problems, S, C, E, gamma):
-    """Over S rounds by cohorts: the mean ``E|grad f|^2``, and the G^2 and Z^2 that the proof needs.
+    """The mean of ``E|grad f|^2`` over S rounds, and the G^2 and Z^2 of the proof.
 
     A local training is the affine map ``x -> P_i x + q_i``, so that the first two moments of the
     global model follow from those of the round before, without drawing a cohort.
@@ -109,7 +108,7 @@ def exact_training(problems, S, C, E, gamma):
     N, d = b.shape[1:]
     step = np.eye(d) - gamma[:, None, None, None] * H
     shift = gamma[:, None, None] * np.einsum("pnij,pnj->pni", H, b)
-    # In homogeneous coordinates (x, 1) affine maps are matrices, and both moments one matrix.
+    # In homogeneous coordinates (x, 1) an affine map is a matrix, and so are both moments.
     one = np.zeros((*b.shape[:2], d + 1, d + 1))
     one[..., :d, :d], one[..., :d, d], one[..., d, d] = step, shift, 1
     gradient = np.concatenate([H, -np.einsum("pnij,pnj->pni", H, b)[..., None]], -1)

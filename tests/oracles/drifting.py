@@ -1,6 +1,6 @@
 """NumPy float64 oracle of drifting labels and examples, and of FedAvg on them, in plain loops.
 
-Nothing here is shared with the library under test. Rounds t are from 1; round 0 is the start.
+Nothing here is shared with the library under test. Rounds t are from 1, and round 0 is the start.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def share(t: float, start: float, length: float, period: float | None = None) -> float:
-    """s(t): a ramp from `start` on, and back half a period later."""
+    """s(t): a ramp that begins at `start`, and falls again half a period later."""
     if t < start:
         return 0.0
     since = t - start
@@ -29,7 +29,7 @@ def own(
     window: float | None,
     s: float,
 ) -> list[tuple[int, int]]:
-    """The examples that a client has, by their number from 0, and their labels."""
+    """The examples of a client, as indices from 0, and their labels."""
     rows = list(range(len(y)))
     if window is not None:
         rows.sort(key=lambda i: (y[i], i))
@@ -62,10 +62,10 @@ def fedavg(
 
     Args:
       w: W and b at the start.
-      data: the examples (x, label) of client k in round t, from (t, k); N is `data.num_clients`.
+      data: maps (t, k) to the examples (x, label) of client k in round t; N is `data.num_clients`.
       cohorts: the clients of each round.
-      rate: of full-gradient steps.
-      steps: of a client in a round.
+      rate: the learning rate of full-gradient steps.
+      steps: the number of local steps.
     """
 
     def loss(t: int) -> float:

@@ -1,11 +1,11 @@
-"""NumPy float64 oracle of MaxFL and the methods that it is compared with, in plain loops.
+"""NumPy float64 oracle of MaxFL and the methods compared with it, in plain loops.
 
 Cho et al., "Maximizing Global Model Appeal in Federated Learning", and the papers that each
 function names. Nothing here is shared with the library under test. One model is one vector w [d].
 
 Counting as in `multi_model`: `k` (client), `e` (local step) and `i` (batch of a client's round) are
-array indices, from 0; `t` (round) is from 1. A negative client id is padding and is skipped; a
-round without clients leaves the model as it is.
+array indices, from 0; `t` (round) is from 1. A negative client id is padding and is skipped. A
+round without clients leaves the model unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,6 @@ def sgd(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int)
 
 
 def mean(changes: list[Array], weights: list[float]) -> Array:
-    """The weighted mean."""
     total = np.zeros_like(changes[0])
     for change, weight in zip(changes, weights, strict=True):
         total = total + weight * change
@@ -52,7 +51,7 @@ def mean(changes: list[Array], weights: list[float]) -> Array:
 def fedavg(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, weighted: bool
 ) -> Array:
-    """FedAvg, weighted by n_k or not; the other methods reduce to one of the two."""
+    """FedAvg, weighted by n_k or unweighted. All other methods reduce to one of these."""
     for t, clients in enumerate(rounds, start=1):
         if clients:
             changes = [sgd(problem, k, w, t, rate(t), num_steps) - w for k in clients]
@@ -76,7 +75,7 @@ def maxfl(
 ) -> Array:
     """MaxFL: w <- w - eta_g / (sum q + eps) sum q_k Delta_k, Delta_k = w - w_k (eq. 6).
 
-    Section 5.1: a client may tune w before q_k is computed, on its first batches of the round.
+    Clients may fine-tune w on their first batches before q_k is computed (section 5.1).
     """
     for t, clients in enumerate(rounds, start=1):
         if not clients:
@@ -95,7 +94,7 @@ def maxfl(
 def fedprox(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, mu: float
 ) -> Array:
-    """FedProx: local steps along g + mu (w_k - w); n_k-weighted mean."""
+    """FedProx, with local steps along g + mu (w_k - w) and an n_k-weighted mean."""
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
@@ -111,9 +110,9 @@ def fedprox(
 def prsgd(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int
 ) -> tuple[Array, Array]:
-    """Pawlik's Algorithm 1 in rounds that end with the mean; w, and -rate G_k [N, d] of each last.
+    """Pawlik's Algorithm 1 in rounds that end with the mean: w and the last -rate G_k [N, d].
 
-    A client that is absent keeps its gradient; with all clients this is `cohorts.restarted_sgd`.
+    Absent clients keep their gradient. With all clients this is `cohorts.algorithm_1`.
     """
     last = np.zeros((len(problem.num_examples), len(w)))
     for t, clients in enumerate(rounds, start=1):
@@ -139,7 +138,7 @@ def scaffold(
     server_rate: float,
     option: str,
 ) -> tuple[Array, Array, Array]:
-    """SCAFFOLD; w, c [d] and c_k [N, d] after the last round."""
+    """SCAFFOLD: w, c [d] and c_k [N, d] after the last round."""
     N = len(problem.num_examples)
     c, c_k = np.zeros_like(w), np.zeros((N, len(w)))
     for t, clients in enumerate(rounds, start=1):
@@ -172,7 +171,7 @@ def perfedavg(
     variant: str,
     delta: float,
 ) -> Array:
-    """Per-FedAvg with 2 (FO) or 3 (HF) batches in each step; unweighted mean."""
+    """Per-FedAvg with 2 (FO) or 3 (HF) batches per step and an unweighted mean."""
     num_batches = 2 if variant == "FO" else 3
     for t, clients in enumerate(rounds, start=1):
         changes = []
@@ -211,7 +210,7 @@ def qffl(
 
 
 def onto_simplex(x: Array) -> Array:
-    """The nearest point with entries >= 0 that add up to 1, by bisection of the shift."""
+    """The nearest point of the probability simplex, by bisection of the shift."""
     low, high = x.min() - 1.0, x.max()
     for _ in range(200):
         shift = (low + high) / 2
@@ -225,7 +224,7 @@ def onto_simplex(x: Array) -> Array:
 def afl(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, mixture_rate: float
 ) -> tuple[Array, Array, Array]:
-    """AFL; the mean of the w of rounds in which somebody trained, the last w, and lambda [N]."""
+    """AFL: the mean of w over rounds with participants, the last w, and lambda [N]."""
     assert num_steps == 1
     N = len(problem.num_examples)
     mixture, all_w = np.full(N, 1.0 / N), []
@@ -242,7 +241,7 @@ def afl(
 
 
 def mwfed_steps(v: Array, num_steps: int) -> list[int]:
-    """tau_k = clip(round(tau N v_k), 1, 4 tau), for every client."""
+    """tau_k = clip(round(tau N v_k), 1, 4 tau) for every client."""
     return [int(np.clip(np.round(num_steps * len(v) * x), 1, 4 * num_steps)) for x in v]
 
 
@@ -257,7 +256,7 @@ def mwfed(
     factors: Array | None = None,
     lengths: list[int] | None = None,
 ) -> tuple[Array, Array]:
-    """MW-Fed; w and the weights v [N] after the last round.
+    """MW-Fed: w and the weights v [N] after the last round.
 
     Client k reports `factors[k]` times its loss. The local steps of each round are appended to
     `lengths`.
@@ -287,7 +286,7 @@ def mwfed(
 def ditto(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, lam: float
 ) -> tuple[Array, Array]:
-    """Ditto; w and the personal models v_k [N, d]."""
+    """Ditto: w and the personal models v_k [N, d]."""
     v = np.tile(w, (len(problem.num_examples), 1))
     for t, clients in enumerate(rounds, start=1):
         changes = []

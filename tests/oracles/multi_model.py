@@ -1,4 +1,4 @@
-"""NumPy float64 oracle: the algorithms as the paper prints them, in plain loops.
+"""NumPy float64 oracle of the algorithms as the paper prints them, in plain loops.
 
 Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees"; equation,
 algorithm and table numbers are theirs. Nothing here is shared with the library under test.
@@ -25,7 +25,6 @@ LocalStepsFn = Callable[[Gradient, Array, float, int], Array]
 
 
 def _present(ids: Iterable[int]) -> list[int]:
-    """The ids that are not padding."""
     return [int(i) for i in ids if i >= 0]
 
 
@@ -112,7 +111,7 @@ def full_gradient_steps(
 
 
 def local_adam(gradient: Gradient, w: Array, learning_rate: float, num_steps: int) -> Array:
-    """E steps of Adam (Kingma and Ba, Algorithm 1), its moments starting at zero each call."""
+    """E steps of Adam (Kingma and Ba, Algorithm 1), with moments that start at zero."""
     b1, b2, eps = 0.9, 0.999, 1e-8
     first, second = np.zeros_like(w), np.zeros_like(w)
     for e in range(num_steps):
@@ -135,15 +134,15 @@ def simulate(
     server_scale: str = "mean",
     local_steps_fn: LocalStepsFn = full_gradient_steps,
 ) -> Array:
-    """Algorithm 1: every round, group m trains model m locally and the server averages.
+    """Algorithm 1: in every round group m trains model m locally, and the server averages.
 
     Args:
-        gradient_fn: `(m, k, w, t, e)` to the gradient [d] that client k uses for model m in
-            round t (from 1) at local step e (from 0).
+        gradient_fn: maps `(m, k, w, t, e)` to the gradient [d] of client k for model m in round t
+            (from 1) at local step e (from 0).
         start: [M, d], the global models before round 1.
-        groups: `groups[t - 1][m]` is the list of the clients that train model m in round t.
-            An empty group leaves its model unchanged.
-        learning_rates: [T]; round t uses `learning_rates[t - 1]` for all its local steps.
+        groups: `groups[t - 1][m]` lists the clients that train model m in round t. An empty group
+            leaves its model unchanged.
+        learning_rates: [T]. Round t uses `learning_rates[t - 1]` for all its local steps.
         num_steps: E.
         weights: [N], or None for all 1.
         server_scale: "mean" divides the sum of weighted updates by the participants' weights,
@@ -151,7 +150,7 @@ def simulate(
         local_steps_fn: the local optimizer.
 
     Returns:
-        [T + 1, M, d], the global models; row t is after round t and row 0 is `start`.
+        [T + 1, M, d], the global models. Row 0 is `start`, and row t is the result of round t.
     """
     if server_scale not in ("mean", "population"):
         raise ValueError(f'server_scale is "mean" or "population", not {server_scale!r}')
@@ -189,7 +188,7 @@ def frame(t: int, num_models: int) -> int:
 
 
 def is_frame_start(t: int, num_models: int) -> bool:
-    """Whether round t draws a partition (Algorithm 3, line 2, read so that M = 1 always does)."""
+    """Whether round t draws a partition (Algorithm 3, line 2, so that M = 1 always does)."""
     return (t - 1) % num_models == 0
 
 
@@ -203,7 +202,7 @@ def mfa_rr_groups(partition: Sequence[Group], t: int) -> list[Group]:
 
 
 def check_partition(groups: Groups, cohort_size: int, num_clients: int) -> None:
-    """Asserts that one round's groups split `cohort_size` of the clients near-equally."""
+    """Asserts that the groups of a round split `cohort_size` clients near-equally."""
     members = [_present(group) for group in groups]
     clients = [k for group in members for k in group]
     sizes = [len(group) for group in members]
@@ -239,13 +238,13 @@ def check_frame(rounds_of_groups: Sequence[Groups], num_models: int) -> None:
 def check_fedcluster(
     rounds_of_groups: Sequence[Groups], clusters: Sequence[Group]
 ) -> list[list[int]]:
-    """Asserts that each learning round visits every fixed cluster once (Remark 2; one model).
+    """Asserts that each learning round visits every fixed cluster once (Remark 2, one model).
 
-    `rounds_of_groups[t - 1][0]` lists the clients of round t; `len(clusters)` rounds make one
-    learning round. The last one may be incomplete.
+    `rounds_of_groups[t - 1][0]` lists the clients of round t. `len(clusters)` rounds make one
+    learning round, and the last one may be incomplete.
 
     Returns:
-        The order of the visits in each learning round, for a test that it is reshuffled.
+        The order of the visits in each learning round, for tests of the reshuffling.
     """
     members = [sorted(_present(cluster)) for cluster in clusters]
     orders: list[list[int]] = []
@@ -267,7 +266,7 @@ def check_fedcluster(
 
 
 def first_round_below(errors: Iterable[float], threshold: float) -> float:
-    """First t with errors[t] <= threshold (row 0 is the start), NaN if there is none."""
+    """First t with errors[t] <= threshold (row 0 is the start), or NaN."""
     for t, error in enumerate(errors):
         if error <= threshold:
             return t
@@ -301,7 +300,7 @@ def least_squares_client_loss(problem: LeastSquares, k: int, w: Array) -> float:
 def least_squares_gradient(
     problem: LeastSquares, k: int, w: Array, rows: Iterable[int] | None = None
 ) -> Array:
-    """Gradient of F_k on a minibatch: `rows` are row numbers inside client k, None takes all."""
+    """Gradient of F_k on the `rows` of client k, or on all its examples."""
     batch = list(range(len(problem.targets[k]))) if rows is None else _present(rows)
     total = np.zeros_like(w)
     for row in batch:
@@ -311,7 +310,7 @@ def least_squares_gradient(
 
 
 def least_squares_loss(problem: LeastSquares, w: Array) -> float:
-    """F(w) = sum of n_k F_k(w), over the sum of n_k."""
+    """F(w), the mean of F_k(w) weighted by n_k."""
     total, num_examples = 0.0, 0
     for k in range(len(problem.targets)):
         n_k = len(problem.targets[k])
@@ -331,7 +330,7 @@ def least_squares_minimizer(problem: LeastSquares) -> Array:
 
 
 class Softmax(NamedTuple):
-    """Cross-entropy of softmax(z), z = W x + b; z = sigmoid(W x + b) with LEAF's head.
+    """Cross-entropy of softmax(z) with z = W x + b, or sigmoid(W x + b) for LEAF's head.
 
     A model is one vector: b [C], then the rows of W [C, d].
     """
@@ -357,7 +356,7 @@ def softmax_loss(problem: Softmax, w: Array, x: Array, y: int) -> float:
 
 
 def softmax_gradient(problem: Softmax, k: int, w: Array, rows: Iterable[int]) -> Array:
-    """Gradient of the loss over some of client k's examples, one after the other."""
+    """Gradient of the loss over some examples of client k, in a plain loop."""
     batch = _present(rows)
     total = np.zeros_like(w)
     for row in batch:
@@ -372,7 +371,7 @@ def softmax_gradient(problem: Softmax, k: int, w: Array, rows: Iterable[int]) ->
 
 
 def softmax_metrics(problem: Softmax, w: Array, clients: Iterable[int]) -> tuple[float, float]:
-    """Mean loss, and accuracy (the first of equal logits is chosen), over all their examples."""
+    """Mean loss and accuracy over all examples. Ties go to the first logit."""
     losses, right = [], []
     for k in clients:
         for x, y in zip(problem.features[k], problem.labels[k], strict=True):
@@ -398,7 +397,7 @@ def mean_estimation_losses(w: float, theta: Array, theta_hat: Array) -> Array:
 
 
 def mean_estimation_weights(x: Array, objective: str) -> Array:
-    """h'(x) of the objective's h, x = F_k(w) - rho_k: what client k's gradient is weighted by."""
+    """h'(x) of the objective, the weight of client k's gradient, with x = F_k(w) - rho_k."""
     if objective == "MaxFL":  # q_k of eq. (4), written without 1 - sigma, which is 0 for large x
         weights: Array = np.exp(-x) / (1.0 + np.exp(-x)) ** 2
         return weights
@@ -416,7 +415,7 @@ def mean_estimation_gradient(w: Array | float, theta_hat: Array, objective: str)
 
 
 def valley(theta_hat: Array, objective: str, start: float, step: float = 1e-3) -> float:
-    """The local minimum downhill from the start: a walk on a dense grid, then bisection."""
+    """The local minimum downhill from the start, by a walk on a fine grid and bisection."""
     is_falling = mean_estimation_gradient(start, theta_hat, objective) < 0
     direction = 1.0 if is_falling else -1.0
     grid = start + direction * step * np.arange(1 + np.ptp(theta_hat) / step + 2.0 / step)
@@ -427,13 +426,13 @@ def valley(theta_hat: Array, objective: str, start: float, step: float = 1e-3) -
 
 
 def displacement(theta_hat: Array, objective: str, w: float, j: int) -> float:
-    """The minimum near w minus hat theta_j, down to numbers far smaller than w."""
+    """The minimum near w minus hat theta_j, precise even if it is far smaller than w."""
     u = w - theta_hat[j]
     return _sign_change(theta_hat - theta_hat[j], objective, u - 1e-7, u + 1e-7, 250)
 
 
 def _sign_change(theta_hat: Array, objective: str, low: float, high: float, times: int) -> float:
-    """Where the gradient changes its sign, by bisection."""
+    """Root of the gradient, by bisection."""
     for _ in range(times):
         middle = (low + high) / 2.0
         is_rising = mean_estimation_gradient(middle, theta_hat, objective) > 0
@@ -442,9 +441,10 @@ def _sign_change(theta_hat: Array, objective: str, low: float, high: float, time
 
 
 def satisfied_near(u: float, j: int, theta: Array, theta_hat: Array) -> list[bool]:
-    """Whether f_k(w) < rho_k at w = hat theta_j + u, as
+    """Whether f_k(w) < rho_k at w = hat theta_j + u, for each client.
+
     (w - theta_k)^2 - (hat theta_k - theta_k)^2 = d (d + 2 (hat theta_k - theta_k)) with
-    d = w - hat theta_k, whose sign shows also where u is too small for w to differ.
+    d = w - hat theta_k. The sign of the product is right even if u is too small to change w.
     """
     satisfied = []
     for t, t_hat in zip(theta, theta_hat, strict=True):
@@ -455,17 +455,16 @@ def satisfied_near(u: float, j: int, theta: Array, theta_hat: Array) -> list[boo
 
 
 def satisfied_clients(w: float, theta: Array, theta_hat: Array) -> list[bool]:
-    """Whether f_k(w) < rho_k, client by client (definition 1)."""
+    """Whether f_k(w) < rho_k, for each client (definition 1)."""
     return [
         bool((w - t) ** 2 < (t_hat - t) ** 2) for t, t_hat in zip(theta, theta_hat, strict=True)
     ]
 
 
 def probability_satisfied_by_the_mean(gamma_G: float) -> float:
-    """P(|w - theta_1| < |hat theta_1 - theta_1|), w the mean of two clients, gamma = 1.
+    """P(|w - theta_1| < |hat theta_1 - theta_1|) for the mean w of two clients with gamma = 1.
 
-    A double integral over the densities of both empirical means, on a fine grid: of the product of
-    a and b, the indicator is smoothed only by the grid.
+    Integrates the indicator over the densities of both empirical means on a fine grid.
     """
     a = np.linspace(-8.0, 8.0, 4001)  # hat theta_1 - theta_1
     b = 2.0 * gamma_G + np.linspace(-8.0, 8.0, 4001)  # hat theta_2 - theta_1

@@ -40,7 +40,7 @@ def predict(X: Any, y: Any, candidates: Any, noise: float) -> tuple[Array, Array
 
 
 def improvement(mean: Array, deviation: Array, best: float) -> Array:
-    """Expected improvement of a minimum, 0 where the deviation is."""
+    """Expected improvement of a minimum, 0 for deviation 0."""
     found = np.zeros(len(mean))
     for i in range(len(mean)):
         if deviation[i] > 0:
@@ -60,13 +60,13 @@ def run(
     memory: int,
     noise: float,
 ) -> list[float]:
-    """How much better than the chosen plan the best candidate of each round is.
+    """How much better the best candidate of each round is than the chosen plan.
 
-    Choices are given, because plans of equal merit differ by rounding.
+    Choices are an argument, because plans of equal merit differ by rounding.
 
     Args:
       candidates: the plans of each round to choose from.
-      chosen: the number of the plan that was chosen in each round.
+      chosen: the index of the chosen plan of each round.
       time_of: the duration of a local training, from the round (from 1), m and k.
       num_clients: N.
       alpha: the weight of time.

@@ -1,4 +1,4 @@
-"""The end of a run at a plateau, as a plain loop over one run's records."""
+"""Early stopping at a plateau, as a plain loop over the records of one run."""
 
 import math
 
@@ -7,7 +7,11 @@ def plateau_end(records, patience, mode, min_delta=0.0, warmup=0):
     """The first record after which no model has improved for `patience` records, or -1.
 
     Args:
-      records: of one run, a list of all models' values each.
+      records: a list of all models' values for each record of a run.
+      patience: as in `Until`.
+      mode: as in `Until`.
+      min_delta: as in `Until`.
+      warmup: as in `Until`.
     """
     num_models = len(records[0])
     best, last = [None] * num_models, [warmup - 1] * num_models

@@ -21,8 +21,8 @@ def further_models(
     """The clients of each model.
 
     Args:
-      first: client and model of each group's members.
-      lots: a number for each of them and each model; small ones are drawn first.
+      first: client and model of each member of the groups.
+      lots: a number for each member and model. Small ones are drawn first.
       processors: B_k of all clients.
       num_models: M.
     """
@@ -45,7 +45,7 @@ def round_of(
     rate: float,
     factors: Array,
 ) -> Array:
-    """One gradient of ``(w - targets[k])^2 / 2 + ridge/2 w^2`` each; the server divides by N.
+    """One round with a gradient of ``(w - targets[k])^2 / 2 + ridge/2 w^2`` per client, over N.
 
     Args:
       params: [M, 1].

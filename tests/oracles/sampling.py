@@ -42,7 +42,7 @@ def probabilities(U: Sequence[Sequence[float]], expected: float) -> list[list[fl
 
 
 def draw(p: Sequence[float], lot: float) -> int | None:
-    """The model that a processor trains: the first one whose interval of [0, 1) has the lot."""
+    """The model that a processor trains, whose interval of [0, 1) has the lot, or None."""
     end = 0.0
     for m, probability in enumerate(p):
         end += probability
@@ -56,9 +56,9 @@ class Run(NamedTuple):
 
     Attributes:
       w: [T + 1][M][d], before round 1 and after every round.
-      h: [M][N][d], the last updates of all pairs; zeros of methods without them.
+      h: [M][N][d], the last updates of all pairs, or zeros for methods without them.
       counts: [T][M][N], how many processors of a client trained a model.
-      decline: [M], what StaleVRE believes after the last round; else 0.
+      decline: [M], the estimate of StaleVRE after the last round, else 0.
     """
 
     w: list[list[Array]]
@@ -79,13 +79,13 @@ def run(
     expected: float,
     processors: Sequence[int],
 ) -> Run:
-    """LVR or GVR; the server is "fedavg", "mifa", or one with beta "one", "exact", "estimated"."""
+    """LVR or GVR with the server "fedavg", "mifa", or beta "one", "exact" or "estimated"."""
     M, N = len(problems), len(processors)
     n = [problem.num_examples for problem in problems]
     d = [[n[m][k] / sum(n[m]) for k in range(N)] for m in range(M)]
     w = [np.array(x, float) for x in start]
     h = [[np.zeros_like(w[m]) for _ in range(N)] for m in range(M)]
-    sent = [[0 for _ in range(N)] for _ in range(M)]  # the round of h, 0 if there is none
+    sent = [[0 for _ in range(N)] for _ in range(M)]  # the round of h, or 0
     declines: list[dict[int, float]] = [{} for _ in range(M)]
     history, all_counts = [list(w)], []
     for t, lot in enumerate(lots, start=1):
@@ -145,7 +145,7 @@ def run(
 def mifa(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int
 ) -> tuple[Array, Array]:
-    """MIFA of one model; w and h [N, d] after the last round."""
+    """MIFA of one model: w and h [N, d] after the last round."""
     n = problem.num_examples
     h = np.zeros((len(n), len(w)))
     for t, clients in enumerate(rounds, start=1):
@@ -159,7 +159,7 @@ def mifa(
 def stalevr(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, beta: str
 ) -> tuple[Array, Array]:
-    """StaleVRE ("estimated") or FedVARP ("one") of one model with p = 1; w and h [N, d]."""
+    """StaleVRE ("estimated") or FedVARP ("one") of one model with p = 1: w and h [N, d]."""
     n = problem.num_examples
     N = len(n)
     h, sent, declines = np.zeros((N, len(w))), np.zeros(N), np.full(N, np.nan)

@@ -1,7 +1,7 @@
 """NumPy float64 oracle of FedAvg under absence, lateness, compression and clipping, in plain loops.
 
-Clients descend ``F_k(w) = 1/2 |w - target_k|^2`` by E full gradients; all weigh 1. Nothing here is
-shared with the library under test.
+Clients descend ``F_k(w) = 1/2 |w - target_k|^2`` by E full gradients, and all have weight 1.
+Nothing here is shared with the library under test.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ Array = NDArray[np.float64]
 
 
 def train(w: Array, target: Array, rate: float, steps: int) -> Array:
-    """The update of one client."""
     own = w.copy()
     for _ in range(steps):
         own = own - rate * (own - target)
@@ -29,16 +28,16 @@ def fedavg(
     message: Callable[[int, Array], Array] = lambda client, update: update,
     divisor: float | None = None,
 ) -> list[Array]:
-    """The models after each round, whose participants are listed; a round without any is idle.
+    """The models after each round. A round without participants is idle.
 
     Args:
       w: the initial model.
       targets: of the clients.
       rate: eta.
       steps: E.
-      groups: of each round, the clients that take part.
-      message: turns a client's update into what it sends.
-      divisor: of the sum; by default the number of participants.
+      groups: the participants of each round.
+      message: maps a client and its update to its message.
+      divisor: of the sum, by default the number of participants.
     """
     models = [w]
     for group in groups:
@@ -52,7 +51,7 @@ def fedavg(
 
 
 def top_k(v: Array, k: int) -> Array:
-    """The k largest coordinates; ties go to lower numbers."""
+    """The k largest coordinates, where ties go to lower indices."""
     order = sorted(range(len(v)), key=lambda i: (-abs(v[i]), i))
     sent = np.zeros_like(v)
     for i in order[:k]:
@@ -61,12 +60,12 @@ def top_k(v: Array, k: int) -> Array:
 
 
 def scaled_sign(v: Array) -> Array:
-    """The signs, times the mean of the absolute values."""
+    """The signs times the mean absolute value."""
     return np.array([np.sign(x) for x in v]) * np.abs(v).sum() / len(v)
 
 
 class Feedback:
-    """Error feedback of every client: it sends C(e + v), and keeps the rest."""
+    """Error feedback: a client sends C(e + v) and keeps the rest."""
 
     def __init__(self, compress: Callable[[Array], Array], num_clients: int, size: int) -> None:
         self.compress, self.errors = compress, np.zeros((num_clients, size))
@@ -79,12 +78,12 @@ class Feedback:
 
 
 def clipped(v: Array, norm: float) -> Array:
-    """The update, shortened to a norm if it is longer."""
+    """The update, scaled down to a norm if it is longer."""
     length = np.sqrt(np.sum(v**2))
     return v if length <= norm else v * norm / length
 
 
 def places(times: Sequence[float], numbers: Sequence[int]) -> list[int]:
-    """The place of each client by time; ties go to lower numbers."""
+    """The rank of each client by time, where ties go to lower numbers."""
     order = sorted(range(len(times)), key=lambda i: (times[i], numbers[i]))
     return [order.index(i) for i in range(len(times))]

@@ -1,4 +1,4 @@
-"""Measures of curves, against the oracle."""
+"""Measures of curves, compared with the oracle."""
 
 import numpy as np
 import pytest
@@ -23,12 +23,12 @@ def test_thresholds_may_differ_and_rounds_may_be_sparse():
 
 
 @pytest.mark.parametrize(("t1", "tm", "expected"), [(50, 117, 3.846), (50, 126, 3.571)])
-def test_gain_of_table_4(t1, tm, expected):
+def test_gain_equals_that_of_table_4(t1, tm, expected):
     assert gain(9, t1, tm) == pytest.approx(expected, abs=5e-4)
     assert gain(9, t1, tm) == pytest.approx(reference.gain(9, t1, tm), rel=1e-15)
 
 
-def test_a_target_out_of_reach_is_no_gain():
+def test_an_unreached_target_has_no_gain():
     assert np.isnan(gain(9, 50, np.nan))
 
 

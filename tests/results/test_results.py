@@ -1,4 +1,4 @@
-"""Results: labelled counts, files that read back, and nothing half-written."""
+"""Results: labelled counts, round trips through files, and atomic writes."""
 
 import copy
 import dataclasses
@@ -18,13 +18,13 @@ from fedjax_mm.base import Contribution, Trace
 from fedjax_mm.cli.results import show
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.results import dataset as results
-from fedjax_mm.results.dataset import manifest, save_dataset
+from fedjax_mm.results.dataset import join_seeds, manifest, save_dataset
 from fedjax_mm.results.finished import open_result, save_about
 from fedjax_mm.results.tracked import Tracked
 from fedjax_mm.tasks import quadratic
 
 COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
-DIM = 6 * 2 + 1  # of the quadratic below
+DIM = 6 * 2 + 1  # of the quadratic in `simulated`
 
 
 def simulated(assignment, num_rounds, record_every):
@@ -68,7 +68,7 @@ def test_counts_are_exact_and_cumulative(assignment, num_rounds, record_every, u
 
 
 def test_unequal_groups_add_up_to_the_cohort():
-    """Five clients for two models: 3 and 2 in each round, in either order."""
+    """Each round assigns 3 of five clients to one of two models, and 2 to the other."""
     updates = to_dataset(simulated(mfa_rand(6, 2, cohort_size=5), 8, 1)).client_updates
     np.testing.assert_array_equal(updates.sum("model"), 5 * np.arange(9))
     per_round = np.diff(updates, axis=0)
@@ -76,7 +76,7 @@ def test_unequal_groups_add_up_to_the_cohort():
 
 
 def trace(updates, *, upload_size=1, download_size=1):
-    """A trace by hand, of 32-bit counts ``[..., records, models]`` since the record before."""
+    """A trace with 32-bit counts ``[..., records, models]`` since the last record."""
     updates = np.asarray(updates, np.int32)
     *lead, records, _ = updates.shape
     rounds = np.broadcast_to(10 * np.arange(records, dtype=np.int32), (*lead, records))
@@ -93,8 +93,8 @@ def test_counts_do_not_overflow_32_bits():
 
 
 @pytest.mark.parametrize(("rounds", "fits"), [(2, True), (3, False)])
-def test_a_counter_that_is_too_small_is_an_error(rounds, fits):
-    """2^30 gradients a round, two or three rounds between records."""
+def test_an_overflowing_counter_is_an_error(rounds, fits):
+    """A round has 2^30 gradients, and there are two or three rounds between records."""
 
     def client(local, server_state, client_state):
         many = jnp.int32(2**30 - 2**10)
@@ -169,7 +169,7 @@ def test_leading_axes_without_names_are_refused(dims, message):
 
 
 def labelled():
-    """A Dataset with what could get lost: int64, both precisions, NaN, labels, a manifest."""
+    """A Dataset with int64, both precisions, NaN, labels and a manifest."""
     dataset = to_dataset(trace([[[0, 0], [2_000_000_000, 1], [2_000_000_000, 3]]]), ("algorithm",))
     dataset = dataset.assign(short=dataset.loss.astype("float32") / 3)
     dataset["loss"][0, 1, 0] = np.nan
@@ -187,8 +187,8 @@ def idle_trace(updates, idle):
     return Trace(rounds, {}, *counts, upload_size=(1,), download_size=(1,))
 
 
-def test_runs_in_which_nobody_trains_are_told():
-    """A run that ends at once has no rounds, and one that trains once is no such run."""
+def test_runs_without_any_training_give_a_warning():
+    """Runs without rounds, or with a single training, are not counted."""
     none, one, all_idle = [0, 0, 0], [0, 0, 1], [0, 1, 1]
     told = idle_trace([one, none, none], [[0, 1, 0], none, all_idle])
     words = (
@@ -202,7 +202,7 @@ def test_runs_in_which_nobody_trains_are_told():
 
 
 def test_a_run_that_diverges_is_marked():
-    """From the first record whose loss is not finite."""
+    """The mark is the round of the first record with an infinite loss."""
     one = simulated(mfa_rand(6, 2), 4, 2)
     assert to_dataset(one).diverged.values.tolist() == [-1, -1]
     loss = one.metrics["loss"].at[1:, 1].set(jnp.inf)
@@ -211,7 +211,7 @@ def test_a_run_that_diverges_is_marked():
     assert marked.values.tolist() == [-1, 2]
 
 
-def test_traces_of_other_rounds_are_no_replicas():
+def test_traces_with_different_rounds_are_refused():
     trace = idle_trace([[0, 1, 1]] * 3, [[0, 0, 0]] * 3)
     later = dataclasses.replace(trace, round=trace.round + np.arange(3)[:, None])
     with pytest.raises(ValueError, match=r"rounds, of shape .* alike in all runs"):
@@ -235,8 +235,8 @@ def test_netcdf_reads_back_equal(tmp_path):
     assert attrs["note"] == "by hand"
 
 
-def test_results_go_through_xarrays_own_files_and_come_back(tmp_path):
-    """The manifest is text for files, and a mapping for people."""
+def test_results_survive_xarrays_own_files(tmp_path):
+    """The manifest is a string in files and a mapping in Python."""
     dataset = labelled()
     dataset.to_netcdf(tmp_path / "result.nc")
     for given in (tmp_path, tmp_path / "result.nc", str(tmp_path)):
@@ -250,14 +250,14 @@ def test_results_go_through_xarrays_own_files_and_come_back(tmp_path):
     assert copy.deepcopy(about) == pickle.loads(pickle.dumps(about)) == about
     more = about | {"draws": 2}
     assert (more["draws"], more["seed"], "draws" in about) == (2, 3, False)
-    # Reduced and saved again, as one does.
+    # Reduce the result and save it again.
     read.mean("algorithm").assign_attrs(manifest=more).to_netcdf(tmp_path / "mean.nc")
     assert open_result(tmp_path / "mean.nc").attrs["manifest"] == more
     save_json(about, tmp_path / "manifest.json")
     assert json.loads((tmp_path / "manifest.json").read_text()) == dict(about)
 
 
-def test_a_source_tree_that_is_not_installed_has_no_version(monkeypatch):
+def test_an_uninstalled_source_tree_has_no_version(monkeypatch):
     def version(package):
         if package == "fedjax-mm":
             raise PackageNotFoundError(package)
@@ -268,21 +268,21 @@ def test_a_source_tree_that_is_not_installed_has_no_version(monkeypatch):
     assert (versions["fedjax-mm"], versions["jax"]) == ("not installed", "1.0")
 
 
-def test_a_file_of_ones_own_needs_no_manifest(tmp_path):
+def test_a_custom_file_needs_no_manifest(tmp_path):
     dataset = to_dataset(simulated(mfa_rr(6, 2), 4, 2))
     dataset.to_netcdf(tmp_path / "mine.nc")
     xr.testing.assert_identical(open_result(tmp_path / "mine.nc"), dataset)
 
 
-def test_a_result_that_is_not_there_is_named(tmp_path):
+def test_a_missing_result_is_named(tmp_path):
     for given in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(FileNotFoundError, match=rf"{given}/result.nc does not exist; give a"):
             open_result(given)
 
 
 @pytest.mark.parametrize("about", ["manifest.json", "summary.json"])
-def test_a_result_that_was_changed_is_refused(tmp_path, about):
-    """One flipped bit of a coordinate is another axis."""
+def test_a_changed_result_is_refused(tmp_path, about):
+    """A flipped bit could change a coordinate."""
     save_dataset(labelled(), tmp_path / "result.nc")
     save_about(tmp_path / about, labelled().attrs["manifest"], ["result.nc"])
     xr.testing.assert_identical(open_result(tmp_path), labelled())
@@ -299,7 +299,7 @@ def test_a_result_that_was_changed_is_refused(tmp_path, about):
         path.write_bytes(content)
 
 
-def test_a_manifest_of_ones_own_is_not_compared(tmp_path):
+def test_a_manifest_without_digests_is_not_compared(tmp_path):
     save_dataset(labelled(), tmp_path / "result.nc")
     save_json(labelled().attrs["manifest"], tmp_path / "manifest.json")
     xr.testing.assert_identical(open_result(tmp_path), labelled())
@@ -313,7 +313,7 @@ def test_real_runs_read_back_equal(tmp_path):
 
 
 @pytest.mark.parametrize("old", [None, "old"])
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, old):
+def test_a_file_is_replaced_atomically(tmp_path, old):
     path = tmp_path / "result.txt"
     if old:
         path.write_text(old)
@@ -338,7 +338,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, old):
     assert path.read_text() == "new"
 
 
-def test_json_has_no_nan_and_no_numpy(tmp_path):
+def test_json_replaces_nan_and_numpy(tmp_path):
     content = {
         "nan": float("nan"),
         "nested": {"infinite": [-np.inf, np.float32(0.5), (np.nan, 1)]},
@@ -367,7 +367,7 @@ def test_json_that_cannot_be_written_leaves_the_old_file(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_a_directory_is_prepared_without_a_trace(tmp_path):
+def test_preparing_a_directory_leaves_no_files(tmp_path):
     directory = tmp_path / "deep" / "results"
     for _ in range(2):
         prepare_directory(directory)
@@ -387,7 +387,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path, path):
 
 
 def test_the_revision_is_that_of_the_source_tree(monkeypatch, tmp_path):
-    """None when installed as a package; marked when the tree differs from the revision."""
+    """It is None for an installed package, and marked if the tree differs from the revision."""
 
     def git(*arguments):
         who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
@@ -409,3 +409,18 @@ def test_the_revision_is_that_of_the_source_tree(monkeypatch, tmp_path):
     assert revision() == git("rev-parse", "HEAD")
     source.write_text("changed")
     assert revision() == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_joined_seeds_are_in_order_and_counted():
+    about = {"wall_seconds": {"run": 1.0}, "config": {"num_seeds": 2}, "data": "real"}
+    first, second = (
+        xr.Dataset({"loss": ("seed", [10.0 * k for k in seeds])}, {"seed": seeds}).assign_attrs(
+            manifest=about
+        )
+        for seeds in ([0, 1], [2, 3])
+    )
+    both = join_seeds(first, second)
+    assert both.seed.values.tolist() == [0, 1, 2, 3]
+    assert both.loss.values.tolist() == [0.0, 10.0, 20.0, 30.0]
+    assert both.attrs["manifest"]["config"] == {"num_seeds": 4}
+    assert both.attrs["manifest"]["wall_seconds"] == {"run": 2.0}

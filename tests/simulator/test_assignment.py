@@ -26,17 +26,19 @@ from tests.oracles import multi_model as reference
 @st.composite
 def sizes(draw):
     """(N, M, K) with 1 <= M <= K <= N."""
-    num_clients = draw(st.integers(1, 30) | st.sampled_from([129, 169, 200]))  # drawn otherwise
+    num_clients = draw(
+        st.integers(1, 30) | st.sampled_from([129, 169, 200])
+    )  # which use another algorithm
     cohort_size = draw(st.integers(1, num_clients))
     return num_clients, draw(st.integers(1, min(cohort_size, 8))), cohort_size
 
 
 def few(test):
-    """Every example compiles, so a few dozen."""
+    """Reduces the number of examples, because each one compiles."""
     return pytest.mark.slow(settings(deadline=None, max_examples=25)(test))
 
 
-# Divisible or not, with one client a group and without padding, of everybody and of few.
+# Divisible or not, with one client per group, without padding, of all clients and of few.
 some_sizes = pytest.mark.parametrize(
     "sizes",
     [(1, 1, 1), (30, 8, 30), (7, 7, 7), (12, 4, 8), (13, 1, 5), (129, 5, 127), (200, 3, 10)],
@@ -45,7 +47,7 @@ SEEDS = 20
 
 
 def roll_outs(assignment, num_rounds, num_seeds=SEEDS):
-    """Of many seeds, by one program: ``[seeds, T, M, n]``."""
+    """Cohorts of many seeds ``[seeds, T, M, n]``, from one program."""
     seeds = jax.random.split(jax.random.key(8), num_seeds)
     return np.asarray(jax.jit(jax.vmap(lambda key: rounds_of(assignment, key, num_rounds)))(seeds))
 
@@ -72,14 +74,14 @@ def test_mfa_rand_partitions_any_cohort(sizes, seed):
 
 
 def check_mfa_rr(rounds, sizes):
-    """Every round a partition; every frame each pair once, in the order of Algorithm 3."""
+    """Every round is a partition, and every frame has each pair once, as in Algorithm 3."""
     num_clients, num_models, cohort_size = sizes
     for first in range(0, 3 * num_models, num_models):
         in_frame = rounds[first : first + num_models]
         reference.check_frame(in_frame, num_models)
         for groups in in_frame:
             reference.check_partition(groups, cohort_size, num_clients)
-        # Group j trains model ((j + t - 2) mod M) + 1: the opening round shows the groups.
+        # Group j trains model ((j + t - 2) mod M) + 1, so round 1 of a frame lists the groups.
         partition = [in_frame[0][j] for j in range(num_models)]
         for u, groups in enumerate(in_frame):
             expected = reference.mfa_rr_groups(partition, first + 1 + u)
@@ -137,7 +139,7 @@ def test_fedcluster_draws_its_clusters():
 
 
 def test_mfa_rand_draws_a_new_partition_every_round():
-    """20 partitions of 24 clients, all different; two clients meet again as often as by chance."""
+    """All partitions differ, and two clients meet again as often as by chance."""
     rounds = roll_out(mfa_rand(24, 4), jax.random.key(0), 2000)
     assert len({tuple(map(tuple, np.sort(groups, axis=1))) for groups in rounds}) == 2000
     together = (rounds == 0).any(axis=2) & (rounds == 1).any(axis=2)  # in one group, by model
@@ -190,10 +192,10 @@ def test_full_participation_and_sequential():
     ids=lambda a: f"{a.init.__qualname__.split('.')[0]} N={a.num_clients} M={a.num_models}",
 )
 def test_marginals_are_uniform(assignment):
-    """In the first round of a frame and in a later one, over 20,000 seeds.
+    """Counts over 20,000 seeds, in the first round of a frame and in a later one.
 
     Every client trains every model equally often, and every model has every group size equally
-    often: sizes reach models in random order. Within 4 standard errors, corrected for the cells.
+    often, within 4 standard errors corrected for the number of cells.
     """
     num_seeds, (N, M) = 20_000, assignment[:2]
     keys = jax.random.split(jax.random.key(11), num_seeds)
@@ -238,13 +240,13 @@ def test_wrong_sizes_are_refused(build, message):
         build()
 
 
-CLIENTS = np.arange(4, dtype=np.int32)  # refused before anything is computed
+CLIENTS = np.arange(4, dtype=np.int32)  # NumPy, because nothing is computed
 EVENS = np.zeros(4, np.int32)  # a state
 COHORT = Cohort.of_rows(CLIENTS.reshape(2, 2))
 
 
 def evens_first(found, observe=None):
-    """An assignment of 4 clients and 2 models whose `assign` returns what is given."""
+    """An assignment of 4 clients and 2 models whose `assign` returns `found`."""
 
     def assign(rng_key, round, state, look):
         return found
@@ -253,7 +255,7 @@ def evens_first(found, observe=None):
 
 
 def simulated(assignment):
-    """Nothing is computed: refusals come while a round is traced."""
+    """Traces a run without computing it, which is enough for refusals."""
     task, algorithm = quadratic(4, 1, mu=1.0), fedavg(0.1, local_steps=1)
     return jax.eval_shape(
         lambda key: simulate(key, task, algorithm, assignment, 1), jax.random.key(0)
@@ -323,20 +325,20 @@ def simulated(assignment):
     ],
 )
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "appealing"])
-def test_a_refusal_of_what_assign_returns_names_the_assignment(found, kind, message, wrapped):
+def test_wrong_results_of_assign_are_refused_by_name(found, kind, message, wrapped):
     assignment = evens_first(found)
     with pytest.raises(kind, match=f"the assignment evens_first .*{message}") as refusal:
         simulated(appealing(assignment, cohort_size=1) if wrapped else assignment)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_refusal_of_what_observe_returns_names_the_assignment():
+def test_wrong_results_of_observe_are_refused_by_name():
     assignment = evens_first((COHORT, EVENS), lambda *args: EVENS[:1])
     with pytest.raises(ValueError, match=r"evens_first returns from observe int32\[1\] in its sta"):
         simulated(assignment)
 
 
-def test_assign_may_tell_observe_more_than_the_state_and_states_may_be_numbers():
+def test_assign_may_pass_extra_state_to_observe_and_states_may_be_numbers():
     simulated(evens_first((COHORT, (EVENS, 1)), lambda *args: EVENS))
     alone = evens_first((COHORT, jnp.float32(0.5)))
     simulated(alone._replace(init=lambda rng_key: 0))
@@ -355,7 +357,7 @@ def copy_out(rng_key, round, state, look):
 
 
 @pytest.mark.parametrize("assign", [ask, count_to, copy_out])
-def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none(assign):
+def test_concretization_errors_explain_traced_values(assign):
     with pytest.raises(TypeError) as refusal:
         simulated(evens_first(None)._replace(assign=assign))
     (note,) = [
@@ -366,7 +368,7 @@ def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none(assign):
 
 
 @pytest.mark.parametrize("part", ["init", "assign", "observe", "metrics"])
-def test_parts_that_are_no_functions_are_refused(part):
+def test_parts_that_are_not_functions_are_refused(part):
     wrong = full_participation(4)._replace(**{part: 3})
     with pytest.raises(TypeError, match=f"the assignment's {part} is 3; give a function"):
         simulated(wrong)
@@ -376,7 +378,7 @@ TWO_MODELS = fedavg(0.1, local_steps=1)
 
 
 def broken(**functions):
-    """FedAvg with functions that return something else."""
+    """FedAvg with changed results of some of its functions."""
 
     def usual(name):
         return lambda *args: functions[name](getattr(TWO_MODELS, name)(*args))
@@ -401,14 +403,14 @@ def broken(**functions):
         ({"server": lambda two: (two[0], 1)}, ValueError, "from server a state of another struct"),
     ],
 )
-def test_a_refusal_of_what_an_algorithm_returns_names_it_and_the_function(functions, kind, message):
+def test_wrong_results_of_an_algorithm_are_refused_by_name(functions, kind, message):
     task = quadratic(6, 4, mu=0.1)
     with pytest.raises(kind, match=f"the algorithm .*{message}") as refusal:
         jax.eval_shape(lambda: simulate(0, task, broken(**functions), mfa_rand(6, 2), 1))
     assert "\n" not in str(refusal.value)
 
 
-def test_a_contribution_may_have_numbers_of_python():
+def test_a_contribution_may_have_python_numbers():
     def count(two):
         return two[0]._replace(weight=1, num_gradients=3), two[1]
 

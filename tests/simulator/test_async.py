@@ -10,22 +10,26 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import advance, fedavg, join_traces, keys, local_sgd, params_of, simulate, sweep
+from fedjax_mm import fedavg, keys, local_sgd, params_of, simulate
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.batches import relative_variance
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Cohort
-from fedjax_mm.sweeps import Grid, Setup
-from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
-from tests.helpers import Towards, replay, slow_unless
+from tests.helpers import replay, slow_unless
 from tests.oracles import asynchronous as oracle
 from tests.oracles import multi_model as reference
 from tests.simulator.test_oracle import regression, row_numbers
 
 KEY = jax.random.key(5)
+
+
 one_by_one = functools.partial(fedast, arrivals_per_round=1)
+
+
 N, NUM_STEPS, RATE, SERVER_RATE = 7, 3, 0.02, 0.8
+
+
 CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stacked
     "one model": ((7,), 3, False, 80, True),
     "fully asynchronous": ((5, 4), 5, False, 80, True),
@@ -33,6 +37,8 @@ CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stack
     "reallocated": ((6, 6, 6), 2, True, 200, True),
     "different structures, reallocated": ((25, 3), 3, True, 200, False),
 }
+
+
 QUICK, TOGETHER = {"unequal"}, {"different structures, reallocated"}  # the rest is slow
 
 
@@ -53,7 +59,7 @@ def drawn_rows(store, client, how):
 
 
 def falling(t):
-    """Rates of the rounds: that of a job is the step that its model makes next."""
+    """The rate of a job, by the number of its model's next step."""
     return 0.2 / (1 + t)
 
 
@@ -65,7 +71,7 @@ def fed(server_rate=SERVER_RATE, rate=RATE, **local):
 
 @functools.cache
 def regressions(num_models, alike):
-    """Features and targets of each model's clients; alike in shape, so that models are stacked."""
+    """Features and targets of each model's clients, with equal shapes if `alike`."""
     data = [regression(N, seed=m) for m in range(num_models)]
     if not alike:
         return data
@@ -74,12 +80,12 @@ def regressions(num_models, alike):
 
 
 def itself(params):
-    """A metric; one function for all tasks, which would differ in structure otherwise."""
+    """A metric. All tasks share it, because different functions would change their structure."""
     return params
 
 
 def models_of(trace, model, name):
-    """What a metric of a model is worth in every record after the first."""
+    """Values of one metric of a model in every record after the first."""
     return np.asarray(trace.metrics[name])[1:, model]
 
 
@@ -90,7 +96,7 @@ def start_of(name):
 
 @functools.cache
 def event_loop(name):
-    """The tasks, and every arrival by the loop."""
+    """The tasks, and all arrivals of the NumPy event loop."""
     at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
     dispatch, start = dispatch_of(name), start_of(name)
     data = regressions(len(at_work), alike)
@@ -134,7 +140,7 @@ def dispatch_of(name):
 
 
 def simulated(name, client_map, record_every):
-    """The state and the trace of minibatches of data that differ by model and client."""
+    """The state and the trace of a run with minibatches."""
     how = {"client_map": client_map, "record_every": record_every, "params": start_of(name)}
 
     @jax.jit
@@ -146,8 +152,8 @@ def simulated(name, client_map, record_every):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", [slow_unless(name in TOGETHER, name) for name in CASES])
-def test_arrivals_in_batches_are_the_event_loops(name):
-    """Many together: in the longest batches more updates than reallocation remembers."""
+def test_batched_arrivals_match_the_event_loop(name):
+    """The longest batches have more updates than reallocation remembers."""
     at_work, _, reallocate, num_arrivals, alike = CASES[name]
     every, (_, expected) = num_arrivals // 4, event_loop(name)
     state, together = simulated(name, 12, every)
@@ -168,8 +174,8 @@ def test_arrivals_in_batches_are_the_event_loops(name):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in CASES])
-def test_every_arrival_is_the_event_loops(name):
-    """Every update, step and version."""
+def test_every_arrival_matches_the_event_loop(name):
+    """Compares times, steps, models and staleness."""
     at_work, _, reallocate, *_ = CASES[name]
     (_, expected), (_, trace) = event_loop(name), simulated(name, "vmap", 1)
     times = [each.time for each in expected]
@@ -191,54 +197,20 @@ def test_every_arrival_is_the_event_loops(name):
     assert (len({tuple(each.targets) for each in expected}) > 1) == reallocate
 
 
-def test_delays_are_those_of_the_jobs_models():
-    """Jobs of 1 and of 3, one of each: a new one begins when the one before it ends."""
-    dispatch = one_by_one(
-        24, 2, at_work=1, ratio=1, delay=lambda key, m, k: 1.0 + 2 * m, reallocate=False
-    )
-    run = jax.jit(lambda: simulate(KEY, TASK, fed(), dispatch, 8)[1])
-    assert run().metrics["time"][1:, 0].tolist() == [1, 2, 3, 3, 4, 5, 6, 6]
-
-
 def test_a_relative_variance_is_about_the_mean():
-    """Of two updates, (1, 0) and (3, 4): their mean is (2, 2), and both are 5 from it, squared."""
+    """The mean of (1, 0) and (3, 4) is (2, 2), at a squared distance of 5 from both."""
     updates = {"one": jnp.array([1.0, 3.0]), "two": jnp.array([[0.0], [4.0]])}
     assert relative_variance(updates) == 5 / 8
 
 
-def test_jobs_are_drawn_of_all_clients():
+def test_jobs_are_drawn_from_all_clients():
     assert {*draws(TWO, 1000).client.tolist()} == {*range(24)}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Heavy(Towards):
-    """Client k weighs 2 + k."""
-
-    def weight(self, client):
-        return 2.0 + client
-
-
-def test_the_last_updates_are_kept_without_their_weights():
-    """Those of the first eight jobs, each half of the way from 0 to its client's target."""
-    task, same = Heavy(jnp.arange(5.0)), lambda key, m, k: 1.0 + 0 * k
-    dispatch = fedast(5, 1, at_work=8, ratio=1, delay=same)
-    how = {"params": {"w": jnp.zeros(3)}}
-    run = jax.jit(lambda: simulate(KEY, task, fedavg(0.5, local_steps=1), dispatch, 1, **how)[0])
-    kept = run().assignment.stores[0].recent["w"][0, :, 0]
-    np.testing.assert_allclose(np.sort(kept), np.sort(draws(dispatch, 8).client / 2), rtol=1e-6)
-
-
 TASK = quadratic(24, 2, mu=0.05)
+
+
 TWO = one_by_one(24, 2, at_work=(8, 4), ratio=2)
-
-
-def clock_of(state):
-    """What decides what happens next, without where it is stored."""
-    clock = state.assignment.clock
-    order = np.argsort(clock.jobs.number)
-    jobs = jax.tree.map(lambda x: x[order], clock.jobs._replace(place=clock.jobs.number))
-    return clock._replace(jobs=jobs, place=clock.steps)
 
 
 @functools.cache
@@ -252,82 +224,10 @@ def program(dispatch, num_arrivals, record_every, client_map="auto"):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize(("record_every", "client_map"), [(1, "scan"), slow_unless(False, 40, 3)])
-def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_twice(
-    record_every, client_map
-):
-    whole = jax.device_get(program(TWO, 120, 40)(KEY))
-    assert len({*whole[1].metrics["at_work"][:, 0]}) > 1  # R_m changes on the way
-    run = program(TWO, 120, record_every, client_map)
-    state, trace = jax.device_get(run(KEY))
-    chex.assert_trees_all_equal(clock_of(state), clock_of(whole[0]))
-    chex.assert_trees_all_close(params_of(state), params_of(whole[0]), rtol=1e-5, atol=1e-7)
-    for name in ("time", "steps", "at_work"):
-        records = trace.metrics[name][:: 40 // record_every]
-        np.testing.assert_array_equal(records, whole[1].metrics[name])
-    np.testing.assert_array_equal(trace.gradients.sum(0), whole[1].gradients.sum(0))
-    run(jax.random.key(6))
-    assert run._cache_size() == 1
-
-
-def test_a_run_that_is_continued_is_the_same_run():
-    whole, trace = program(TWO, 120, 40)(KEY)
-    state, first = program(TWO, 80, 40)(KEY)
-    go_on = jax.jit(
-        lambda state: advance(state, TASK, fed(1.0, rate=falling), TWO, 40, record_every=40)
-    )
-    state, later = go_on(state)
-    chex.assert_trees_all_equal(state, whole)
-    chex.assert_trees_all_equal(join_traces(first, later), trace)
-    assert trace.round.tolist() == [0, 40, 80, 120]
-
-
-@functools.cache
-def unequal_epochs(client_map, client_axis=None):
-    """A run in which clients take 1 to 4 steps, on one device or on two; R_m changes."""
-    rng, counts = np.random.default_rng(1), [3, 8, 5, 2, 7, 4, 6, 1]
-    data = [[rng.normal(size=(n, *more)) for n in counts] for more in ((2,), ())]
-    task = least_squares(*data, ridge=0.3)
-    algorithm = fedavg(local_sgd(RATE, epochs=1, batch_size=2), weighted=False)
-    dispatch = one_by_one(8, 2, at_work=(12, 6), ratio=2)
-    how = {"client_map": client_map, "client_axis": client_axis, "record_every": 60}
-    run = functools.partial(simulate, KEY, task, algorithm, dispatch, 120, **how)
-    if client_axis is None:
-        return jax.device_get(jax.jit(run)())
-    where = layout(1, jax.devices()[:2], axis="clients")
-    return jax.device_get(jax.jit(where.over(run, (), None))())
-
-
-@pytest.mark.parametrize(
-    ("client_map", "client_axis"),
-    [(3, "clients"), slow_unless(False, "scan", None), slow_unless(False, "vmap", None)],
-)
-def test_jobs_of_unequal_length_in_any_order_and_on_any_device_are_the_same_jobs(
-    client_map, client_axis
-):
-    state, trace = unequal_epochs(client_map, client_axis)
-    one, alone = unequal_epochs("auto")
-    assert len({*alone.metrics["at_work"][:, 0]}) > 1
-    chex.assert_trees_all_equal(clock_of(state), clock_of(one))
-    chex.assert_trees_all_close(trace, alone, rtol=1e-5, atol=1e-6)
-
-
-def test_seeds_side_by_side_are_seeds_one_by_one():
-    seeds = jax.random.split(KEY, 3)
-    together = jax.device_get(jax.jit(jax.vmap(program(TWO, 120, 40).__wrapped__))(seeds))
-    for i, seed in enumerate(seeds):
-        alone, beside = (
-            jax.device_get(program(TWO, 120, 40)(seed)),
-            jax.tree.map(lambda x, i=i: x[i], together),
-        )
-        chex.assert_trees_all_equal(clock_of(alone[0]), clock_of(beside[0]))
-        chex.assert_trees_all_close(alone[1], beside[1], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("shift", [slow_unless(False, 0.0), 2.0])
-def test_full_buffers_and_equal_delays_are_rounds(shift):
-    """All R_m jobs come home at the same moment, and the next begin after the step."""
-    at_work, num_rounds = (4, 6), 5  # the last batch of a moment is not of one
+def test_full_buffers_and_equal_delays_make_rounds(shift):
+    """All R_m jobs arrive at the same moment, and the next ones begin after the server's step."""
+    at_work, num_rounds = (4, 6), 5
     delay = shifted_exponential(24, 0.0, shift=shift, slow=0.0, fast=0.0)
     dispatch = one_by_one(24, 2, at_work=at_work, ratio=1, delay=delay, reallocate=False)
     num_jobs = sum(at_work)
@@ -335,7 +235,6 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     drawn = draws(dispatch, num_rounds * num_jobs).client.reshape(num_rounds, num_jobs)
     groups = np.full((num_rounds, 2, 6), -1)
     groups[:, 0, :4], groups[:, 1] = drawn[:, :4], drawn[:, 4:]
-    # The same number of clients in every group that is averaged: none is padded by -1 alone.
     rounds = on_clock(replay(groups, 24), delay)
     expected, records = jax.jit(
         lambda: simulate(KEY, TASK, fed(1.0, rate=falling), rounds, num_rounds)
@@ -348,120 +247,8 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     np.testing.assert_allclose(trace.metrics["time"][1:, 0], delays, rtol=1e-6)
 
 
-def means(values):
-    """The mean over seeds, and four standard errors."""
-    values = np.asarray(values, float)
-    return values.mean(0), 4 * values.std(0, ddof=1) / np.sqrt(len(values))
-
-
-@functools.cache
-def many(dispatch, num_arrivals, record_every, num_seeds=32):
-    """The metrics and the updates of many seeds, whose models do not matter."""
-    seeds = jax.random.split(jax.random.key(1), num_seeds)
-
-    def run(rng_key):
-        task, algorithm = quadratic(24, 1, mu=0.1), fed(1.0, rate=0.1, steps=1)
-        how = {"record_every": record_every, "client_map": "vmap"}
-        trace = simulate(rng_key, task, algorithm, dispatch, num_arrivals, **how)[1]
-        kept = {name: trace.metrics[name] for name in ("time", "staleness", "steps")}
-        return kept, trace.client_updates
-
-    return jax.device_get(jax.jit(jax.vmap(run))(seeds))
-
-
-def test_arrivals_come_at_the_rates_of_the_jobs_at_work():
-    """R_m over the mean delay, which is 1.5 times the mean of the exponential part."""
-    at_work, mean_delays = np.array([8, 6, 4]), 1.5 * np.array([1.0, 3.0, 0.5])
-    delay = shifted_exponential(24, mean_delays / 1.5)
-    dispatch = one_by_one(24, 3, at_work=at_work, ratio=4, delay=delay, reallocate=False)
-    metrics, updates = many(dispatch, 1200, 600)
-    rates = at_work / mean_delays
-    duration, error = means(metrics["time"][:, 2, 0] - metrics["time"][:, 1, 0])
-    assert abs(duration - 600 / rates.sum()) < error
-    shares, errors = means(updates[:, 2] / 600)
-    assert (np.abs(shares - rates / rates.sum()) < errors).all()
-    steps, errors = means((metrics["steps"][:, 2] - metrics["steps"][:, 1]) / updates[:, 2])
-    assert (np.abs(steps - 1 / np.ceil(at_work / 4)) < errors + 1 / 100).all()
-
-
-def arrivals_during_a_job(draw, num_others, size=20_000):
-    """How many other jobs come home during one, each of them followed by a new one at once."""
-    own = draw(size)
-    counts, largest = np.zeros(size, int), draw(10 * size)
-    for _ in range(num_others):
-        # What is left of the job that is at work: a moment falls into long ones more often.
-        met = RNG.choice(largest, size, p=largest / largest.sum())
-        time = met * RNG.random(size)
-        while (time < own).any():
-            counts += time < own
-            time = time + draw(size)
-    return counts
-
-
-RNG = np.random.default_rng(0)
-FACTORS = np.repeat([1.3, 1.0, 0.7], [6, 12, 6])
-LAWS = {
-    "exponential": (
-        {"shift": 0.0, "slow": 0.0, "fast": 0.0},
-        lambda size: RNG.exponential(size=size),
-    ),
-    "shifted": ({}, lambda size: RNG.choice(FACTORS, size) * (0.5 + RNG.exponential(size=size))),
-}
-
-
-@pytest.mark.parametrize("law", [slow_unless(law == "shifted", law) for law in LAWS])
-def test_staleness_follows_the_law_of_the_delays(law):
-    """One model with buffers of one update: a step for each job that comes home meanwhile."""
-    options, draw = LAWS[law]
-    num_jobs, num_arrivals = 6, 400
-    delay = shifted_exponential(24, **options)
-    dispatch = one_by_one(24, 1, at_work=num_jobs, ratio=num_jobs, delay=delay, reallocate=False)
-    staleness = many(dispatch, num_arrivals, 1)[0]["staleness"][:, 101:, 0]
-    average, error = means(staleness.mean(1))
-    assert abs(average - (num_jobs - 1)) < error + 0.02  # jobs still at work are the stale ones
-    expected = arrivals_during_a_job(draw, num_jobs - 1)
-    for value in range(12):
-        share, error = means((staleness == value).mean(1))
-        other = (expected == value).mean()
-        assert abs(share - other) < error + 4 * np.sqrt(other / len(expected)), value
-        if law == "exponential":  # anyone of them is the next with equal probability
-            geometric = (1 - 1 / num_jobs) ** value / num_jobs
-            assert abs(share - geometric) < error, value
-
-
-def test_a_round_lasts_as_long_as_its_slowest_client():
-    """In a sweep too; groups have padding, and one round has nobody."""
-    groups = np.array([[[3, -1], [5, 8]], [[-1, 2], [9, 9]], [[-1, -1], [-1, -1]]])
-    delay = shifted_exponential(24, np.array([1.0, 3.0]))
-    rounds = on_clock(replay(groups, 24), delay)
-
-    def longest(t):
-        each = keys.model_keys(
-            keys.delays_key(keys.assignment_key(keys.round_key(KEY, t))), jnp.arange(2)
-        )
-        return max(
-            (
-                delay(keys.client_key(each[m], jnp.int32(k)), jnp.int32(m), jnp.int32(k))
-                for m in range(2)
-                for k in groups[t - 1, m]
-                if k >= 0
-            ),
-            default=0.0,
-        )
-
-    time = jax.jit(lambda: simulate(KEY, TASK, fed(), rounds, 3)[1].metrics["time"])()
-    expected = np.cumsum([0.0, *(longest(t) for t in (1, 2, 3))])
-    np.testing.assert_allclose(time, np.stack([expected] * 2, 1), rtol=1e-6)
-    result = sweep(
-        Grid(lambda rate: Setup(TASK, fed(rate=rate), rounds), {"rate": [0.1, 0.2]}, num_rounds=3)
-    )
-    assert result["time"].dims == ("rate", "seed", "round", "model")
-    assert (np.diff(result["time"].values, axis=2)[:, :, :2] > 0).all()
-    assert (result["time"].isel(rate=0) == result["time"].isel(rate=1)).all()
-
-
 def test_padding_of_a_list_takes_no_time():
-    """A place is padding without a client, and without a model."""
+    """A slot is padding if its client or its model is -1."""
     listed = Cohort(jnp.array([3, -1]), jnp.array([-1, 1]))
     waiting = Assignment(24, 2, lambda rng_key: (), lambda rng_key, t, state, look: (listed, state))
     delay = shifted_exponential(24, 0.0, shift=1.0)
@@ -470,57 +257,7 @@ def test_padding_of_a_list_takes_no_time():
     assert state.time == 0
 
 
-def test_the_clock_passes_on_what_an_assignment_observes_and_records():
-    def observe(round, cohort, reports, state):
-        told = jnp.where(cohort.clients >= 0, 1 + reports["loss"], 0)
-        return state + told.reshape(2, 2).sum(1)
-
-    counting = Assignment(
-        24,
-        2,
-        lambda rng_key: jnp.zeros(2),
-        lambda rng_key, t, state, look: (Cohort.of_rows(jnp.array([[1, 2], [3, -1]])), state),
-        observe,
-        lambda state: {"seen": state},
-    )
-    delay = shifted_exponential(24, 0.0, shift=1.0, slow=0.0, fast=0.0)
-    alone = simulate(KEY, TASK, fed(), counting, 3)[1].metrics
-    timed = simulate(KEY, TASK, fed(), on_clock(counting, delay), 3)[1].metrics
-    assert timed["time"][:, 1].tolist() == [0, 1, 2, 3]
-    assert (np.diff(alone["seen"], axis=0) != 0).all()
-    np.testing.assert_array_equal(timed["seen"], alone["seen"])
-
-
-@pytest.mark.parametrize("delay", [jnp.nan, jnp.inf])
-def test_a_job_that_never_ends_stays_out_and_nothing_waits_for_it(delay):
-    def draw(rng_key, model, client):
-        return jnp.where(client == 0, delay, 1.0 + client % 3)
-
-    dispatch = one_by_one(24, 2, at_work=12, ratio=3, delay=draw, reallocate=False)
-    state, trace = simulate(KEY, TASK, fed(), dispatch, 60, record_every=60)
-    jobs = state.assignment.clock.jobs
-    assert np.isfinite(trace.metrics["time"][-1]).all()
-    assert set(np.asarray(jobs.client)[~np.isfinite(jobs.finish)]) <= {0}
-    assert not np.isnan(jobs.finish).any()  # which has no place in an order
-    # Equal ends are told apart by the order in which jobs are stored: that of their beginnings.
-    assert (np.diff(jobs.number) > 0).all()
-
-
-def test_jobs_that_never_end_come_home_if_there_are_no_others():
-    """Then in the order in which they began, however arrivals are cut."""
-
-    def run(record_every):
-        never = one_by_one(
-            24, 2, at_work=6, ratio=3, delay=lambda key, m, k: jnp.inf + 0 * k, reallocate=False
-        )
-        return simulate(KEY, TASK, fed(), never, 12, record_every=record_every)[0]
-
-    one, many = run(1), run(12)
-    chex.assert_trees_all_equal(clock_of(one), clock_of(many))
-    assert one.assignment.clock.jobs.number.tolist() == list(range(12, 24))
-
-
-def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
+def test_concretization_errors_explain_traced_values():
     task = with_metrics(TASK, {"large": lambda params: 1.0 if params[0] > 1 else 0.0})
     with pytest.raises(TypeError) as refusal:
         jax.eval_shape(lambda key: simulate(key, task, fed(), TWO, 2), KEY)
@@ -528,7 +265,7 @@ def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
     assert note.startswith("the record of a round is compiled once and then serves all rounds")
 
 
-def test_a_metric_of_a_task_has_a_name_of_its_own():
+def test_a_metric_with_a_reserved_name_is_refused():
     task = with_metrics(TASK, {"staleness": lambda params: params[0]})
     with pytest.raises(ValueError, match="'staleness', like one that all runs record; rename it"):
         simulate(KEY, task, fed(), TWO, 2)

@@ -1,4 +1,4 @@
-"""Random orders: permutations always, uniform by statistics at 4 standard errors."""
+"""Random orders are permutations, and uniform within 4 standard errors."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from fedjax_mm.shuffles import RANK_LIMIT, drawn, fold_words, hash_words, permut
 from tests.compiling import optimised
 from tests.helpers import slow_unless
 
-# Both ways of drawing, on both sides of their border; 1000 = 32 * 32 - 24 needs walking.
+# Both algorithms, with sizes around their border. 1000 = 32 * 32 - 24 needs cycle walking.
 SIZES = [1, 2, 3, 24, RANK_LIMIT, RANK_LIMIT + 1, 1000]
 
 
@@ -36,7 +36,7 @@ def test_a_shorter_draw_is_a_prefix(size):
 
 
 @pytest.mark.parametrize("size", [24, 1000])
-def test_draws_do_not_depend_on_precision_or_company(size):
+def test_draws_do_not_depend_on_precision_or_vmap(size):
     keys = jax.random.split(jax.random.key(0), 5)
     alone = one_permutation(keys[2], size)
     together = np.asarray(jax.jit(jax.vmap(lambda key: permutation(key, size)))(keys))
@@ -48,14 +48,14 @@ def test_draws_do_not_depend_on_precision_or_company(size):
 def samples(size, length, count, seed=0):
     keys = jax.random.split(jax.random.key(seed), count)
     draw = jax.jit(jax.vmap(lambda key: permutation(key, size, length)))
-    with optimised():  # here computing takes longer than compiling
+    with optimised():  # computes longer than it compiles
         return np.asarray(draw(keys))
 
 
 def largest_z(counts, trials, probability):
-    """The largest deviation in standard errors, and the bound for that many cells.
+    """Largest deviation in standard errors, and a bound for this number of cells.
 
-    4 standard errors for one cell; a Bonferroni correction keeps the same error for many.
+    The bound is 4 standard errors for one cell, with a Bonferroni correction for more.
     """
     z = np.abs(counts - trials * probability) / np.sqrt(trials * probability * (1 - probability))
     cells = np.size(counts)
@@ -63,7 +63,7 @@ def largest_z(counts, trials, probability):
 
 
 @pytest.mark.parametrize("size", [5, slow_unless(False, 24), RANK_LIMIT + 1, 1000])
-def test_every_value_is_as_likely_at_every_place(size):
+def test_values_are_uniform_at_every_position(size):
     values = samples(size, 3, 60_000)
     for place in range(3):
         counts = np.bincount(values[:, place], minlength=size)
@@ -72,7 +72,7 @@ def test_every_value_is_as_likely_at_every_place(size):
 
 
 @pytest.mark.parametrize("size", [5, slow_unless(False, 24), RANK_LIMIT + 1])
-def test_every_pair_is_as_likely(size):
+def test_pairs_are_uniform(size):
     values = samples(size, 2, 200_000, seed=1).astype(np.int64)
     counts = np.bincount(values[:, 0] * size + values[:, 1], minlength=size * size)
     counts = counts.reshape(size, size)[~np.eye(size, dtype=bool)]
@@ -82,7 +82,7 @@ def test_every_pair_is_as_likely(size):
 
 @pytest.mark.parametrize("size", [RANK_LIMIT + 1, 1000])
 def test_neighbours_do_not_stay_together(size):
-    """Differences of consecutive places are uniform; a weak cipher would prefer some."""
+    """Differences of neighbours are uniform, while a weak cipher would prefer some."""
     values = samples(size, 2, 200_000, seed=2).astype(np.int64)
     differences = (values[:, 1] - values[:, 0]) % size
     counts = np.bincount(differences, minlength=size)[1:]
@@ -91,8 +91,8 @@ def test_neighbours_do_not_stay_together(size):
 
 
 @pytest.mark.parametrize("size", [24, RANK_LIMIT + 1, slow_unless(False, 1000)])
-def test_cohorts_overlap_as_hypergeometric(size):
-    """How many of the first half of the values fall into the first half of the places."""
+def test_overlaps_of_cohorts_are_hypergeometric(size):
+    """Counts the values below the middle in the first half of the positions."""
     half = size // 2
     inside = (samples(size, half, 20_000, seed=3) < half).sum(axis=1)
     p = half / size
@@ -110,8 +110,8 @@ def test_fixed_points_and_cycles():
     assert abs(fixed.var() - 1) < 4 * np.sqrt(3 / len(fixed))  # Var of the sample variance: (4-1)/n
 
 
-def test_a_large_cohort_costs_only_itself():
-    """Ten of a billion clients: no array of a billion is made."""
+def test_no_array_is_as_large_as_the_population():
+    """An array of a billion numbers would exhaust the memory."""
     values = one_permutation(jax.random.key(0), 10**9, 10)
     assert values.dtype == jnp.int32
     assert len(set(values.tolist())) == 10
@@ -119,7 +119,7 @@ def test_a_large_cohort_costs_only_itself():
     assert max(values.tolist()) < 10**9
 
 
-# The draws whose size may be traced.
+# Draws with a traced size
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -139,7 +139,7 @@ def drawn_by_seed(seed, size):
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 300))
-def test_a_traced_size_gives_a_permutation_and_fills_with_what_there_is(seed, size):
+def test_a_traced_size_gives_a_permutation_padded_with_valid_values(seed, size):
     values = np.asarray(shuffled_by_seed(np.uint32(seed), size))
     assert sorted(values[:size].tolist()) == list(range(size))
     assert values.min() >= 0
@@ -153,8 +153,8 @@ def test_a_traced_size_gives_a_permutation_and_fills_with_what_there_is(seed, si
         *(slow_unless(False, *each) for each in ((6, 100), (7, 60))),
     ],
 )
-def test_small_sizes_give_every_order_as_often(size, per_order):
-    """Chi-square over all size! orders, within 4 standard deviations of its law."""
+def test_orders_of_small_sizes_are_uniform(size, per_order):
+    """Chi-square over all size! orders is within 4 standard deviations of its mean."""
     orders = math.factorial(size)
     draw = jax.jit(jax.vmap(lambda w, n: shuffled(w, jnp.arange(size), n), (0, None)))
     values = np.asarray(draw(words_of(size, orders * per_order), size)).astype(np.int64)
@@ -168,7 +168,7 @@ def test_small_sizes_give_every_order_as_often(size, per_order):
     "size", [1, 2, 7, 2**31 - 1, *(slow_unless(False, n) for n in (3, 100, 65_537))]
 )
 def test_traced_draws_are_uniform(size):
-    """In at most 100 equal cells; counters as good as keys."""
+    """Counts in at most 100 cells, with counters instead of keys."""
     values = np.asarray(jax.jit(drawn)(words_of(1, 1)[0], jnp.arange(100_000), size))
     assert values.dtype == np.int32
     assert values.min() >= 0
@@ -185,12 +185,12 @@ def test_traced_draws_are_uniform(size):
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 2**31 - 1))
 def test_draws_are_words_scaled_exactly(seed, size):
-    """The upper half of the 64-bit product of the word with the size, found with size 2^31 - 1."""
+    """A draw is floor(word * size / 2^32). The draw of size 2^31 - 1 gives bounds on the word."""
     small, large = (
         np.asarray(drawn_by_seed(np.uint32(seed), most)).astype(object)
         for most in (size, 2**31 - 1)
     )
-    for a, b in zip(small, large, strict=True):  # floor(word size / 2^32) from floor(word / 2 ...)
+    for a, b in zip(small, large, strict=True):  # bounds on the word
         low, high = b * 2**32 // (2**31 - 1), (b + 1) * 2**32 // (2**31 - 1) + 1
         assert low * size >> 32 <= a <= high * size >> 32
 
@@ -220,7 +220,7 @@ def both(words, size):
 
 
 @pytest.mark.parametrize("size", [slow_unless(False, 5), 1000])
-def test_traced_draws_do_not_depend_on_precision_or_company(size):
+def test_traced_draws_do_not_depend_on_precision_or_vmap(size):
     words, sizes = words_of(3, 4), np.array([3, size, 77, 1])
     together = jax.device_get(jax.jit(jax.vmap(both))(words, sizes))
     second = jax.tree.map(lambda x: np.asarray(x)[1], words)
@@ -232,8 +232,8 @@ def test_traced_draws_do_not_depend_on_precision_or_company(size):
         np.testing.assert_array_equal(c, b)
 
 
-def test_every_draw_has_a_key_of_its_own():
-    """Those of the start, of rounds, models, clients and steps, and of jobs."""
+def test_all_draws_have_different_keys():
+    """Covers the start, rounds, models, clients, steps and jobs."""
     seed, models, few = jax.random.key(3), range(3), jnp.arange(3)
     found = [*keys.start_keys(seed, models), keys.assignment_key(keys.round_key(seed, 0))]
     found += map(keys.preparation_key, keys.start_keys(seed, models))
@@ -251,3 +251,8 @@ def test_every_draw_has_a_key_of_its_own():
         found += [keys.draw_key(job), keys.delay_key(job), keys.training_key(job)]
     numbers = np.asarray(jax.random.key_data(jnp.stack(found)))
     assert len(np.unique(numbers, axis=0)) == len(found)
+
+
+def test_keys_depend_on_the_root_seed_and_on_the_number():
+    words = [jax.random.key_data(keys.seed_keys(seed, [0, 1])) for seed in (0, 1)]
+    assert len(np.unique(np.concatenate(words), axis=0)) == 4

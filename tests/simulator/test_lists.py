@@ -1,4 +1,4 @@
-"""Cohorts whose models are traced, and numbers of models that are."""
+"""Cohorts with traced models, and traced numbers of models."""
 
 import dataclasses
 import functools
@@ -8,16 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import xarray as xr
 
 from fedjax_mm import (
     Experiment,
-    bandit,
     fedavg,
     local_sgd,
     mfa_rand,
     mfa_rr,
-    run,
     scaffold,
     simulate,
 )
@@ -25,18 +22,11 @@ from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Cohort, Look, Padded
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.experiments.grid import grid_of
-from fedjax_mm.sweeps import Grid, Setup
-from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.program import OneOf
 from fedjax_mm.sweeps.structures import programs_of
-from fedjax_mm.sweeps.sweep import sweep
-from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks import quadratic, requiring
+from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import (
-    Measured,
-    Towards,
     labelled_data,
     remembering,
     roll_out,
@@ -48,55 +38,7 @@ from tests.helpers import (
 N, M, T = 7, 3, 6
 
 
-@pytest.mark.parametrize("strategy", [mfa_rand, mfa_rr])
-@pytest.mark.parametrize(
-    ("sizes", "room", "cohort"),
-    [(range(1, 9), 8, 13), (range(1, 9), 8, 24), ([129, 140, 150], 150, 300)],
-    ids=str,
-)
-def test_a_traced_number_of_models_draws_the_groups_of_the_number(strategy, sizes, room, cohort):
-    """One program for all numbers; 13 clients are no equal groups of any, 24 are of some."""
-    num_clients, key = (24 if room == 8 else 310), jax.random.key(3)
-
-    @jax.jit
-    @jax.vmap
-    def draw(number):
-        padded = strategy(num_clients, Padded(room, number), cohort_size=cohort)
-        return rounds_of(padded, key, 9)
-
-    for number, actual in zip(sizes, draw(jnp.array(sizes)), strict=True):
-        expected = roll_out(strategy(num_clients, number, cohort_size=cohort), key, 9)
-        for rows, right in zip(np.asarray(actual), expected, strict=True):
-            assert [set(row) - {-1} for row in rows[:number]] == [set(row) - {-1} for row in right]
-            assert (rows[number:] == -1).all()
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Drawing(Towards):
-    """A metric that draws, as one after fine-tuning does."""
-
-    def metrics(self, rng_key, params):
-        return {"draw": jax.random.uniform(rng_key)}
-
-
-def test_draws_of_metrics_do_not_depend_on_the_number_of_models():
-    """Neither on the room for models nor on how many train beside these."""
-    task, algorithm = Drawing(jnp.arange(6.0)), fedavg(0.1, local_steps=1)
-
-    @jax.jit
-    def draws():
-        numbers = 3, Padded(5, 3), 2
-        runs = [simulate(0, task, algorithm, mfa_rr(6, number), 2)[1] for number in numbers]
-        return [trace.metrics["draw"] for trace in runs]
-
-    three, padded, two = draws()
-    np.testing.assert_array_equal(padded[:, :3], three)
-    np.testing.assert_array_equal(two, three[:, :2])
-    assert len(np.unique(padded)) == padded.size
-
-
-def test_a_number_of_models_beyond_the_room_is_refused():
+def test_a_number_of_models_above_the_static_bound_is_refused():
     with pytest.raises(
         ValueError, match="num_models is 9; it must lie between 1 and the padded size = 8"
     ):
@@ -106,7 +48,7 @@ def test_a_number_of_models_beyond_the_room_is_refused():
 
 
 def listed(assignment):
-    """The assignment, of whose cohorts only the run knows the models."""
+    """The same assignment, with traced models."""
 
     def assign(rng_key, round, state, look):
         cohort, state = assignment.assign(rng_key, round, state, look)
@@ -117,7 +59,7 @@ def listed(assignment):
 
 @functools.cache
 def mixed():
-    """A perceptron, a regression of other classes and the perceptron again."""
+    """An MLP, a logistic regression with other classes, and the MLP again."""
     data, other = labelled_data(N), labelled_data(N, num_classes=2, seed=1)
     module = MLP(3, hidden=(4,))
     second = classification(other, LogisticRegression(2))
@@ -131,10 +73,10 @@ def mixed():
         for each in itertools.product(("scaffold", "epochs"), ("vmap", "scan", 2))
     ],
 )
-def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
-    """States, reports, counts and sums; clients of unequal lengths are computed longest first.
+def test_a_list_trains_like_its_rows(algorithm, client_map, x64):
+    """Compares states, reports, counts and sums. The longest clients are computed first.
 
-    Models that differ have data of their own, or different networks: a list is computed as rows.
+    If models have different data or networks, a list is computed as rows.
     """
     how = {
         "scaffold": scaffold(local_sgd(0.2, steps=2, batch_size=2)),
@@ -144,7 +86,7 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
 
     @jax.jit
     def both(rng_key, tasks):
-        # Chunks of several clients make a list of rows, too: one by one these stay rows.
+        # Chunks of several clients turn rows into a list, too, but "scan" keeps the rows.
         maps = "scan" if client_map == 2 else client_map, client_map
         return [
             simulate(rng_key, tasks, how, assignment, T, client_map=how_many)
@@ -161,8 +103,8 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_slots_are_rows_and_slots_again(is_known):
-    """Padding has no place, or one of its own where models are known."""
+def test_slots_survive_the_conversion_to_rows(is_known):
+    """Padding has a place only if the models are static."""
     clients, models = jnp.array([4, -1, 2]), np.array([1, 0, 1])
     models = models if is_known else jnp.asarray(models)
     places = places_of(clients, models, 2, None if is_known else 2)
@@ -173,8 +115,8 @@ def test_slots_are_rows_and_slots_again(is_known):
     assert by_slots(rows[0], places, 3).tolist() == [4, -1 if is_known else 0, 2]
 
 
-def test_known_models_survive_a_branch_a_loop_and_a_state():
-    """They are structure: in all of these an array would be traced."""
+def test_static_models_survive_cond_scan_and_vmap():
+    """They are part of the tree structure. As arrays they would be traced."""
     cohort = Cohort.of_rows(jnp.array([[4, -1], [0, 2]]), jnp.ones((2, 2)))
     seen = []
 
@@ -201,8 +143,8 @@ def test_known_models_survive_a_branch_a_loop_and_a_state():
     np.testing.assert_array_equal(last.clients[1], cohort.clients)
 
 
-def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
-    appeals = jnp.arange(M)[:, None] == jnp.arange(N) % M  # one model to each client
+def test_clients_of_a_list_opt_out_of_models_without_appeal():
+    appeals = jnp.arange(M)[:, None] == jnp.arange(N) % M  # one model for each client
     look = Look(losses=None, appeals=lambda: appeals)
     one_each = mfa_rand(N, Padded(M, jnp.int32(2)))
     strategy = appealing(one_each, cohort_size=N, from_round=1)
@@ -221,22 +163,15 @@ def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
         assert {(c, m) for m in range(M) for c in rows[m] if c >= 0} == expected
 
 
-def test_no_model_is_padding_too():
-    """A model of -1 is padding, even in a slot with a client."""
+def test_a_slot_without_a_model_is_padding():
+    """The model is then -1, even if the slot has a client."""
     cohort = Cohort(jnp.arange(4), jnp.array([0, 0, 1, -1]))
     assert jax.jit(lambda: cohort.sizes(2))().tolist() == [2, 1]
     assert rows_of(cohort, 2).tolist() == [[0, 1, -1, -1], [2, -1, -1, -1]]
 
 
-def test_bandits_hear_of_clients_that_stay():
-    task = requiring(Measured(jnp.arange(6.0)), jnp.full(6, 99.0))
-    strategy = appealing(bandit(6, 2, cohort_size=2), cohort_size=6, from_round=1)
-    run = jax.jit(lambda key: simulate(key, task, fedavg(0.1, local_steps=1), strategy, 4)[1])
-    assert run(jax.random.key(0)).client_updates.sum(0).tolist() == [8, 8]
-
-
 @pytest.mark.parametrize("models", [[0, 1, 1], jnp.zeros(3)], ids=["a list", "floats"])
-def test_models_of_a_list_are_an_array_of_whole_numbers(models):
+def test_models_of_a_list_must_be_an_integer_array(models):
     assignment = mfa_rand(N, M)._replace(assign=lambda *args: (Cohort(jnp.arange(3), models), ()))
     with pytest.raises(TypeError, match=r"returns as models .*numbers, int32\[slots\]"):
         simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
@@ -250,39 +185,6 @@ def test_a_list_without_a_model_for_each_client_is_refused(change):
     assignment = mfa_rand(N, M)._replace(assign=lambda *args: (Cohort(**given), ()))
     with pytest.raises(ValueError, match="give a client and a model for each slot"):
         simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
-
-
-def test_models_that_are_not_there_are_not_in_a_sweep():
-    """M is a number of one program; a target asks nothing of the models from M on.
-
-    Nor do they diverge, as the first model does at the largest rate.
-    """
-    task = quadratic(12, 2, mu=0.05)
-
-    def build(num_models, learning_rate):
-        used = num_models.number if isinstance(num_models, OneOf) else None
-        padded = num_models if used is None else Padded(max(num_models.values), used)
-        algorithm = fedavg(learning_rate, local_steps=3)
-        return Setup(task, algorithm, mfa_rr(12, padded), num_models=used)
-
-    axes = {"num_models": [1, 3, 4], "learning_rate": [0.1, 0.3, 1e6]}
-    target = Until("distance", at_most=0.7 * float(jnp.linalg.norm(task.minimizer)))
-    how = {"num_rounds": 20, "num_seeds": 2, "until": target}
-    apart, params_apart = sweep(Grid(build, axes, **how), keep="params")
-    one, params = sweep(
-        Grid(build, axes, together={"num_models": lambda _: 0}, **how), keep="params"
-    )
-    xr.testing.assert_allclose(one, apart, rtol=1e-5)
-    xr.testing.assert_equal(one.diverged, apart.diverged)
-    for each, other in zip(params, params_apart, strict=True):
-        np.testing.assert_allclose(each, other, rtol=1e-5)
-    ended = one.ended.sel(learning_rate=[0.1, 0.3])
-    assert ended.max() > ended.min() > 0
-    assert (one.diverged > 0).any()
-    assert np.isnan(one.distance.sel(num_models=3).values).any()
-
-
-# Axes of files
 
 
 def experiment(**changes):
@@ -305,23 +207,8 @@ def experiment(**changes):
     return Experiment.model_validate(settings | changes)
 
 
-BOTH = ["num_models", "local_steps"]
-
-
-def test_axes_of_models_and_steps_share_a_program():
-    """Also where two devices share each list."""
-    axes = {"num_models": [1, 3], "local_steps": [3]}
-    joined = experiment(together=BOTH, axes=axes)
-    assert len(programs_of(grid_of(joined))) == 2  # one for each algorithm
-    together = [run(joined, Execution(split=split)) for split in (None, "clients")]
-    assert len(programs_of(grid_of(experiment(together=[])))) == 8
-    apart = run(experiment(together=[], axes=axes))
-    for each in together:
-        xr.testing.assert_allclose(each, apart, rtol=1e-5, atol=1e-7)
-
-
 def test_steps_share_a_program_by_default():
-    """Numbers of models do not, because a list of clients takes longer than groups."""
+    """Numbers of models do not, because a list of clients takes longer than rows."""
     assert len(programs_of(grid_of(experiment()))) == 4
     assert len(programs_of(grid_of(experiment(together=["num_models"])))) == 4
 
@@ -358,8 +245,28 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_has_no_closed_form_or_no_partition_has_programs_of_its_own(name):
+def test_other_methods_tasks_and_assignments_have_separate_programs(name):
     given = {"algorithms": {"A": {"learning_rate": 0.1, "local_steps": 1}}} | CHANGES[name]
     given = {"assignment": {"name": "mfa_rr"}} | given
     programs = programs_of(grid_of(experiment(**given)))
     assert len(programs) == (2 if name == "another assignment" else 4)
+
+
+def test_traced_groups_differ_by_at_most_one_client():
+    @jax.jit
+    @jax.vmap
+    def draw(number):
+        return rounds_of(mfa_rand(7, Padded(4, number)), jax.random.key(0), 2)
+
+    for number, rounds in zip(range(1, 5), np.asarray(draw(jnp.arange(1, 5))), strict=True):
+        for rows in rounds:
+            sizes = [np.sum(row >= 0) for row in rows[:number]]
+            assert sum(sizes) == 7
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_padded_number_of_models_rotates_like_a_static_one():
+    key = jax.random.key(1)
+    padded, static = (roll_out(mfa_rr(6, number), key, 4) for number in (Padded(4, 3), 3))
+    for rows, expected in zip(padded, static, strict=True):
+        assert [set(row) - {-1} for row in rows[:3]] == [set(row) for row in expected]

@@ -1,4 +1,4 @@
-"""The simulator against the NumPy float64 loops of `reference`, fed with the same assignments."""
+"""The simulator against the NumPy float64 loops of `reference`, with the same assignments."""
 
 import dataclasses
 import functools
@@ -12,19 +12,19 @@ import pytest
 
 from fedjax_mm import fedavg, fedcluster, local_sgd, mfa_rand, mfa_rr, sequential, simulate
 from fedjax_mm.base import Batching
-from fedjax_mm.data import client_data
-from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.tasks import least_squares, quadratic
-from fedjax_mm.tasks.classification import classification
-from fedjax_mm.tasks.networks import LogisticRegression
 from tests.helpers import replay, roll_out, slow_unless
 from tests.oracles import multi_model as reference
 
 pytestmark = pytest.mark.usefixtures("x64")
 
+
 N, P, MU, ROUNDS = 24, 4, 2e-4, 60
+
+
 PROBLEM = reference.dense_quadratic(N, P, MU)
+
 
 ASSIGNMENTS = {
     **{f"mfa_rand M={m}": mfa_rand(N, m) for m in (1, 2, 5, 12)},
@@ -34,16 +34,20 @@ ASSIGNMENTS = {
     "mfa_rr M=5 K=13": mfa_rr(N, 5, cohort_size=13),
     "sequential M=3": sequential(N, 3, rounds_per_model=15),
 }
-# Every number of models and every strategy; the others are slow.
+
+
+# Covers every number of models and every strategy. The other cases are slow.
 QUICK = {
     *("mfa_rand M=2", "mfa_rr M=12", "fedcluster M=5"),
     *("mfa_rand M=5 K=13", "mfa_rr M=5 K=13", "sequential M=3"),
 }
+
+
 SCHEDULES = "constant", "decaying", "per frame"
 
 
 def schedules(num_models):
-    """In their order."""
+    """The schedules, in the order of SCHEDULES."""
     decaying, per_round = inverse_time(30.0, 100.0), inverse_time(30.0, 99.0)
     return lambda t: 0.1, decaying, per_frame(per_round, num_models)
 
@@ -64,7 +68,7 @@ def error(params, expected):
 
 
 def frame_length(name):
-    """Rounds in which FedCluster, or a frame of the others, sees everybody."""
+    """Rounds in a frame, or until FedCluster has visited all clusters."""
     return int(name.split("M=")[1].split()[0])  # FedCluster's is its number of clusters
 
 
@@ -80,7 +84,7 @@ def minimum():
 
 @functools.cache
 def quadratic_runs(name):
-    """The groups, the final parameters and the metrics, by one program for all schedules."""
+    """The cohorts, final parameters and metrics, from one program for all schedules."""
     assignment, rng_key = ASSIGNMENTS[name], jax.random.key(7)
 
     @jax.jit
@@ -113,7 +117,7 @@ def test_quadratic(name, schedule):
         5,
     )
     assert error(params[which], expected[-1]) < 1e-12
-    # The metrics of every round, against differences of dense losses.
+    # The metrics of some rounds, against differences of dense losses.
     metrics = {key: values[which] for key, values in metrics.items()}
     best, optimum = minimum()
     for t in (0, 1, 2, 20, ROUNDS):
@@ -125,51 +129,8 @@ def test_quadratic(name, schedule):
             assert metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
 
 
-LOCAL = {
-    "closed form": (optax.sgd, reference.full_gradient_steps, 1e-12),
-    "autodiff": (lambda rate: optax.sgd(rate), reference.full_gradient_steps, 1e-12),
-    "adam": (optax.adam, reference.local_adam, 1e-7),  # divides round-off by sqrt(v) + 1e-8
-}
-
-
-@pytest.mark.parametrize(
-    ("local", "server_scale"),
-    [
-        *((local, "mean") for local in LOCAL),
-        *(slow_unless(local == "closed form", local, "1/N") for local in LOCAL),
-    ],
-)
-def test_local_optimizers_and_server_scale(local, server_scale):
-    local_optimizer, local_steps_fn, tolerance = LOCAL[local]
-    assignment, rng_key, num_rounds = mfa_rr(N, 5), jax.random.key(3), 20
-    start = np.random.default_rng(1).normal(size=(5, N * P + 1))
-    algorithm = fedavg(
-        local_sgd(inverse_time(3.0, 20.0), steps=4, optimizer=local_optimizer),
-        server_scale=server_scale,
-    )
-    task = quadratic(N, P, mu=0.05)
-
-    @jax.jit
-    def run(rng_key, task, start):
-        return simulate(rng_key, task, algorithm, assignment, num_rounds, params=start)[0]
-
-    state = run(rng_key, task, start)
-    problem = reference.dense_quadratic(N, P, 0.05)
-    expected = reference.simulate(
-        lambda m, k, w, t, e: reference.client_gradient(problem, k, w),
-        start,
-        roll_out(assignment, rng_key, num_rounds),
-        [3.0 / (t + 20.0) for t in range(1, num_rounds + 1)],
-        4,
-        weights=np.ones(N),
-        server_scale="population" if server_scale == "1/N" else "mean",
-        local_steps_fn=local_steps_fn,
-    )
-    assert error(state.models[0].params, expected[-1]) < tolerance
-
-
 def regression(num_clients=7, dim=4, seed=0):
-    """Clients of 1 to 9 examples."""
+    """Features and targets of clients with 1 to 9 examples."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 10, num_clients)
     features = [rng.normal(size=(n, dim)) for n in counts]
@@ -190,7 +151,7 @@ def test_least_squares_constants():
 
 
 def row_numbers(targets):
-    """In place of the examples, the number of each among its client's."""
+    """Indices of examples within their clients, to be used as examples."""
     return jnp.asarray(np.concatenate([np.arange(len(each)) for each in targets]))
 
 
@@ -209,13 +170,13 @@ def _drawn_rows(store, how, num_steps):
 
 
 def drawn_rows(store, how, num_steps):
-    """What all clients draw with key 5, and the weights, ``[rounds, models, clients, steps]``."""
+    """Rows and weights that clients draw with key 5, ``[rounds, models, clients, steps]``."""
     return jax.device_get(_drawn_rows(store, how, num_steps))
 
 
 @functools.cache
 def minibatches(batch_size, weighted):
-    """The compiled run with groups that are an argument."""
+    """A compiled run whose cohorts are an argument."""
     algorithm = fedavg(local_sgd(0.05, steps=6, batch_size=batch_size), weighted=weighted)
 
     def run(rng_key, task, groups, start):
@@ -229,7 +190,7 @@ def minibatches(batch_size, weighted):
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("make", [mfa_rand, mfa_rr])
 def test_minibatches_and_unequal_weights(make, batch_size, weighted):
-    """The oracle is fed the rows that the task drew, by (seed, round, model, client, step)."""
+    """The oracle uses the rows that the task draws for each round, model, client and step."""
     features, targets = regression()
     task = least_squares(features, targets, ridge=0.3)
     problem = reference.LeastSquares(features, targets, 0.3)
@@ -253,114 +214,6 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
         weights=np.array([len(t) for t in targets], float) if weighted else None,
     )
     assert error(state.models[0].params, expected[-1]) < 1e-12
-
-
-SAMPLINGS = {  # settings of local SGD, and the rows of a step
-    "iid": ({"steps": 4, "batch_size": 3}, Batching(3)),
-    "iid, large": ({"steps": 2, "batch_size": 20}, Batching(20)),
-    "epochs": ({"epochs": 2, "batch_size": 4}, Batching(4, "epochs")),
-    "steps of epochs": (
-        {"steps": 5, "batch_size": 4, "order": "epochs"},
-        Batching(4, "epochs"),
-    ),
-    "full": ({"epochs": 3}, Batching(None, "epochs")),
-}
-
-
-def labelled(num_clients=7, dim=4, num_classes=3, seed=0):
-    """Clients of 1 to 9 examples."""
-    features, _ = regression(num_clients, dim, seed)
-    rng = np.random.default_rng(seed)
-    return features, [rng.integers(0, num_classes, len(x)) for x in features]
-
-
-HEADS = (  # strategy, reduction and whether classes have sigmoids of their own
-    (mfa_rand, "mean", False),
-    (mfa_rr, "sum", True),
-    (mfa_rand, "sum", False),
-    (mfa_rr, "mean", True),
-)
-# The heads that are not slow with each sampling and client map.
-QUICK_HEADS = {
-    ("iid", "auto"): {0},
-    ("iid, large", "scan"): {2},
-    ("epochs", 2): {3},
-    ("steps of epochs", "vmap"): {1},
-    ("full", "auto"): {1},
-    **dict.fromkeys([("iid, large", "auto"), ("epochs", "auto")], ()),
-    **dict.fromkeys([("steps of epochs", "auto"), ("epochs", "vmap"), ("epochs", "scan")], ()),
-}
-
-
-@pytest.mark.parametrize(
-    ("sampling", "client_map", "head"),
-    [
-        slow_unless(head in quick, *each, head)
-        for each, quick in QUICK_HEADS.items()
-        for head in range(len(HEADS))
-    ],
-)
-def test_logistic_regression(sampling, client_map, head):
-    """Rounds of 5 of 7 clients in 3 groups, fed with the rows that the store draws."""
-    make, reduction, sigmoid_head = HEADS[head]
-    features, labels = labelled()
-    counts = np.array([len(each) for each in labels])
-    clients = client_data(list(zip(features, labels, strict=True)))
-    data = FederatedData("seven", "synthetic", 3, clients, clients)
-    task = classification(data, LogisticRegression(3, sigmoid_head), reduction=reduction)
-    problem = reference.Softmax(features, labels, 3, sigmoid_head, reduction)
-    options, how = SAMPLINGS[sampling]
-    assignment, rng_key = make(7, 3, cohort_size=5), jax.random.key(5)
-    rng = np.random.default_rng(2)
-    params = {"classes": {"bias": rng.normal(size=(3, 3)), "kernel": rng.normal(size=(3, 3, 4))}}
-
-    def flat(params):
-        leaves = params["classes"]["bias"], params["classes"]["kernel"].reshape(3, -1)
-        return np.concatenate(leaves, axis=1)
-
-    def num_steps(k):
-        per_epoch = 1 if how.size is None else -(-counts[k] // how.size)
-        return options.get("steps") or options["epochs"] * per_epoch
-
-    most_steps = max(num_steps(k) for k in range(7))
-    numbered = dataclasses.replace(clients, examples=jnp.arange(counts.sum()))
-    all_rows, all_weights = drawn_rows(numbered, how, most_steps)
-
-    def gradient(m, k, w, t, e):
-        if e >= num_steps(k):
-            return np.zeros_like(w)
-        rows, weights = all_rows[t, m, k, e], all_weights[t, m, k, e]
-        rows = rows[weights > 0] - counts[:k].sum()
-        assert (rows >= 0).all()
-        assert (rows < counts[k]).all()
-        return reference.softmax_gradient(problem, k, w, rows)
-
-    algorithm, num_rounds = fedavg(local_sgd(0.1, **options)), 12
-
-    @jax.jit
-    def run(rng_key, task, params):
-        how = {"params": params, "client_map": client_map}
-        return simulate(rng_key, task, algorithm, assignment, num_rounds, **how)
-
-    state, trace = run(rng_key, task, params)
-    trace = jax.device_get(trace)
-    groups = roll_out(assignment, rng_key, num_rounds)
-    expected = reference.simulate(
-        gradient,
-        flat(params),
-        groups,
-        [0.1] * num_rounds,
-        most_steps,
-        weights=counts.astype(float),
-    )
-    assert error(flat(state.models[0].params), expected[-1]) < 1e-10
-    for t in (0, 1, num_rounds):
-        for m in range(3):
-            loss, accuracy = reference.softmax_metrics(problem, expected[t, m], range(7))
-            assert trace.metrics["loss"][t, m] == pytest.approx(loss, rel=1e-10)
-            assert trace.metrics["train_accuracy"][t, m] == pytest.approx(accuracy)
-    steps = [[sum(num_steps(k) for k in group if k >= 0) for group in row] for row in groups]
-    np.testing.assert_array_equal(trace.gradients[1:], steps)
 
 
 def test_server_momentum_follows_each_model():

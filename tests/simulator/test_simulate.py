@@ -1,7 +1,6 @@
 """Every strategy x the properties of the compiled loop."""
 
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +20,21 @@ from fedjax_mm import (
     sequential,
     simulate,
 )
-from fedjax_mm.base import Batching, Task
+from fedjax_mm.base import Task
 from fedjax_mm.record import add_counts
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulate import init
 from fedjax_mm.tasks import least_squares, quadratic
-from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out, rounds_of, slow_unless
+from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out, slow_unless
 
 N, ROUNDS = 13, 12
-# What does not depend on how clients are drawn: with a state and cohorts, and with padding and idle
-# models. The rest is slow.
+
+
+# For properties that do not depend on the draw: a strategy with a state and cohorts, and one with
+# padding and idle models. The other strategies are slow.
 FEW = {"mfa_rr redrawn": "least squares", "sequential": "quadratic"}
+
+
 few_strategies = pytest.mark.parametrize(
     "strategy", [slow_unless(name in FEW, name) for name in STRATEGIES]
 )
@@ -46,16 +49,20 @@ def examples(num_clients=N, dim=3, seed=0):
 
 
 RATES = {"quadratic": 3.0, "least squares": 2.0}
+
+
 # A task with closed-form, sparse contributions and one with sampled examples and dense ones.
 TASKS = {
     "quadratic": functools.cache(lambda: quadratic(N, 2, mu=0.01)),
     "least squares": functools.cache(lambda: examples()),
 }
+
+
 HOW = {"quadratic": {"steps": 3}, "least squares": {"steps": 3, "batch_size": 2}}
 
 
 def build(strategy, task):
-    """A program of the key, the task's data and the rate, and the data."""
+    """A run as a function of the key, the data and the rate, and the data."""
     assignment, how = STRATEGIES[strategy](N), HOW[task]
     rate = RATES[task]
 
@@ -68,32 +75,20 @@ def build(strategy, task):
 
 @functools.cache
 def program(strategy, task):
-    """The compiled run, everything at its default, and its data."""
+    """The compiled run with default options, and its data."""
     run, data = build(strategy, task)
     return jax.jit(run), data
 
 
 @functools.cache
 def reference_run(strategy, task):
-    """With key 0."""
+    """The result with key 0."""
     run, data = program(strategy, task)
     return run(jax.random.key(0), data, RATES[task])
 
 
-@functools.cache
-def swept(strategy):
-    """The grid of rates and keys of one run, and what it traced."""
-    (run, _), traces = build(strategy, "quadratic"), []
-
-    def traced(rng_key, mu, rate):
-        traces.append(mu)
-        return run(rng_key, quadratic(N, 2, mu=mu), rate)
-
-    return jax.jit(jax.vmap(jax.vmap(traced, (0, None, None)), (None, None, 0))), traces
-
-
 def on_host(tree):
-    """As arrays of NumPy, which are selected from without compiling; keys as their numbers."""
+    """Converts to NumPy arrays, whose indexing does not compile, and keys to their data."""
     return jax.tree.map(
         lambda x: np.asarray(
             jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
@@ -103,7 +98,7 @@ def on_host(tree):
 
 
 def assert_close(actual, expected, tolerance=1e-6):
-    """Equal up to `tolerance` of the largest entry of each array; integers and keys exactly."""
+    """Equality up to `tolerance` of the largest entry of an array, exact for integers and keys."""
     actual, expected = (jax.tree.leaves(on_host(tree)) for tree in (actual, expected))
     for a, b in zip(actual, expected, strict=True):
         if np.issubdtype(a.dtype, np.floating):
@@ -114,53 +109,6 @@ def assert_close(actual, expected, tolerance=1e-6):
             np.testing.assert_array_equal(a, b)
 
 
-EVERY_MAP = ("scan", 2, 100)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "task", "maps"),
-    [
-        *zip(FEW, FEW.values(), (EVERY_MAP, EVERY_MAP[1:2]), strict=True),
-        *(
-            slow_unless(False, s, t, EVERY_MAP)
-            for s in STRATEGIES
-            for t in TASKS
-            if (s, t) != ("mfa_rr redrawn", "least squares")
-        ),
-    ],
-)
-def test_every_client_map_agrees(strategy, task, maps):
-    """vmap = scan = chunks, divisors of the group or not, larger than it or not."""
-    run, data = build(strategy, task)
-
-    @jax.jit
-    def runs(rng_key, data, rate):
-        return [run(rng_key, data, rate, client_map=each) for each in maps]
-
-    for actual in runs(jax.random.key(0), data, RATES[task]):
-        assert_close(actual, reference_run(strategy, task))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "task"),
-    [slow_unless((s, t) in FEW.items(), s, t) for s in STRATEGIES for t in TASKS],
-)
-def test_seeds_vmapped_equal_seeds_looped_and_no_key_is_reused(strategy, task):
-    """JAX's own checker looks while tracing; on sampled minibatches, under jit and vmap.
-
-    Seeds of the quadratic task are vmapped below, too, and draws of clients with every strategy.
-    """
-    run, data = build(strategy, task)
-    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(3))
-    vmapped = jax.jit(jax.vmap(run, (0, None, None)))
-    with jax.debug_key_reuse(True):
-        together = vmapped(keys, data, RATES[task])
-    together, (compiled, _) = on_host(together), program(strategy, task)
-    for i in range(3):
-        alone = compiled(keys[i], data, RATES[task])
-        assert_close(jax.tree.map(operator.itemgetter(i), together), alone)
-
-
 @few_strategies
 def test_jit_equals_eager(strategy):
     run, data = build(strategy, "quadratic")
@@ -168,36 +116,8 @@ def test_jit_equals_eager(strategy):
 
 
 @few_strategies
-def test_one_compilation_for_all_numbers(strategy):
-    """20 seeds x 8 learning rates: one compilation, and none on a second call."""
-    grid, traces = swept(strategy)
-    num_models = STRATEGIES[strategy](N).num_models
-    keys = jax.random.split(jax.random.key(0), 20)
-    before = len(traces)
-    first = grid(keys, 0.1, np.linspace(0.2, 4.0, 8))[1]
-    assert first.metrics["loss"].shape == (8, 20, ROUNDS + 1, num_models)
-    other = jax.random.split(jax.random.key(1), 20)
-    second = grid(other, 0.2, np.linspace(0.4, 6.0, 8))[1]
-    assert len(traces) <= before + 1
-    assert grid._cache_size() == 1
-    ends = (np.asarray(each.metrics["loss"][:, :, -1]) for each in (first, second))
-    assert not np.array_equal(*ends)
-
-
-@few_strategies
-def test_a_point_of_a_sweep_equals_its_single_run(strategy):
-    (grid, _), (alone, _) = swept(strategy), program(strategy, "quadratic")
-    task, rates = quadratic(N, 2, mu=0.1), np.linspace(1.0, 4.0, 8)
-    keys = jax.random.split(jax.random.key(4), 20)
-    points = on_host(grid(keys, 0.1, rates))
-    for point in ((0, 0), (2, 3), (7, 19)):
-        expected = alone(keys[point[1]], task, rates[point[0]])
-        assert_close(jax.tree.map(operator.itemgetter(point), points), expected)
-
-
-@few_strategies
 def test_a_run_continues_where_it_stopped(strategy):
-    """Bit for bit: the final state, and every record but the repeated one."""
+    """The final state and every record but the repeated one are bitwise equal."""
     name = FEW.get(strategy, "least squares")
     whole_state, whole = on_host(reference_run(strategy, name))
     data, assignment = TASKS[name](), STRATEGIES[strategy](N)
@@ -247,17 +167,17 @@ def test_counts(strategy):
     np.testing.assert_array_equal(updates[1:], present.sum(axis=2))
     np.testing.assert_array_equal(gradients, 3 * updates)
     assert (updates[0] == 0).all()
-    # An update is sparse, but a model is sent.
+    # Updates are sparse, but clients send whole models.
     assert trace.upload_size == trace.download_size == (2 * N + 1,) * gradients.shape[1]
 
 
-def test_counts_that_do_not_fit_are_marked():
-    """And stay so; int32 would go on from -2^31."""
+def test_overflowing_counts_stay_marked():
+    """int32 would continue from -2^31."""
     done, new = np.int32([2**31 - 1, 5, -1, 7]), np.int32([1, 2, 3, -1])
     assert add_counts(*map(jnp.asarray, (done, new))).tolist() == [-1, 7, -1, -1]
 
 
-def test_what_goes_up_and_what_comes_down_are_told_apart():
+def test_uploads_and_downloads_are_counted_separately():
     """SCAFFOLD also uploads a control variate, which counts as upload."""
     run = functools.partial(simulate, algorithm=scaffold(local_sgd(0.1, steps=1)), num_rounds=1)
     run = functools.partial(run, assignment=mfa_rr(N, 2))
@@ -265,12 +185,9 @@ def test_what_goes_up_and_what_comes_down_are_told_apart():
     assert (trace.upload_size, trace.download_size) == ((4 * N + 2,) * 2, (2 * N + 1,) * 2)
 
 
-# The points where such a contract usually breaks.
-
-
 @pytest.mark.parametrize("client_map", ["vmap", "scan", 2])
 def test_padding_contributes_nothing(client_map):
-    """Padding is computed as client 0, whose data is NaN: absent clients are selected away."""
+    """Padding is computed as client 0, whose data is NaN, and its result is discarded."""
     targets = jnp.arange(1.0, 5.0).at[0].set(jnp.nan)
     padded = replay([[[1, -1, 2], [3, -1, -1]], [[-1, -1, 3], [-1, 2, 1]]], 4)
     algorithm, how = fedavg(0.5, local_steps=2), {"client_map": client_map}
@@ -280,15 +197,15 @@ def test_padding_contributes_nothing(client_map):
         return simulate(rng_key, task, algorithm, padded, 2, params={"w": jnp.zeros(3)}, **how)
 
     state, _ = run(jax.random.key(0), Towards(targets))
-    # A step halves the distance twice: w <- w + 3/4 (mean of the targets - w).
+    # A round halves the distance twice: w <- w + 3/4 (mean of the targets - w).
     first, second = 0.75 * 2.5, 0.75 * 4.0
     first, second = first + 0.75 * (4.0 - first), second + 0.75 * (2.5 - second)
     np.testing.assert_allclose(state.models[0].params["w"][:, 0], [first, second], rtol=1e-6)
 
 
 @pytest.mark.parametrize("client_map", ["vmap", "scan", 2])
-def test_client_states_come_home_by_rows(client_map):
-    """Padding overwrites nobody, the last client least of all; each (model, client) has its own."""
+def test_client_states_are_stored_by_model_and_client(client_map):
+    """Padding overwrites no state, not even that of the last client."""
     groups = [[[0, 3, -1], [2, -1, -1]], [[3, -1, -1], [-1, 0, 1]], [[-1] * 3, [3, 2, -1]]]
     how = {"params": {"w": np.zeros(3, np.float32)}, "client_map": client_map}
 
@@ -303,8 +220,8 @@ def test_client_states_come_home_by_rows(client_map):
     np.testing.assert_array_equal(trace.client_updates, [[0, 0], [2, 1], [1, 2], [0, 2]])
 
 
-def test_a_model_that_nobody_trains_stays_as_it_is():
-    """Parameters, and the server's momentum and step count: bit for bit, and no 0/0."""
+def test_an_idle_model_does_not_change():
+    """Parameters, server momentum and step count are bitwise equal, without NaN from 0/0."""
     task = examples()
     algorithm = fedavg(0.1, local_steps=2, server_optimizer=optax.adam(0.1))
     assignment = sequential(N, 2, rounds_per_model=3)
@@ -354,7 +271,7 @@ def test_schedules_are_evaluated_at_the_round_and_not_restarted():
 
 
 def test_memory_is_bounded_by_the_chunk():
-    """4096 clients of dense updates of 2000 numbers: 31 MiB at once, far less in chunks of 16."""
+    """Dense updates of 4096 clients take 31 MiB at once, and far less in chunks of 16."""
     task = Towards(jnp.arange(4096.0), dim=2000)
     algorithm, assignment = fedavg(0.1, local_steps=2), full_participation(4096)
 
@@ -374,48 +291,7 @@ def test_memory_is_bounded_by_the_chunk():
     assert in_chunks < at_once / 30
 
 
-def test_draws_do_not_depend_on_precision_or_company():
-    """Cohorts do not depend on x64 or on other replicas, and no key is used twice."""
-    key = jax.random.fold_in(jax.random.key(9), 1)
-    seeds = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(9), i))(np.array([7, 8, 1, 9]))
-
-    def draw(key):
-        return {name: rounds_of(make(N), key, ROUNDS) for name, make in STRATEGIES.items()}
-
-    alone = jax.jit(draw)(key)
-    with jax.debug_key_reuse(True):
-        together = jax.jit(jax.vmap(draw))(seeds)
-    with jax.enable_x64(True):
-        double = jax.jit(draw)(key)
-    for name, groups in alone.items():
-        np.testing.assert_array_equal(together[name][2], groups, err_msg=name)
-        np.testing.assert_array_equal(double[name], groups, err_msg=name)
-
-
-def test_minibatch_draws_do_not_depend_on_precision_or_company():
-    """Drawn with replacement, in epochs, all at once, and in growing numbers."""
-    hows = Batching(4), Batching(4, "epochs"), Batching(), Batching(limit=3)
-    keys = jax.random.split(jax.random.key(3), 3)
-
-    @jax.jit
-    @functools.partial(jax.vmap, in_axes=(None, 0, 0))
-    def draw(task, key, k):
-        return [task.batch(key, k, jnp.int32(1), how) for how in hows]
-
-    def batches(keys, clients):
-        return jax.tree.leaves(jax.device_get(draw(TASKS["least squares"](), keys, clients)))
-
-    together = batches(keys, np.array([2, 5, 2], np.int32))
-    alone = batches(keys[1:2], np.array([5], np.int32))
-    with jax.enable_x64(True):
-        double = batches(keys, np.array([2, 5, 2], np.int32))
-    assert len(together) >= 2 * len(hows)
-    for one, all_, precise in zip(alone, together, double, strict=True):
-        np.testing.assert_array_equal(one[0], all_[1])
-        np.testing.assert_array_equal(precise, all_)
-
-
-def test_a_key_that_is_reused_is_found_while_tracing():
+def test_a_reused_key_is_detected_while_tracing():
     def twice(key):
         return jax.random.normal(key) + jax.random.uniform(key)
 
@@ -424,36 +300,8 @@ def test_a_key_that_is_reused_is_found_while_tracing():
         jax.jit(jax.vmap(twice)).trace(keys)
 
 
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        replay([[[0, -1, 2], [1, 3, -1]], [[-1] * 3, [4, 5, 6]], [[3, 1, -1], [-1] * 3]] * 2, N),
-        slow_unless(False, mfa_rr(N, 3)),
-        slow_unless(False, sequential(N, 2, rounds_per_model=2)),
-    ],
-    ids=["padding and idle models", "mfa_rr", "sequential"],
-)
-def test_is_differentiable(assignment):
-    """d loss / d learning rate, against a central difference; an idle model's 0/0 stays out."""
-
-    @jax.jit
-    @jax.value_and_grad
-    def final_loss(learning_rate):
-        algorithm = fedavg(learning_rate, local_steps=3)
-        task = quadratic(N, 2, mu=0.1)
-        _, trace = simulate(jax.random.key(0), task, algorithm, assignment, 6)
-        return trace.metrics["loss"][-1, 0]
-
-    with jax.enable_x64(True):
-        below, here, above = (final_loss(0.1 + step) for step in (-1e-5, 0.0, 1e-5))
-        assert here[1] == pytest.approx(float(above[0] - below[0]) / 2e-5, rel=1e-6)
-
-
-# Several tasks and initial parameters.
-
-
 def test_each_model_has_its_own_task():
-    """Three tasks stacked = each task alone with the same groups."""
+    """Three stacked tasks train like each task alone with the same clients."""
     tasks = [Towards(np.arange(6, dtype=np.float32) + shift) for shift in (0, 10, 20)]
     assignment, algorithm = mfa_rr(6, 3), fedavg(0.2, local_steps=2)
     start = {"w": np.ones(3, np.float32)}
@@ -524,7 +372,7 @@ def test_protocols_are_checked_at_run_time():
         ({"params": {"w": jnp.zeros(9)}}, "initial parameters must have the structure"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(arguments, message):
+def test_inconsistent_arguments_are_refused(arguments, message):
     defaults = {
         "tasks": quadratic(4, 2, mu=1.0),
         "algorithm": fedavg(0.1, local_steps=1),

@@ -1,18 +1,13 @@
-"""Unfinished runs: killed, stopped, damaged or out of room, they end as if nothing had been."""
+"""Runs that were killed, stopped, damaged or out of disk space resume to the same result."""
 
 import contextlib
-import dataclasses
-import errno
 import functools
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
-import sys
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +17,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import fedavg, mfa_rand, mfa_rr, plots, sweep
+from fedjax_mm import fedavg, mfa_rr, plots
 from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.cli import terminal
 from fedjax_mm.files import sealed
@@ -35,9 +30,10 @@ from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from tests.helpers import Towards, share_grids
-from tests.test_cli import Outcome, call, files
+from tests.test_cli import call, files
 
 sweeps = importlib.import_module("fedjax_mm.sweeps.execute")
+
 
 CONFIG = """\
 num_models = {num_models}
@@ -72,13 +68,13 @@ def write_config(directory, **sizes):
 
 
 def read_result(directory):
-    """The data of a finished sweep, without its manifest, which has wall seconds."""
+    """The data of a finished sweep, without the manifest because it contains wall times."""
     with xr.open_dataset(directory / "grid" / "result.nc") as result:
         return result.load().drop_attrs(deep=False)
 
 
 def check_finished(directory, expected):
-    """Bit by bit the expected result, and nothing left of the way there."""
+    """Checks that the result is bit for bit as expected, and that no other files are left."""
     assert files(directory / "grid") == ["figure.png", "manifest.json", "result.nc"]
     result = read_result(directory)
     assert {name: x.dtype for name, x in result.items()} == {
@@ -93,196 +89,16 @@ def saved(directory):
     return {part.name: sorted(int(path.stem) for path in part.glob("[0-9]*.npz")) for part in parts}
 
 
-# In processes of their own
+"""Runs commands on one experiment in turn, with one replica per device and one record per segment.
 
-
-TELLING = """\
-import functools
-import importlib
-import json
-import sys
-from fedjax_mm import cli
-from fedjax_mm.cli import terminal
-from fedjax_mm.sweeps import plan
-
-plan._CACHE_BYTES = 1
-plan._lower = functools.cache(plan._lower)
-plan.programs_of = functools.cache(plan.programs_of)
-importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0
-run = importlib.import_module("fedjax_mm.experiments.run")
-grids, grid_of = [], run.grid_of
-
-def shared(*of):
-    grids[:] = grids or [grid_of(*of)]
-    return grids[0]
-
-run.grid_of = shared
-
-def tell(label, done, total):
-    print("progress", done, total, file=sys.stderr, flush=True)
-    sys.stdin.readline()
-
-terminal.log_lines = lambda: tell
-for command in json.loads(sys.argv[1]):
-    try:
-        cli.main(command)
-    except SystemExit as end:
-        code = end.code
-        print("code", code, file=sys.stderr, flush=True)
-sys.exit(code)
+The experiment is traced once. Every record is reported, and the command then waits for a line if
+its input is a pipe.
 """
-"""Commands on one experiment one after the other, a replica a device and a record at a time.
-
-It is traced once. They tell of every record, and wait for an answer if their input is a pipe.
-"""
-
-
-def progress(process):
-    """Yields the finished and the total work from a process's output."""
-    for line in process.stderr:
-        word, *numbers = line.split() or [""]
-        if word == "progress":
-            yield tuple(map(int, numbers))
-
-
-def without_progress(errors):
-    lines = errors.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith(("progress ", "code ")))
-
-
-def wait_for(process, share):
-    """Reads on until more than this share of the work is done, or to the end."""
-    for done, total in progress(process):
-        if total > 1 and done > share * total:
-            return
-
-
-def start(config, directory, *options, stdin=subprocess.DEVNULL, times=1):
-    """The sweep in a process of its own, which has as many devices as this one."""
-    command = ["--devices", str(jax.device_count()), "sweep", str(config)]
-    command += ["--out", str(directory), *map(str, options)]
-    return subprocess.Popen(
-        [sys.executable, "-c", TELLING, json.dumps([command] * times)],
-        stdin=stdin,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    )
-
-
-def let_go_on(process):
-    """Answers until the sweep has told of two moments of its work, and waits at the second."""
-    earlier = None
-    for done, total in progress(process):
-        if total > 1:
-            earlier = done if earlier is None else earlier
-            if done > earlier:
-                return
-        process.stdin.write("go on\n")
-
-
-def let_end(process):
-    """Answers until the command has ended: what else it said, and its code."""
-    process.stdin.write("go on\n")
-    said = []
-    for line in process.stderr:
-        word, *rest = line.split() or [""]
-        if word == "code":
-            return "".join(said), int(rest[0])
-        if word == "progress":
-            process.stdin.write("go on\n")
-        else:
-            said.append(line)
-    raise AssertionError(said)
-
-
-def check_stopped(number, code, errors):
-    assert code == 128 + number
-    *_, notice, last = errors.splitlines()
-    assert notice == "saving after this segment; once more stops at once"
-    assert last.startswith(f"fedjax-mm: {number.name}: stopped at ")
-    assert "continue with --resume" in errors
-
-
-def test_a_sweep_told_to_stop_twice_and_then_killed_continues(small, tmp_path):
-    """All in one process, whose directory is its own as long as it works there."""
-    options, before = ("--save-every", 1000, "--resume"), {}
-    command = ("sweep", small.config, "--out", tmp_path, "--resume")
-    with start(small.config, tmp_path, *options, stdin=subprocess.PIPE, times=3) as process:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            let_go_on(process)
-            process.send_signal(number)
-            errors, code = let_end(process)
-            check_stopped(number, code, errors)
-            assert saved(tmp_path) != before
-            before = saved(tmp_path)
-        let_go_on(process)
-        held = contents(tmp_path)
-        check_refused(tmp_path, call(*command), "another process", "--out", before=held)
-        process.kill()
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert (tmp_path / "grid" / "unfinished").exists()
-    assert call(*command).code == 0
-    check_finished(tmp_path, small.expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kills", "seed"), [(1, 7), (3, 3), (20, 20)])
-def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(small, tmp_path, kills, seed):
-    """At moments spread over its work; whenever it is done before that, it starts afresh."""
-    killed = finished = hits = advances = 0
-    moments = random.Random(seed)
-    while killed < kills:
-        before = saved(tmp_path)
-        process = start(small.config, tmp_path, "--save-every", 0, "--resume")
-        wait_for(process, moments.uniform(0, 1.1))
-        process.kill()
-        process.communicate()
-        if process.returncode:
-            assert process.returncode == -signal.SIGKILL
-            killed += 1
-            hits += (tmp_path / "grid" / "unfinished").exists()
-            advances += saved(tmp_path) != before
-        else:
-            check_finished(tmp_path, small.expected)
-            shutil.rmtree(tmp_path / "grid")
-            finished += 1
-    print(f"seed {seed}: {hits} kills left an unfinished run, {advances} came after new saves")
-    print(f"{finished + 1} runs ended, all of them alike")
-    assert hits >= kills / 2
-    if kills >= 20:  # a few kills may all come where the one before had come
-        assert advances >= kills / 4
-    assert call("sweep", small.config, "--out", tmp_path, "--resume").code == 0
-    check_finished(tmp_path, small.expected)
-
-
-@pytest.mark.slow
-def test_a_sweep_that_is_told_to_stop_saves_and_continues(small, tmp_path):
-    options, before = ("--save-every", 1000, "--resume"), {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with start(small.config, tmp_path, *options, stdin=subprocess.PIPE) as process:
-            let_go_on(process)
-            process.send_signal(number)
-            _, errors = process.communicate()  # which closes its input: it goes on
-        check_stopped(number, process.returncode, without_progress(errors))
-        assert saved(tmp_path) != before
-        before = saved(tmp_path)
-    assert call("sweep", small.config, "--out", tmp_path, *options).code == 0
-    check_finished(tmp_path, small.expected)
-
-
-# In this process
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short_segments():
-    """Batches of one replica a device, looked at after every record.
-
-    Equal experiments are traced once: that another process traces the same is seen above. Figures
-    are empty, but for the first.
-    """
+    """Puts one replica on each device, ends segments at records, and traces experiments once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CACHE_BYTES", 1)
         patch.setattr(plan, "_lower", functools.cache(plan._lower))
@@ -293,7 +109,7 @@ def short_segments():
 
 
 class Small(NamedTuple):
-    """A sweep of two programs in two batches each, stopped in the third, and what it ends in."""
+    """A sweep of two programs with two batches each, stopped in its third batch."""
 
     config: Path
     expected: xr.Dataset
@@ -323,20 +139,20 @@ def small(tmp_path_factory):
 
 @pytest.fixture
 def unfinished(small, tmp_path):
-    """A copy of the stopped sweep, to be continued or spoiled."""
+    """A copy of the stopped sweep."""
     return shutil.copytree(small.unfinished, tmp_path / "copy")
 
 
 @contextlib.contextmanager
 def stopping(number, share):
-    """The command line gets a signal when this share of its work is done."""
+    """Sends the command line a signal when `share` of its work is done."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(terminal, "log_lines", lambda: signalling(number, share, []))
         yield
 
 
 def signalling(number, share, reports):
-    """Notes progress, and raises a signal at a share of the work, once."""
+    """A progress function that appends to `reports`, and signals once at `share` of the work."""
 
     def report(label, done, total):
         reports.append((label, done))
@@ -348,7 +164,7 @@ def signalling(number, share, reports):
 
 
 def check_goes_on(before, after):
-    """Nothing that was reported before the signal, except where it ended, is reported again."""
+    """Checks that the resumed run repeats no report, except the last one before the signal."""
     *done, end, _ = [report for report in before if not isinstance(report, tuple) or report[1]]
     assert len(done) > 5
     assert end in after
@@ -356,7 +172,7 @@ def check_goes_on(before, after):
 
 
 def contents(directory):
-    """Every file with its bytes."""
+    """Maps every path to the bytes of the file."""
     return {path: path.is_file() and path.read_bytes() for path in sorted(directory.rglob("*"))}
 
 
@@ -364,17 +180,7 @@ def lines_of(outcome):
     return [line for line in outcome.err.splitlines() if line.startswith("fedjax-mm: ")]
 
 
-def test_a_complete_run_is_left_alone(small, tmp_path):
-    command = ("sweep", small.config, "--out", tmp_path, "--resume")
-    shutil.copytree(small.config.parent / "whole", tmp_path, dirs_exist_ok=True)
-    before = contents(tmp_path)
-    again = call(*command)
-    assert again.code == 0
-    assert "is complete; nothing to resume" in again.out
-    assert contents(tmp_path) == before
-
-
-def test_finished_batches_are_kept_and_two_states_of_the_one_under_way(small):
+def test_finished_batches_and_two_states_of_the_current_one_are_kept(small):
     (first, second, third), states = small.saves, list(small.saves.values())
     assert (first, second, third) == ("part-0000", "part-0001", "part-0002")
     assert states[:2] == [[11, 12], [11, 12]]
@@ -384,7 +190,7 @@ def test_finished_batches_are_kept_and_two_states_of_the_one_under_way(small):
 
 
 def one_program(directory, config):
-    """The same sweep with the first of its algorithms alone."""
+    """Writes the sweep with its first algorithm only."""
     head, _, tail = config.read_text().partition("[algorithms.MFA-Rand]")
     path = directory / config.name
     path.write_text(f"{head}[axes]{tail.partition('[axes]')[2]}")
@@ -395,7 +201,7 @@ def one_program(directory, config):
     ("number", "precision"), [(signal.SIGTERM, "float32"), (signal.SIGINT, "float64")]
 )
 def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precision):
-    """What was not saved for a long time is saved when the signal comes."""
+    """The signal makes the run save, even long before the next regular save."""
     config, share = small.config, 0.7
     if precision == "float64":
         config, share = one_program(tmp_path, config), 0.9
@@ -408,7 +214,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
     assert f"stopped at {10 * share:.0f}" in line
     assert "continue with --resume" in line
     assert files(tmp_path / "grid") == ["unfinished"]
-    parts = 3 if precision == "float32" else 2  # it ends in the last but one, or the last
+    parts = 3 if precision == "float32" else 2  # stopped in the last part but one, or in the last
     assert [len(rounds) for rounds in saved(tmp_path).values()] == [1] * parts
 
     monkeypatch.setattr(terminal, "log_lines", lambda: signalling(None, 2, after))
@@ -424,16 +230,15 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
         assert read_result(whole).loss.dtype == np.float64
 
 
-def test_resume_starts_where_there_is_nothing_and_signals_are_as_usual_then(small, tmp_path):
+def test_resume_without_an_unfinished_run_starts_one_and_restores_signal_handlers(small, tmp_path):
     usual = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     traced = plan._lower.cache_info().misses
     assert call("sweep", small.config, "--out", tmp_path, "--resume").code == 0
-    assert plan._lower.cache_info().misses == traced  # or every test here traces it again
+    # Otherwise every test here would trace it again.
+    assert plan._lower.cache_info().misses == traced
     check_finished(tmp_path, small.expected)
     assert usual == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
-
-# Refusals
 
 OTHER_RUNS = {
     "not asked for": ((), ("unfinished run", "--resume", "delete")),
@@ -452,7 +257,9 @@ OTHER_RUNS = {
     "precision": (("--resume", "--set", "precision=float64"), ("float32", "float64")),
     "split": (("--resume", "--split", "clients"), ('split was null, is "clients"',)),
 }
-"""By name: further options, and what the error line must contain."""
+
+
+"""Maps a name to further options and to fragments of the error line."""
 
 
 def check_refused(directory, outcome, *fragments, before):
@@ -481,47 +288,21 @@ def change_record(unfinished, change):
 
 
 def test_another_program_is_refused(small, unfinished):
-    """Of equal settings, if the code has changed."""
+    """The settings are equal, but the code has changed."""
     change_record(unfinished, lambda record: record["identity"].update({"program MFA-RR": "old"}))
     before = contents(unfinished)
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
     check_refused(unfinished, outcome, 'program MFA-RR was "old"', before=before)
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["plain", "jitted"])
-def test_other_data_closed_over_are_refused(tmp_path, jit):
-    def build(data):
-        pull = jit(lambda client: jnp.take(data, client))
-
-        @jax.tree_util.register_dataclass
-        @dataclasses.dataclass(frozen=True)
-        class Pulled(Towards):
-            def batch(self, rng_key, client, step, how):
-                return pull(client)
-
-        setup = Pulled(jnp.zeros(4)), fedavg(0.1, local_steps=1), mfa_rand(4, 2)
-        return lambda: Setup(*setup)
-
-    ones, twos = np.ones(4, np.float32), np.full(4, 2, np.float32)
-    how = Execution([callbacks.progress(signalling(signal.SIGTERM, 0.3, []))])
-    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
-        sweep(Grid(build(ones), {}, num_rounds=9), execution=how._replace(checkpoints=checkpoints))
-    for data, expected in (
-        (twos, pytest.raises(ValueError, match=r"program run was .*, is ")),
-        (ones, contextlib.nullcontext()),
-    ):
-        with Checkpoints(tmp_path, resume=True) as checkpoints, expected:
-            sweep(Grid(build(data), {}, num_rounds=9), execution=Execution(checkpoints=checkpoints))
-
-
 def sweep_of(grid, how=None):
-    """What `sweep` does with a grid, which is traced once however often it runs."""
+    """Does the same as `sweep`, but traces a grid only once."""
     how = how or Execution()
     return carry_out(plan_for(grid, how), how)[0]
 
 
-def test_a_run_stops_between_two_records_and_continues(tmp_path):
-    """One record at the end of nine rounds: what was counted since the last one is saved too."""
+def test_a_run_stopped_between_two_records_resumes(tmp_path):
+    """The only record comes after nine rounds, so a checkpoint has to hold the counts."""
 
     def build():
         return Setup(
@@ -541,7 +322,7 @@ def test_a_run_stops_between_two_records_and_continues(tmp_path):
 
 
 def test_other_batches_are_refused(small, unfinished, monkeypatch):
-    """If less memory is left than when the run began."""
+    """Batches are smaller if less memory is free than when the run began."""
     change_record(unfinished, lambda record: record["choices"].update(batch_sizes=[16, 16]))
     before = contents(unfinished)
     monkeypatch.setattr(
@@ -551,139 +332,22 @@ def test_other_batches_are_refused(small, unfinished, monkeypatch):
     check_refused(unfinished, outcome, "[16, 16]", "[8, 8]", "memory", before=before)
 
 
-EDITED = '{"identity": [], "choices": {"batch_sizes": "x"}, "digest": "0"}'
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "{}", "[]", '{"identity": {}}', "[" * 9999, EDITED, None]
-)
-def test_a_run_without_its_record_is_refused(small, unfinished, text):
-    path = unfinished / "grid" / "unfinished" / "run.json"
-    path.unlink() if text is None else path.write_text(text)
-    before = contents(unfinished)
-    outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    check_refused(unfinished, outcome, "run.json is damaged", "delete", before=before)
-
-
-RESUMING = """\
-import sys
-from fedjax_mm import cli
-
-for directory in sys.argv[2:]:
-    try:
-        cli.main(["--devices", "1", "sweep", sys.argv[1], "--out", directory, "--resume"])
-    except SystemExit as end:
-        print(end.code)
-"""
-"""Each error is one line of its own."""
+"""Resumes the run of every directory, and prints the exit codes."""
 
 
 def test_another_number_of_devices_is_refused(small, unfinished):
-    """As if the run had begun with so many."""
+    """The record is edited as if the run had begun on one device."""
     change_record(unfinished, lambda record: record["identity"].update({"--devices": 1}))
     before = contents(unfinished)
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
     check_refused(unfinished, outcome, "--devices was 1, is 8", before=before)
 
 
-@pytest.mark.slow
-def test_a_second_process_and_another_number_of_devices_are_refused(small, unfinished, tmp_path):
-    free = shutil.copytree(unfinished, tmp_path / "free")
-    with Checkpoints(unfinished / "grid", resume=True):
-        before = contents(unfinished), contents(free)
-        command = [sys.executable, "-c", RESUMING, small.config, unfinished, free]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        second, fewer = done.stderr.splitlines(keepends=True)
-        assert done.stdout.split() == ["2", "2"]
-        outcome = Outcome(2, "", second)
-        check_refused(unfinished, outcome, "another process", "--out", before=before[0])
-    outcome = Outcome(2, "", fewer)
-    check_refused(free, outcome, "--devices was 8, is 1", before=before[1])
-
-
-# Damage
-
-
 def cut(checkpoint):
     os.truncate(checkpoint, checkpoint.stat().st_size // 2)
 
 
-def empty(checkpoint):
-    os.truncate(checkpoint, 0)
-
-
-def flip(path, place=None):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 if place is None else place] ^= 0xFF
-    path.write_bytes(content)
-
-
-def lose_an_array(checkpoint):
-    with np.load(checkpoint) as file:
-        *some, _ = file.values()
-    with checkpoint.open("wb") as file:
-        np.savez(file, *some)
-
-
-def say_nothing(checkpoint):
-    with checkpoint.open("wb") as file:
-        np.savez(file)
-
-
-DAMAGE = (cut, empty, flip, say_nothing, lose_an_array)
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinished, damage):
-    part = unfinished / "grid" / "unfinished" / "part-0002"
-    newest = part / f"{small.saves['part-0002'][-1]}.npz"
-    damage(newest)
-    with pytest.warns(UserWarning, match=f"{newest} is damaged and was skipped: .") as warned:
-        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    assert outcome.code == 0
-    assert len(warned) == 1
-    check_finished(unfinished, small.expected)
-
-
-def test_a_checkpoint_that_cannot_be_read_now_is_kept(small, unfinished, monkeypatch):
-    """A file system that is away for a moment is no damage."""
-    part = unfinished / "grid" / "unfinished" / "part-0002"
-    newest = part / f"{small.saves['part-0002'][-1]}.npz"
-    before, opened = contents(unfinished), Path.open
-
-    def fail(path, *arguments, **how):
-        if path == newest:
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return opened(path, *arguments, **how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", fail)
-        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    assert outcome.code == 1
-    for words in (f"cannot read {newest}", "Input/output error", "is kept", "--resume"):
-        assert words in outcome.err
-    assert contents(unfinished) == before
-    assert call("sweep", small.config, "--out", unfinished, "--resume").code == 0
-    check_finished(unfinished, small.expected)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda x: x[:-1], lambda x: [*x, x[-1]], lambda x: [y[:-1] for y in x]],
-    ids=["too few", "too many", "too short"],
-)
-def test_a_finished_batch_without_all_its_records_is_damaged(small, unfinished, change):
-    """Its digest is right, as if another program had saved it."""
-    with Checkpoints(unfinished / "grid", resume=True) as checkpoints:
-        saved = checkpoints.load(0)
-        checkpoints.save(0, saved.rounds, change(saved.arrays))
-    with pytest.warns(UserWarning, match="part-0000/.* is damaged and was skipped: .") as warned:
-        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    assert (outcome.code, len(warned)) == (0, 1)
-    check_finished(unfinished, small.expected)
-
-
-def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished):
+def test_a_part_whose_checkpoints_are_all_damaged_starts_over(small, unfinished):
     damaged = [
         unfinished / "grid" / "unfinished" / name / f"{rounds}.npz"
         for name in ("part-0000", "part-0002")
@@ -698,29 +362,8 @@ def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished
     check_finished(unfinished, small.expected)
 
 
-def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
-    arrays = {rounds: some_arrays(rounds)[:5:2] for rounds in (1, 2)}  # one of them is empty
-    with Checkpoints(tmp_path / "good") as checkpoints:
-        for rounds in arrays:
-            checkpoints.save(0, rounds, arrays[rounds])
-        part = tmp_path / "good" / "unfinished" / "part-0000"
-        whole, passed_over = {path: path.read_bytes() for path in part.iterdir()}, 0
-        size = len(whole[part / "2.npz"])
-        for place in range(0, size, 3):
-            flip(part / "2.npz", place)
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                loaded = checkpoints.load(0)
-            assert len(warned) == 2 - loaded.rounds, place
-            check_equal(loaded.arrays, arrays[loaded.rounds])
-            passed_over += len(warned)
-            for path, content in whole.items():
-                path.write_bytes(content)
-    assert passed_over > size / 3 / 2  # not all bytes matter, such as a date
-
-
 def test_arrays_of_one_shape_are_not_swapped_by_a_flipped_bit(tmp_path):
-    """The zip file's directory names the arrays, and has no checksum of its own."""
+    """The directory of a zip file names the arrays but has no checksum."""
     arrays = [np.full(3, i, np.float32) for i in range(8)]
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, 1, arrays)
@@ -738,12 +381,9 @@ def test_arrays_of_one_shape_are_not_swapped_by_a_flipped_bit(tmp_path):
             assert checkpoints.load(0) is None
 
 
-# A full disk
-
-
 @contextlib.contextmanager
 def small_disk(directory, size):
-    """A file system in memory; yields a function that changes its size."""
+    """Mounts a file system in memory, and yields a function that resizes it."""
 
     def mount(options, *arguments):
         command = ["mount", "-t", "tmpfs", "-o", options, *arguments, "tmpfs", str(directory)]
@@ -759,39 +399,12 @@ def small_disk(directory, size):
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def test_a_full_disk_ends_a_sweep_which_continues_when_there_is_room(small, tmp_path, caplog):
-    disk = tmp_path / "disk"
-    with small_disk(disk, "40k") as resize:
-        command = ("sweep", small.config, "--out", disk)
-        full = call(*command, "--save-every", 0)
-        assert full.code == 1
-        (line,) = lines_of(full)
-        assert f"cannot save to {disk}" in line
-        assert "no space left" in line
-        assert "make room and continue with --resume" in line
-        assert full.err.endswith(f"{line}\n")
-        assert "Traceback" not in full.err
-        assert not caplog.records
-        assert any(saved(disk).values())
-        assert not list(disk.rglob("*.part"))
-        copy = shutil.copytree(disk, tmp_path / "copy")
-
-        resize("20m")
-        assert call(*command, "--resume").code == 0
-        check_finished(disk, small.expected)
-    assert call("sweep", small.config, "--out", copy, "--resume").code == 0
-    check_finished(copy, small.expected)
-
-
-def test_a_result_that_finds_no_room_is_an_error_in_one_line(small, tmp_path):
+def test_a_result_that_does_not_fit_on_disk_is_an_error(small, tmp_path):
     with small_disk(tmp_path / "disk", "8k"):
         many = xr.Dataset({"loss": ("round", np.random.default_rng(0).random(10_000))})
         with pytest.raises(OSError, match=r"cannot write .*result.nc: .*room"):
             save_dataset(many, tmp_path / "disk" / "result.nc")
         assert files(tmp_path / "disk") == []
-
-
-# The directory
 
 
 def some_arrays(rounds):
@@ -834,7 +447,7 @@ def test_the_last_two_states_of_a_part_are_kept(tmp_path):
     assert saved(tmp_path) == {"part-0000": [7, 8], "part-0001": [2]}
 
 
-def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
+def test_half_written_files_of_a_killed_process_are_removed(tmp_path):
     with Checkpoints(tmp_path / "grid") as checkpoints:
         checkpoints.save(0, 1, some_arrays(1))
     part = tmp_path / "grid" / "unfinished" / "part-0000"
@@ -886,23 +499,8 @@ def test_differences_are_named(tmp_path):
                 checkpoints.claim(identity | change)
 
 
-def test_a_diverged_run_is_over(tmp_path):
-    config = write_config(
-        tmp_path, num_models=2, num_rounds=12, num_seeds=1, num_clients=5, block_size=2
-    )
-    config.write_text(config.read_text().partition("[algorithms.MFA-Rand]")[0])
-    hot = ("--set", "algorithms.MFA-RR.learning_rate=1e6")
-    outcome = call("run", config, "--out", tmp_path, "--save-every", 0, *hot)
-    assert outcome.code == 1
-    assert "diverged" in outcome.err
-    assert files(tmp_path / "grid") == ["manifest.json", "result.nc"]
-
-
-# In Python
-
-
 def wandering(num_clients, num_models):
-    """The state is a random key, split anew in every round."""
+    """An assignment whose state is a random key, which it splits in every round."""
 
     def assign(rng_key, t, key, look):
         key, draw = jax.random.split(key)
@@ -914,7 +512,7 @@ def wandering(num_clients, num_models):
 
 @functools.cache
 def wander(second=1.0):
-    """A sweep with shared data; the second target is given."""
+    """A sweep with shared data, in which `second` is the second target."""
 
     def build(learning_rate, targets):
         return Setup(Towards(targets), fedavg(learning_rate, local_steps=2), wandering(4, 2))
@@ -923,21 +521,7 @@ def wander(second=1.0):
     return Grid(build, {"learning_rate": [0.1, 0.2]}, 9, num_seeds=3, shared=shared)
 
 
-def test_a_second_signal_is_obeyed_at_once(tmp_path):
-    def twice(label, done, total):
-        for _ in range(2 * (done > 0)):
-            signal.raise_signal(signal.SIGINT)
-
-    # A shell's jobs in the background are started with SIGINT ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
-            sweep_of(wander(), Execution([callbacks.progress(twice)], checkpoints))
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_random_keys_in_states_and_shared_data_are_continued(tmp_path):
+def test_runs_with_shared_data_and_random_keys_in_their_states_resume(tmp_path):
     before, after = [], []
     report = callbacks.progress(signalling(signal.SIGINT, 0.6, before))
     with (

@@ -1,29 +1,25 @@
-"""1, 2 and 8 devices, the replica axis and the client axis, against one device without a mesh."""
+"""Runs split over 1, 2 and 8 devices agree with one device without a mesh."""
 
 import functools
-import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import xarray as xr
 
-from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate
-from fedjax_mm.compiler import SAFE
-from fedjax_mm.experiments.overrides import load
+from fedjax_mm import fedavg, mfa_rand, mfa_rr, simulate
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, use_cpu_devices
 from fedjax_mm.tasks import quadratic
-from tests.helpers import Towards, counting, slow_unless
+from tests.helpers import slow_unless
 
-N = 13  # divided neither by the models nor by the devices
+N = 13  # divisible by neither the number of models nor that of devices
+
+
 ASSIGNMENTS = {"mfa_rand": mfa_rand(N, 3), "mfa_rr": mfa_rr(N, 3, cohort_size=11)}
+
+
 LAYOUTS = [(1, "clients"), (2, "clients"), (8, "clients"), (2, "replicas")]
 
 
@@ -37,7 +33,7 @@ def close(actual, expected, tolerance):
 
 
 def quadratic_run(name, client_axis=None):
-    """Of some replicas."""
+    """`simulate` of several replicas."""
 
     def one(rng_key, task):
         return simulate(
@@ -61,7 +57,7 @@ def alone(name, precision):
         return jax.device_get(program(seed_keys(0, range(4)), quadratic(N, 2, mu=0.01)))
 
 
-QUICK = {("mfa_rand", "float32"): LAYOUTS[2:], ("mfa_rr", "float64"): LAYOUTS[:2]}
+QUICK = {("mfa_rand", "float32"): LAYOUTS[2:], ("mfa_rr", "float64"): LAYOUTS[1:2]}
 
 
 @pytest.mark.parametrize(
@@ -84,90 +80,7 @@ def test_devices_agree(count, axis, name, precision):
         close(actual, expected, 1e-6 if precision == "float32" else 1e-12)
 
 
-def counting_run(client_axis=None):
-    """Of some replicas: the models."""
-
-    def one(rng_key, task):
-        options = {"client_axis": client_axis}
-        return simulate(rng_key, task, counting(), mfa_rand(N, 3), 9, **options)[0].models
-
-    return jax.vmap(one, (0, None))
-
-
-@functools.cache
-def counted_alone():
-    """Two replicas on one device."""
-    return jax.jit(counting_run())(seed_keys(1, range(2)), Towards(jnp.arange(float(N))))
-
-
-@pytest.mark.parametrize(
-    ("count", "axis"), [slow_unless(where in LAYOUTS[2:], *where) for where in LAYOUTS]
-)
-def test_client_states_come_home_from_every_device(count, axis):
-    where = layout(2, jax.devices()[:count], axis)
-    task, keys = Towards(jnp.arange(float(N))), seed_keys(1, range(2))
-    program = where.over(counting_run(where.client_axis), (0, None))
-    close(jax.jit(program)(keys, task), counted_alone(), 0)
-
-
-def test_dense_updates_and_gradients_are_summed_once():
-    """A gradient inside the mesh must not be added up over devices by itself."""
-    where = layout(1, jax.devices()[:8], "clients")
-    task = Towards(jnp.arange(float(N)))
-
-    def one(rng_key, task):
-        start = {"w": jnp.zeros(3)}
-        return (
-            simulate(
-                rng_key,
-                task,
-                fedavg(1.0, local_steps=1),
-                mfa_rand(N, 1),
-                1,
-                params=start,
-                client_axis="clients",
-            )[0]
-            .models[0]
-            .params["w"]
-        )
-
-    moved = jax.jit(where.over(jax.vmap(one, (0, None)), (0, None)))(seed_keys(0, range(1)), task)
-    np.testing.assert_allclose(moved, np.full((1, 1, 3), (N - 1) / 2), rtol=1e-6)
-
-
-def some_seeds(num_seeds):
-    config = {
-        "task": {"num_clients": N, "block_size": 2, "mu": 0.05},
-        "num_models": 3,
-        "num_rounds": 6,
-        "num_seeds": num_seeds,
-        "algorithms": {
-            "RR": {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 2}
-        },
-    }
-    return run(Experiment.model_validate(config))
-
-
-@functools.cache
-def eleven_seeds_alone():
-    """On one device."""
-    first = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, first, axis))
-        return some_seeds(11)
-
-
-@pytest.mark.parametrize("num_seeds", [slow_unless(n in (3, 11), n) for n in (1, 3, 8, 11)])
-def test_run_uses_all_devices_and_drops_what_pads(num_seeds):
-    """Fewer, as many and more seeds than the 8 devices of the tests."""
-    everywhere, alone = some_seeds(num_seeds), eleven_seeds_alone()
-    assert everywhere.sizes["seed"] == num_seeds
-    for name in alone.data_vars:
-        expected = alone[name].isel(seed=slice(num_seeds))
-        np.testing.assert_allclose(everywhere[name], expected, rtol=2e-6)
-
-
-def test_no_more_devices_than_replicas():
+def test_the_replica_axis_has_no_more_devices_than_replicas():
     assert [layout(n, axis="replicas").mesh.size for n in (1, 7, 8, 9)] == [1, 7, 8, 8]
     assert [layout(n, axis="replicas").padded(n) for n in (1, 7, 8, 9)] == [1, 7, 8, 16]
     assert [layout(n).axis for n in (1, 7, 8, 9)] == ["clients", "clients", "replicas", "replicas"]
@@ -175,165 +88,16 @@ def test_no_more_devices_than_replicas():
     assert layout(3, axis="clients").padded(3) == 3
 
 
-ONE = {
-    name: f"""
-num_models = 3
-num_rounds = 10
-num_seeds = 3
-
-[task]
-name = "quadratic"
-num_clients = 13
-
-[algorithms.A]
-assignment = {assignment}
-learning_rate = 0.1
-local_steps = 5
-"""
-    for name, assignment in (
-        ("mfa_rand", '{ name = "mfa_rand" }'),
-        ("mfa_rr", '{ name = "mfa_rr", cohort_size = 11 }'),
-    )
-}
-"""An experiment with one algorithm, by its assignment."""
-
-AXES = """
-[axes]
-learning_rate = [0.05, 0.1, 0.2]
-"""
+"""Maps the name of an assignment to an experiment with one algorithm."""
 
 
-COMMANDS = """
-import json
-import sys
-from fedjax_mm import cli
-
-for arguments in json.loads(sys.argv[1]):
-    try:
-        cli.main(arguments)
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
-"""Several commands one after the other."""
-
-STRUCK = """
-import signal
-from fedjax_mm.sweeps import plan, saving
-
-def struck(number, usual):
-    def then(*args):
-        signal.raise_signal(number)
-        return usual(*args)
-    return then
-"""
-"""A function of a process that sends itself a signal first."""
+"""Runs several commands in turn."""
 
 
-def in_two_processes(directory, commands, seconds=None, code=""):
-    """The codes and outputs of commands; the code comes before them in the second process."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-
-    def start(process):
-        first = ["--devices", "1", "--process", f"{process}/2@localhost:{port}", *commands[0]]
-        return subprocess.Popen(
-            [sys.executable, "-c", code * process + COMMANDS, json.dumps([first, *commands[1:]])],
-            cwd=directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    processes = [start(0), start(1)]
-    try:
-        outputs = [process.communicate(timeout=seconds) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], outputs
+"""Wraps a function so that the process first sends itself a signal."""
 
 
-SPLITS = [
-    (name, split, precision)
-    for precision in ("float32", "float64")
-    for split in ("replicas", "clients")
-    for name in ASSIGNMENTS
-]
-
-
-@pytest.mark.parametrize(
-    "cases",
-    [
-        pytest.param([each for each in SPLITS if each[::2] == ("mfa_rr", "float64")], id="two"),
-        pytest.param(SPLITS, id="all", marks=pytest.mark.slow),
-    ],
-)
-def test_two_processes_agree_with_one(tmp_path, cases):
-    """Nine replicas over two devices, and 13 clients in 3 groups: nothing divides evenly."""
-    commands = []
-    for name, split, precision in cases:
-        (tmp_path / f"{name}.toml").write_text(ONE[name] + AXES)
-        options = ["--set", f"precision={precision}", "--split", split]
-        where = ["--out", f"{split}-{precision}"]
-        commands.append(["sweep", f"{name}.toml", *where, *options])
-
-    codes, outputs = in_two_processes(tmp_path, commands)
-    assert codes == [0, 0], outputs
-    assert outputs[0][1].count("on 2 devices") == len(cases)
-    assert outputs[0][0].count("result.nc, manifest.json") == len(cases)
-    said = [line for line in outputs[1][0].splitlines() if not line.startswith("[Gloo]")]
-    assert said == []  # the first one speaks and writes
-
-    @functools.cache
-    def alone(name, precision):
-        return run(load(tmp_path / f"{name}.toml", Experiment, [f"precision={precision}"]))
-
-    for name, split, precision in cases:
-        tolerance = 1e-6 if precision == "float32" else 1e-12
-        expected = alone(name, precision)
-        path = tmp_path / f"{split}-{precision}" / name / "result.nc"
-        with xr.open_dataset(path) as result:
-            for each in expected.data_vars:
-                scale = np.abs(expected[each]).max().item()
-                np.testing.assert_allclose(
-                    result[each], expected[each], rtol=0, atol=tolerance * scale, err_msg=each
-                )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strike", "codes", "said"),
-    [
-        pytest.param(
-            "plan._lower = struck(signal.SIGTERM, plan._lower)\n",
-            [143, 143],
-            "SIGTERM: stopped before it computed anything; continue with --resume, "
-            "or in Python by the same call with Checkpoints(directory, resume=True)\n",
-            id="stopped while it compiles",
-        ),
-        pytest.param(
-            "saving.Saving.save = struck(signal.SIGKILL, saving.Saving.save)\n",
-            [1, -9],
-            "if another process has ended, start all of them again with --resume\n",
-            id="killed while it computes",
-        ),
-    ],
-)
-def test_two_processes_end_together_and_say_why_in_one_line(tmp_path, strike, codes, said):
-    """Without this, the other one waits for minutes, and then shows a traceback."""
-    (tmp_path / "both.toml").write_text(ONE["mfa_rr"] + AXES)
-    command = ["sweep", "both.toml", "--resume"]
-    ended, outputs = in_two_processes(tmp_path, [command], 90, STRUCK + strike)
-    assert ended == codes, outputs
-    last = outputs[0][1]
-    assert last.endswith(said)
-    assert "Traceback" not in last
-    assert in_two_processes(tmp_path, [command])[0] == [0, 0]
-
-
-def test_one_of_several_that_is_stopped_while_it_compiles_stops_them_all(monkeypatch):
+def test_stopping_one_process_while_it_compiles_stops_all(monkeypatch):
     def compiling(*args):
         signal.raise_signal(signal.SIGTERM)
 
@@ -349,52 +113,17 @@ def test_one_of_several_that_is_stopped_while_it_compiles_stops_them_all(monkeyp
 @pytest.mark.parametrize(
     "address", ["", "0/2", "2/2@host:1", "x/2@host:1", "0/2@host", "0/2@host:0", "0/2@host:65536"]
 )
-def test_an_address_of_processes_is_checked(address):
+def test_the_address_of_a_process_is_checked(address):
     with pytest.raises(ValueError, match="write it as I/N@HOST:PORT"):
         join_processes(address)
 
 
-def test_an_unknown_host_is_refused_before_anybody_waits_for_it():
+def test_an_unknown_host_is_refused_without_waiting():
     with pytest.raises(ValueError, match="its host is unknown"):
         join_processes("0/2@nowhere.invalid:9911")
 
 
-PATIENT = """
-import os
-import jax
-from fedjax_mm.sweeps import use_cpu_devices
-from fedjax_mm.sweeps.devices import layout
-use_cpu_devices(2)
-where = layout(1, axis="clients")
-total = where.over(lambda x: jax.lax.psum(x + jax.lax.axis_index("clients"), "clients"))
-assert jax.jit(total)(jax.numpy.ones(1)).tolist() == [3]
-print(os.environ["XLA_FLAGS"])
-"""
-
-
-def test_devices_wait_for_each_other_as_long_as_it_takes():
-    """XLA would abort after 40 seconds, and at a flag that it does not know; the user's flags win.
-
-    Clients of 925, 54, 63 and 86 examples, shared out over two devices, were enough for that.
-    """
-    given = "--xla_cpu_collective_timeout_seconds=7"
-    done = subprocess.run(
-        [sys.executable, "-c", PATIENT],
-        env=os.environ | {"XLA_FLAGS": given},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    warn, terminate, network, safe, last = done.stdout.split()
-    assert safe == SAFE
-    assert warn == "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1000000000"
-    assert terminate == "--xla_cpu_collective_call_terminate_timeout_seconds=1000000000"
-    assert network == "--xla_cpu_collective_timeout_seconds=1000000000"
-    assert last == given
-
-
 @pytest.mark.parametrize("count", [0, -1, 513, 10**6])
-def test_a_number_of_devices_is_checked(count):
+def test_the_number_of_devices_is_checked(count):
     with pytest.raises(ValueError, match=f"the number of devices is {count}; it must be 1 to 512"):
         use_cpu_devices(count)

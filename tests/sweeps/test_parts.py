@@ -1,17 +1,14 @@
-"""Parts of a sweep: computed apart and joined, they are the sweep."""
+"""Parts of a sweep, computed separately and joined, equal the sweep."""
 
 import functools
 import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
 
-from fedjax_mm import cli, fedavg, mfa_rand, mfa_rr, open_result, sweep
-from fedjax_mm.experiments import run as experiments
-from fedjax_mm.results.params import load_params
-from fedjax_mm.sweeps import Callback, Checkpoints, Grid, Setup, Until, plan
+from fedjax_mm import cli, fedavg, mfa_rand, mfa_rr, sweep
+from fedjax_mm.sweeps import Grid, Setup, plan
 from fedjax_mm.sweeps.parts import (
     compute_part,
     join_parts,
@@ -45,7 +42,7 @@ def grid():
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
-    """Programs are traced once for all tests."""
+    """Traces each program once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "programs_of", functools.cache(programs_of))
         patch.setattr("fedjax_mm.sweeps.parts.programs_of", plan.programs_of)
@@ -64,11 +61,8 @@ def check_equal(found, expected):
         assert found[name].attrs == expected[name].attrs
 
 
-# Shares
-
-
 @pytest.mark.parametrize("of", [1, 2, 5, 12, 30])
-def test_shares_have_every_run_once_in_neighbouring_parts(grid, of):
+def test_shares_contain_every_run_once_and_in_order(grid, of):
     programs = plan.programs_of(grid)
     owners = [np.zeros(len(each), int) for each in programs]
     for number in range(1, of + 1):
@@ -82,8 +76,8 @@ def test_shares_have_every_run_once_in_neighbouring_parts(grid, of):
         assert set(order) == set(range(1, of + 1))
 
 
-def test_shares_cost_alike():
-    """Runs of MFA-RR cost three times as many local trainings here."""
+def test_shares_have_about_equal_costs():
+    """A local training of MFA-RR costs three times that of MFA-Rand here."""
 
     def cost(assignment, num_models, mu):
         return 3.0 if assignment == "RR" else 1.0
@@ -106,12 +100,9 @@ def test_shares_cost_alike():
     assert np.ptp(totals) <= one_run
 
 
-# Joining
-
-
 @pytest.mark.parametrize("of", [slow_unless(of == 3, of) for of in (1, 3, 7, 30)])
-def test_parts_are_the_sweep(grid, pieces, of):
-    """30 parts of 12 runs, of which some are empty, too."""
+def test_joined_parts_equal_the_sweep(grid, pieces, of):
+    """With 30 parts and 12 runs, some parts are empty."""
     expected, params = sweep(grid)
     made = pieces if of == 3 else [compute_part(grid, Part(k, of)) for k in range(1, of + 1)]
     found, kept = join_parts(grid, reversed(made))
@@ -130,16 +121,7 @@ def test_parts_are_the_sweep(grid, pieces, of):
     }
 
 
-def test_parts_that_met_a_target_are_the_sweep():
-    grid = make(until=Until("excess_loss", at_most=0.3), keep=None, seed=3, first_seed=5)
-    made = [compute_part(grid, Part(number, 2)) for number in (1, 2)]
-    found, params = join_parts(grid, made)
-    assert params is None
-    assert (found.ended >= 0).any()
-    check_equal(found, sweep(grid))
-
-
-def test_a_piece_is_read_as_it_was_written(grid, pieces, tmp_path):
+def test_a_piece_survives_a_round_trip(grid, pieces, tmp_path):
     save_piece(pieces[1], tmp_path / "2-of-3.npz")
     again = load_piece(tmp_path / "2-of-3.npz")
     assert again.part == Part(2, 3)
@@ -160,46 +142,28 @@ def test_a_piece_is_read_as_it_was_written(grid, pieces, tmp_path):
         ([0, 1, 2, 1], "part 2/3 comes twice"),
     ],
 )
-def test_parts_must_be_all_there_once(grid, pieces, which, message):
+def test_every_part_must_be_given_once(grid, pieces, which, message):
     with pytest.raises(ValueError, match=message):
         join_parts(grid, [pieces[each] for each in which])
 
 
-def test_a_part_has_one_of_the_numbers(grid):
+def test_a_part_number_above_the_number_of_parts_is_refused(grid):
     with pytest.raises(ValueError, match=r"part is 3/2; give Part\(K, N\) with K from 1 to N"):
         compute_part(grid, Part(3, 2))
 
 
-def test_parts_must_have_every_run_once(grid, pieces):
-    """As if they were of two versions that cut the runs at other places."""
+def test_parts_must_contain_every_run_once(grid, pieces):
+    """The parts are as if two versions had split the runs at different places."""
     first = pieces[0].runs[0]
     fewer = first._replace(replicas=first.replicas * 0)
     with pytest.raises(ValueError, match="do not contain every run once"):
         join_parts(grid, [pieces[0]._replace(runs=[fewer, *pieces[0].runs[1:]]), *pieces[1:]])
 
 
-def test_parts_of_two_numbers_are_not_joined(grid, pieces):
+def test_parts_of_different_splits_are_not_joined(grid, pieces):
     other = compute_part(grid, Part(1, 30))
     with pytest.raises(ValueError, match="part 1/30 comes twice, or with parts of 3"):
         join_parts(grid, [pieces[0], other])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_rounds": 8}, "num_rounds was 4, is 8"),
-        ({"num_seeds": 3}, "num_seeds was 2, is 3"),
-        ({"seed": 1}, "seed was 0, is 1"),
-        ({"first_seed": 1}, "first_seed was 0, is 1"),
-        ({"keep": None}, 'keep was "params", is null'),
-        ({"shared": {"x": np.ones(2)}}, "shared data was"),
-        ({"config": {"mu": 1}}, 'config was null, is {"mu": 1}'),
-    ],
-)
-def test_parts_of_another_run_are_named(pieces, change, message):
-    with pytest.raises(ValueError, match="part 1/3 is from another run") as error:
-        join_parts(make(**change), pieces)
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["versions", "revision"])
@@ -228,9 +192,6 @@ def test_damaged_parts_are_named(pieces, tmp_path, damage):
         load_piece(path)
 
 
-# Names of parts
-
-
 def array(first, last, here, step=1, count=None):
     count = 1 + (last - first) // step if count is None else count
     given = {"ID": here, "MIN": first, "MAX": last, "STEP": step, "COUNT": count}
@@ -247,7 +208,7 @@ def array(first, last, here, step=1, count=None):
         ("slurm", array(0, 20, 10, step=10), (2, 3)),
     ],
 )
-def test_a_part_has_a_name(text, environ, part):
+def test_the_name_of_a_part_is_parsed(text, environ, part):
     assert part_of(text, environ) == Part(*part)
 
 
@@ -272,8 +233,6 @@ def test_other_names_are_refused(text, environ, message):
         part_of(text, environ)
 
 
-# Commands
-
 FILE = """\
 num_models = 2
 num_rounds = 4
@@ -293,7 +252,7 @@ task.mu = [0.1, 0.2, 0.4]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A file, and the directory of its result and of its three parts."""
+    """A folder with an experiment file, its result and its three parts."""
     folder = tmp_path_factory.mktemp("parts")
     (folder / "grid.toml").write_text(FILE)
     assert call("sweep", folder / "grid.toml", "--out", folder / "whole") == 0
@@ -318,221 +277,9 @@ def folder(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "copy")
 
 
-def test_commands_compute_parts_and_merge_them(folder, capsys):
-    assert call("merge", folder / "cut/grid") == 0
-    found, expected = open_result(folder / "cut/grid"), open_result(folder / "whole/grid")
-    check_equal(found, expected)
-    about = found.attrs["manifest"]
-    assert about["config"] == expected.attrs["manifest"]["config"]
-    assert about["parts"] == 3
-    names = {"figure.png", "manifest.json", "parts", "result.nc"}
-    assert {path.name for path in (folder / "cut/grid").iterdir()} == names
-    assert {path.name for path in (folder / "cut/grid/parts").iterdir()} == {
-        f"{number}-of-3.npz" for number in (1, 2, 3)
-    }
-    capsys.readouterr()
-    assert call("merge", folder / "cut/grid", "--resume") == 0
-    assert "is complete; nothing to resume" in capsys.readouterr().out
-
-
-def test_a_part_that_is_there_is_left_alone(folder, capsys):
-    path = folder / "cut/grid/parts/2-of-3.npz"
-    before = path.stat().st_mtime_ns
-    assert part(folder, "2/3") == 0
-    assert "2-of-3.npz is complete; nothing to resume" in capsys.readouterr().out
-    assert path.stat().st_mtime_ns == before
-    assert part(folder, "2/3", "--overwrite") == 0
-    assert path.stat().st_mtime_ns > before
-
-
-def test_a_damaged_part_is_made_again(folder, capsys):
-    path = folder / "cut/grid/parts/2-of-3.npz"
-    path.write_bytes(path.read_bytes()[:-100])
-    assert call("merge", folder / "cut/grid") == 2
-    assert "2-of-3.npz is damaged; compute this part again" in capsys.readouterr().err
-    assert not (folder / "cut/grid/result.nc").exists()
-    assert part(folder, "2/3") == 0
-    assert "made again" in capsys.readouterr().err
-    assert call("merge", folder / "cut/grid") == 0
-
-
-def test_what_cannot_be_merged_is_named(folder, capsys):
-    parts = folder / "cut/grid/parts"
-
-    def refused(*words):
-        assert call("merge", folder / "cut/grid", *words) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-        return line
-
-    capsys.readouterr()
-    kept = (parts / "3-of-3.npz").rename(folder / "kept")
-    assert "part number 3 of 3 is missing: compute with --part 3/3 --resume" in refused()
-    (parts / "3-of-3/unfinished/part-0000").mkdir(parents=True)
-    assert "part number 3 of 3 is unfinished: continue with --part 3/3 --resume" in refused()
-    kept.rename(parts / "3-of-3.npz")
-    shutil.copy(parts / "2-of-3.npz", parts / "1-of-4.npz")
-    assert "has parts of 3 and of 4; delete the unwanted ones" in refused()
-    (parts / "1-of-4.npz").rename(parts / "1-of-3.npz")
-    assert "1-of-3.npz is damaged" in refused()
-    assert call("merge", folder / "whole") == 2
-    assert "has no parts; compute them" in capsys.readouterr().err
-
-
-def test_a_part_of_another_run_is_kept(folder, capsys):
-    assert part(folder, "1/3", "--set", "num_rounds=8") == 2
-    words = "1-of-3.npz is a part of another run: config.num_rounds was 4, is 8; choose another"
-    assert words in capsys.readouterr().err
-    assert part(folder, "1/3", "--set", "num_rounds=8", "--overwrite") == 0
-    capsys.readouterr()
-    assert call("merge", folder / "cut/grid") == 2
-    assert "is from another run" in capsys.readouterr().err
-
-
-def test_parts_of_another_number_are_kept(folder, capsys):
-    """One task of an array of 200 that is repeated alone is not the only part."""
-    assert part(folder, "1/1") == 2
-    assert "has parts of 3; give --part K/N with that N, or delete them" in capsys.readouterr().err
-
-
-def test_a_part_that_was_interrupted_goes_on(folder, capsys, monkeypatch):
-    """Also over a finished part, which was to be replaced."""
-    change = ("--set", "num_rounds=8", "--save-every", 0)
-    stop = Callback(on_segment=lambda segment: os.kill(os.getpid(), signal.SIGTERM))
-
-    def watched(experiment, part, how, **more):
-        how = how._replace(callbacks=[*how.callbacks, stop])
-        return experiments.run_part(experiment, part, how, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fedjax_mm.cli.parts.run_part", watched)
-        assert part(folder, "1/3", *change, "--overwrite") == 128 + signal.SIGTERM
-    assert (folder / "cut/grid/parts/1-of-3/unfinished").exists()
-    assert part(folder, "1/3", *change) == 2
-    assert "holds an unfinished run; continue it with --resume" in capsys.readouterr().err
-    assert part(folder, "1/3", *change, "--resume") == 0
-    assert load_piece(folder / "cut/grid/parts/1-of-3.npz").about["config"]["num_rounds"] == 8
-
-
-def test_a_merge_is_alone(folder, capsys):
-    with Checkpoints(folder / "cut/grid"):
-        assert call("merge", folder / "cut/grid") == 2
-    assert "another process is writing into" in capsys.readouterr().err
-    (folder / "cut/grid/unfinished/part-0000").mkdir(parents=True)
-    assert call("merge", folder / "cut/grid") == 2
-    assert "holds an unfinished run" in capsys.readouterr().err
-    assert not (folder / "cut/grid/result.nc").exists()
-
-
-def test_axes_that_choose_tables_are_merged(tmp_path):
-    """Other values have no place for the settings of the first one's table."""
-    text = FILE.replace("task.mu = [0.1, 0.2, 0.4]", 'assignment.name = ["mfa_rand", "mfa_rr"]')
-    (tmp_path / "grid.toml").write_text(text)
-    words = ("sweep", tmp_path / "grid.toml", "--out")
-    assert call(*words, tmp_path / "whole") == 0
-    for number in (1, 2):
-        assert call(*words, tmp_path / "cut", "--part", f"{number}/2") == 0
-    assert call("merge", tmp_path / "cut/grid") == 0
-    check_equal(open_result(tmp_path / "cut/grid"), open_result(tmp_path / "whole/grid"))
-
-
-@pytest.mark.slow
-def test_parameters_are_merged(folder):
-    """Of a run, which has no axes."""
-    text = FILE[: FILE.index("[axes]")]
-    (folder / "one.toml").write_text(text)
-    words = ("run", folder / "one.toml", "--save-params", "--out")
-    assert call(*words, folder / "whole") == 0
-    for number in (1, 2):
-        assert call(*words, folder / "cut", "--part", f"{number}/2") == 0
-    assert call("merge", folder / "cut/one") == 0
-    found, expected = (load_params(folder / name / "one/params.npz") for name in ("cut", "whole"))
-    assert found.labels == expected.labels
-    for name, x in expected.arrays.items():
-        np.testing.assert_array_equal(found.arrays[name], x)
-
-
-def test_a_finished_result_needs_no_parts(folder, capsys):
-    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", "--part", "1/3", "--resume")
-    assert call(*words) == 0
-    assert "is complete; nothing to resume" in capsys.readouterr().out
-
-
-def test_the_plan_of_a_part_is_shown(folder, capsys):
-    assert part(folder, "1/3", "--dry-run") == 0
-    shown = capsys.readouterr().err
-    assert "1 program to compile" in shown
-    assert f"{3 * 4 * 6:,} local trainings" in shown  # of 3 runs: rounds, clients
-
-
-# Seeds
-
-
-def test_later_seeds_are_added_to_a_finished_result(folder, capsys):
-    """The first three are not computed again, and the result is that of five."""
-    words = ("sweep", folder / "grid.toml", "--out")
-    assert call(*words, folder / "whole", "--first-seed", 3, "--set", "num_seeds=2") == 0
-    found = open_result(folder / "whole/grid")
-    assert call(*words, folder / "five", "--set", "num_seeds=5") == 0
-    expected = open_result(folder / "five/grid")
-    check_equal(found, expected)
-    np.testing.assert_array_equal(found.seed, range(5))
-    assert found.attrs["manifest"]["config"] == expected.attrs["manifest"]["config"]
-    capsys.readouterr()
-    assert call(*words, folder / "whole", "--first-seed", 3, "--set", "num_seeds=2") == 0
-    assert "is complete; nothing to resume" in capsys.readouterr().out
-    for number in (3, 5):  # the seeds of the file, which a script may ask for again, and all
-        words_of = (*words, folder / "whole", "--set", f"num_seeds={number}", "--resume")
-        assert call(*words_of) == 0
-        assert "is complete; nothing to resume" in capsys.readouterr().out
-    assert call(*words, folder / "whole", "--set", "num_seeds=7", "--resume") == 2
-    assert "has 5 seeds, and num_seeds is 7; to add seeds, give --first-seed 5" in (
-        capsys.readouterr().err
-    )
-
-
-def test_later_seeds_survive_a_kill_before_the_last_file(folder):
-    later = ("--first-seed", 3, "--set", "num_seeds=2")
-    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", *later)
-    manifest = folder / "whole/grid/manifest.json"
-    before = manifest.read_bytes()
-    assert call(*words) == 0
-    after = manifest.read_bytes()
-    manifest.write_bytes(before)
-    assert call(*words) == 0
-    assert manifest.read_bytes() == after
-
-
-def test_later_seeds_are_not_added_to_parameters(folder, capsys):
-    (folder / "whole/grid/params.npz").touch()
-    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", "--first-seed", 3)
-    assert call(*words) == 2
-    assert "--first-seed 3 adds to no parameters" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_later_seeds_may_be_parts(folder):
-    later = ("--first-seed", 3, "--set", "num_seeds=2")
-    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", *later)
-    for number in (1, 2):
-        assert call(*words, "--part", f"{number}/2") == 0
-    assert call("merge", folder / "whole/grid", "--first-seed", 3) == 0
-    assert open_result(folder / "whole/grid").sizes["seed"] == 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--first-seed", 2], "has 3 seeds; give --first-seed 3"),
-        (["--first-seed", 3, "--set", "num_rounds=8"], "num_rounds was 4, is 8"),
-        (
-            ["--first-seed", 3, "--out", "none"],
-            "adds seeds to a finished result, but there is none",
-        ),
-    ],
-)
-def test_seeds_are_added_to_their_own_result_alone(folder, capsys, monkeypatch, options, message):
-    monkeypatch.chdir(folder)
-    before = (folder / "whole/grid/result.nc").read_bytes()
-    assert call("sweep", "grid.toml", "--out", "whole", *options) == 2
-    assert message in capsys.readouterr().err
-    assert (folder / "whole/grid/result.nc").read_bytes() == before
+def test_a_part_leaves_out_the_padding_of_devices():
+    """Nine runs share eight devices."""
+    axes = {"assignment": ["Rand"], "num_models": [2], "mu": [0.1, 0.2, 0.4]}
+    piece = compute_part(Grid(build, axes, num_rounds=1, num_seeds=3), Part(1, 1))
+    replicas = np.concatenate([each.replicas for each in piece.runs])
+    np.testing.assert_array_equal(np.sort(replicas), np.arange(9))

@@ -1,13 +1,10 @@
-"""Sweeps: few compilations, the numbers of single runs at every point, labels, and refusals."""
+"""Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
-import dataclasses
 import functools
 import math
 import os
-import re
 import threading
 from concurrent.futures import Future
-from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -18,72 +15,66 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import (
-    Experiment,
-    appealing,
     fedavg,
-    full_participation,
     mfa_rand,
     mfa_rr,
-    run,
-    sequential,
     simulate,
     sweep,
     to_dataset,
 )
-from fedjax_mm.base import Algorithm, Assignment, Cohort
-from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.keys import seed_keys
-from fedjax_mm.schedules import inverse_time, per_frame
-from fedjax_mm.sweeps import DivergenceError, Setup
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps import plan as plan_module
-from fedjax_mm.sweeps.callbacks import Callback
-from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.sweeps.program import OneOf, Program
+from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.structures import programs_of
-from fedjax_mm.tasks import quadratic, requiring
-from fedjax_mm.workloads import WORKLOADS
-from tests.helpers import Towards, counting
+from fedjax_mm.tasks import quadratic
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
+
+
 AXES = {
     "learning_rate": [0.05, 0.1, 0.2],
     "assignment": [mfa_rand, mfa_rr],
     "num_models": [3, 2],
 }
+
+
 ONE = {"learning_rate": AXES["learning_rate"], "assignment": [mfa_rr], "num_models": [2]}
-"""The axes of one program, which are a part of the whole grid."""
+
+
+"""The axes of one program, a subset of the whole grid."""
+
+
 SIZES = {"num_rounds": ROUNDS, "num_seeds": SEEDS, "seed": SEED}
-HOT, HOTTER = 20.0, 80.0  # rates that diverge in the last rounds, or not yet, and in the middle
+
+
+HOT, HOTTER = 20.0, 80.0  # rates that diverge late or not at all, and early
 
 
 def build(learning_rate, assignment, num_models):
-    """Unequal groups; a start at 0, where client 1 alone is not at its minimum."""
+    """Cohorts have unequal sizes, and all clients but the first start at their minimum."""
     algorithm = fedavg(learning_rate, local_steps=2)
     return Setup(quadratic(N, 2, mu=0.05), algorithm, assignment(N, num_models))
 
 
 ONE_GRID = Grid(build, ONE, **SIZES)
-"""Traced once however often it runs."""
+
+
+"""Traced only once by `follow`."""
 
 
 def follow(grid, on_divergence="mark", **how):
-    """What `sweep` does with a grid."""
+    """Does the same as `sweep`, but traces a grid only once."""
     how = Execution(**how)
     return carry_out(plan_for(grid, how), how, on_divergence=on_divergence)[0]
 
 
-def single_runs(setup, num_rounds=ROUNDS, num_seeds=SEEDS):
-    """`simulate` with the seeds one by one, labelled."""
-    (runs,) = runs_at([()], lambda: setup, num_rounds, num_seeds)
-    return runs
-
-
 def runs_at(points, build, num_rounds=ROUNDS, num_seeds=SEEDS):
-    """The same at several points, numbers that `build` takes: one after the other."""
+    """Yields the same for each of several points, given as arguments of `build`."""
 
     @jax.jit
     def one(key, point):
@@ -96,7 +87,7 @@ def runs_at(points, build, num_rounds=ROUNDS, num_seeds=SEEDS):
 
 
 def check_close(actual, expected, tolerance=1e-6):
-    """Equal dimensions and counts; metrics to `tolerance` of their largest value."""
+    """Checks dimensions and counts exactly, and metrics to `tolerance` of their largest value."""
     assert set(actual.data_vars) - set(expected.data_vars) <= {"diverged"}
     for name, values in expected.data_vars.items():
         assert actual[name].dims == values.dims
@@ -108,12 +99,12 @@ def check_close(actual, expected, tolerance=1e-6):
 
 
 def one_batch_at_a_time(patch):
-    """One replica on each of the 8 devices at once: 9 replicas are 2 batches, the last padded."""
+    """Puts one replica on each of 8 devices, so that 9 replicas need a second, padded batch."""
     patch.setattr("fedjax_mm.sweeps.plan._CACHE_BYTES", 1)
 
 
 class Work:
-    """Counts what JAX compiles, what we compile, and the calls of a build function."""
+    """Counts JAX's compilations, those of the package, and the calls of a build function."""
 
     def __init__(self, patch):
         self.programs = self.compilations = self.builds = 0
@@ -143,7 +134,7 @@ class Work:
 
 @pytest.fixture(scope="module")
 def whole():
-    """The whole grid in batches: the result, and the work of planning and of carrying out."""
+    """The result of the whole grid, its plan, and the work of planning and of running."""
     with pytest.MonkeyPatch.context() as patch:
         one_batch_at_a_time(patch)
         with Work(patch) as planning:
@@ -160,29 +151,15 @@ def part(whole):
     return whole[0].sel(assignment=["mfa_rr"], num_models=[2]).isel(model=slice(2))
 
 
-# Compilations
-
-
-def test_every_structure_is_compiled_once_and_all_batches_use_it(whole):
-    """4 structures with 3 rates and 3 seeds each; the batches are padded from 9 runs to 16."""
-    _, plan, planning, running = whole
-    assert planning.programs == 4
-    assert planning.compilations >= 4  # the events are those of compiling
-    assert [len(each.program) for each in plan.compiled] == [9] * 4
-    assert [(each.num_batches, each.batch_size) for each in plan.compiled] == [(2, 8)] * 4
-    assert plan.compiled[0].replicas(1).tolist() == [8] * 8
-    assert (running.programs, running.compilations) == (0, 0)
-
-
 def test_tracing_does_not_grow_with_the_points(monkeypatch, whole):
-    """As many calls of the build function for 1 rate and 1 seed as for 3 and 3."""
+    """Per structure, 1 rate and 1 seed need the same number of builds as 3 and 3."""
     one_batch_at_a_time(monkeypatch)
     work = Work(monkeypatch)
     sweep(Grid(work.build, ONE | {"learning_rate": [0.1]}, num_rounds=2))
     assert whole[2].builds == 4 * work.builds
 
 
-def test_counts_among_floats_and_arrays_of_floats_are_numbers():
+def test_axes_of_real_numbers_share_a_program():
     for values in ([0.5, 1], [np.float32(0.5), 1.0], np.array([0.5, 1]), jnp.array([0.5, 1])):
         grid = Grid(build, ONE | {"learning_rate": values}, 2)
         assert len(programs_of(grid)) == 1
@@ -192,7 +169,7 @@ def test_counts_among_floats_and_arrays_of_floats_are_numbers():
 
 
 class Lowered:
-    """A program whose compilation ends when the others are cancelled, or after ten seconds."""
+    """A program that compiles until the others are cancelled, or for ten seconds."""
 
     def __init__(self):
         self.started, self.released = [], threading.Event()
@@ -205,7 +182,7 @@ class Lowered:
         self.released.wait(10)
 
 
-def test_an_interrupt_while_compiling_waits_for_no_program_in_the_queue(monkeypatch):
+def test_an_interrupt_while_compiling_cancels_the_queue(monkeypatch):
     lowered, cancelled, cancel, given = Lowered(), [], Future.cancel, []
 
     def noted(future):
@@ -229,13 +206,10 @@ def test_an_interrupt_while_compiling_waits_for_no_program_in_the_queue(monkeypa
     assert told == ["compiling 9 programs"]
 
 
-# Numbers
-
-
 @pytest.mark.parametrize("assignment", AXES["assignment"])
 @pytest.mark.parametrize("num_models", AXES["num_models"])
 def test_every_point_equals_a_single_run(whole, assignment, num_models):
-    """By label, so that a permutation of axes would be seen."""
+    """Points are selected by label, so that permuted axes would be noticed."""
     rates = AXES["learning_rate"]
     runs = runs_at([(rate,) for rate in rates], lambda rate: build(rate, assignment, num_models))
     for learning_rate, expected in zip(rates, runs, strict=True):
@@ -245,56 +219,19 @@ def test_every_point_equals_a_single_run(whole, assignment, num_models):
 
 
 def test_points_seeds_and_models_differ(whole):
-    """Or the comparisons here could not tell them apart."""
+    """Otherwise the comparisons in this module could not distinguish them."""
     final = whole[0].distance.isel(round=-1).values.ravel()
     final = final[~np.isnan(final)]
     assert len(np.unique(final)) == final.size == 3 * 2 * (3 + 2) * 3
 
 
-def steps_apart(local_steps, learning_rate):
-    """Full gradients of quadratics; steps that share a program are taken one by one."""
-    steps = local_steps.number if isinstance(local_steps, OneOf) else local_steps
-    algorithm = fedavg(learning_rate, local_steps=steps)
-    return Setup(quadratic(6, 2, mu=0.1), algorithm, full_participation(6))
-
-
-def test_values_that_are_together_share_a_program():
-    """Parts of two; equal to programs of their own, where a closed form takes all steps at once."""
-    axes = {"learning_rate": [0.1, 0.2], "local_steps": [4, 1, 3]}
-    runs = {"num_rounds": 3, "num_seeds": 2}
-    together = {"local_steps": lambda steps: steps % 2}
-    grid = Grid(steps_apart, axes, **runs, together=together)
-    programs = programs_of(grid)
-    assert [len(program) for program in programs] == [4, 8]
-    assert [program.label for program in programs] == [
-        "local_steps=4",
-        "local_steps=1 | 3",
-    ]
-    # Replicas that run at once are of equal length.
-    np.testing.assert_array_equal(programs[1].index[1], [1] * 4 + [2] * 4)
-    expected = sweep(Grid(steps_apart, axes, **runs))
-    for classes in (together, {"local_steps": lambda _: None}):
-        shared = sweep(Grid(steps_apart, axes, **runs, together=classes))
-        np.testing.assert_allclose(shared["loss"], expected["loss"], rtol=2e-6)
-        np.testing.assert_array_equal(shared["gradients"], expected["gradients"])
-    assert len(programs_of(Grid(steps_apart, axes, **runs, together=classes))) == 1
-
-
-def test_numbers_per_seed_are_those_of_the_seeds_at_every_point():
+def test_per_seed_numbers_repeat_at_every_point():
     axes, more = {"learning_rate": [0.1, 0.2]}, {"per_seed": {"draw": [7, 3]}}
     (program,) = programs_of(Grid(lambda learning_rate, draw: None, axes, 1, num_seeds=2, **more))
     assert program.numbers["draw"].tolist() == [7, 3, 7, 3]
 
 
-def test_the_forecast_counts_what_a_training_costs():
-    axes = {"local_steps": [4, 1], "learning_rate": [0.1]}
-    runs = {"num_rounds": 3, "cost": lambda local_steps, **_: 10 * local_steps}
-    plan = make_plan(Grid(steps_apart, axes, **runs))
-    assert plan.work == [3 * 6 * 40, 3 * 6 * 10]
-    assert plan.client_updates == 2 * 3 * 6
-
-
-def test_only_axes_are_together():
+def test_together_takes_only_names_of_axes():
     with pytest.raises(ValueError, match=r"together has 'tau'; give names of \['local_steps'\]"):
         Grid(lambda local_steps: None, {"local_steps": [1]}, 1, together={"tau": hash})
 
@@ -311,62 +248,16 @@ def test_every_point_equals_a_single_run_in_double_precision(x64):
         check_close(actual, expected, 1e-12)
 
 
-@pytest.mark.parametrize(("count", "split"), [(1, "replicas"), (8, "replicas"), (8, "clients")])
-def test_batches_devices_and_their_axis_do_not_change_results(monkeypatch, part, count, split):
-    """All 9 replicas at once, on 1 device or 8, which share out replicas or clients."""
-    devices = jax.devices()[:count]
-    monkeypatch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, devices, axis))
-    plans = []
-    result = follow(ONE_GRID, split=split, callbacks=[Callback(on_start=plans.append)])
-    assert plans[0].where.axis == split
-    assert plans[0].where.mesh.size == count
-    padded = 16 if (split, count) == ("replicas", 8) else 9
-    assert [(each.num_batches, each.batch_size) for each in plans[0].compiled] == [(1, padded)]
-    check_close(result, part)
-
-
 def test_segments_do_not_change_results(monkeypatch, part):
     monkeypatch.setattr(Program, "records_kept", 5)
     check_close(follow(ONE_GRID), part)
 
 
-def test_records_are_thinned_out(part):
-    """Every fourth round is what recording all rounds has there, counts included."""
+def test_record_every_selects_rounds(part):
+    """Recording every fourth round gives the values of a full record, counts included."""
     result = sweep(Grid(build, ONE, **SIZES, record_every=4))
     assert result["round"].values.tolist() == [0, 4, 8, 12]
     check_close(result, part.sel(round=result["round"]))
-
-
-def sequentially():
-    """Two models, one after the other."""
-    return build(0.1, partial(sequential, rounds_per_model=4), 2)
-
-
-def rotating():
-    """Of the three clients that visit three models in turn, the first never trains."""
-    task = requiring(quadratic(3, 2, mu=0.05), jnp.array([-1e3, 1e3, 1e3]))
-    assignment = appealing(mfa_rr(3, 3), cohort_size=1, from_round=4)
-    return Setup(task, fedavg(0.1, local_steps=2), assignment)
-
-
-@pytest.mark.parametrize(
-    ("build", "idle"),
-    [
-        (sequentially, [[0, 0], [0, 3], [2, 4], [4, 5], [4, 8]]),
-        # Frames are rounds 1 to 3, 4 to 6 and so on; from the second each model idles once.
-        (rotating, [[0] * 3, [0] * 3, [1] * 3, [2] * 3, [3] * 3]),
-    ],
-)
-def test_idle_rounds_are_those_of_single_runs(monkeypatch, build, idle):
-    """Summed up between records, in segments of any length."""
-    monkeypatch.setattr(Program, "records_kept", 2)
-    result = sweep(Grid(build, {}, **SIZES, record_every=3))
-    check_close(result, single_runs(build()).sel(round=result["round"]))
-    for seed in range(SEEDS):
-        np.testing.assert_array_equal(result.idle_rounds.sel(seed=seed), idle)
-
-
-# Labels
 
 
 def test_dimensions_and_coordinates_are_those_of_the_axes(whole):
@@ -388,7 +279,7 @@ def test_dimensions_and_coordinates_are_those_of_the_axes(whole):
     assert all(about["wall_seconds"][name] > 0 for name in ("compile", "run"))
 
 
-def test_models_that_are_not_there_are_nan_without_counts(whole):
+def test_absent_models_have_nan_metrics_and_zero_counts(whole):
     absent = whole[0].sel(num_models=2, model=3)
     for name in ("loss", "excess_loss", "distance"):
         assert absent[name].isnull().all()
@@ -398,81 +289,19 @@ def test_models_that_are_not_there_are_nan_without_counts(whole):
     assert np.all(whole[0].diverged == -1)
 
 
-def test_a_grid_without_axes_is_its_seeds(part):
-    """Results do not depend on other points, and the rate is a Python float."""
-    result = sweep(Grid(lambda: build(0.1, mfa_rr, 2), {}, **SIZES | {"num_seeds": 2}))
-    alone = part.sel(learning_rate=0.1, drop=True).isel(assignment=0, num_models=0, drop=True)
-    check_close(result, alone.isel(seed=[0, 1]))
-
-
-def test_axes_of_a_file_take_tables_and_name_their_parts():
-    """A number and a table need two programs, and nested tables become dotted keys."""
-    rates = [0.1, {"beta": 3, "gamma": 20}]
-    algorithm = {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.5, "local_steps": 2}
-    config = {
-        "task": {"num_clients": N, "block_size": 2, "mu": 0.05},
-        "num_models": 2,
-        "num_rounds": ROUNDS,
-        "num_seeds": 2,
-        "seed": SEED,
-        "algorithms": {"Rand": algorithm},
-        "axes": {"task": {"mu": [0.05, 1]}, "learning_rate": rates},
-    }
-    plans = []
-    result = run(
-        validate(Experiment, config), Execution(callbacks=[Callback(on_start=plans.append)])
-    )
-    assert [len(each.program) for each in plans[0].compiled] == [4, 4]
-    assert result.distance.dims[:3] == ("algorithm", "mu", "learning_rate")
-    assert result.learning_rate.values.tolist() == [
-        "0.1",
-        "schedule='inverse_time' beta=3.0 gamma=20.0 per='round'",
-    ]
-    for i, rate, mu in ((0, 0.1, 1.0), (1, inverse_time(3.0, 20.0), 0.05)):
-        setup = Setup(quadratic(N, 2, mu=mu), fedavg(rate, local_steps=2), mfa_rand(N, 2))
-        actual = result.sel(algorithm="Rand", mu=mu, drop=True)
-        check_close(actual.isel(learning_rate=i, drop=True), single_runs(setup, num_seeds=2))
-
-
-def test_the_parts_of_a_rate_are_numbers():
-    """Also where the file had a plain number instead of the table."""
-    algorithm = {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.5, "local_steps": 2}
-    config = {
-        "task": {"num_clients": N, "block_size": 2, "mu": 0.05},
-        "num_models": 2,
-        "num_rounds": ROUNDS,
-        "num_seeds": 2,
-        "seed": SEED,
-        "algorithms": {"RR": algorithm},
-        "axes": {"learning_rate": {"beta": [3, 1.5], "gamma": [20], "per": ["frame"]}},
-    }
-    plans = []
-    result = run(
-        validate(Experiment, config), Execution(callbacks=[Callback(on_start=plans.append)])
-    )
-    assert len(plans[0].compiled) == 1
-    rate = per_frame(inverse_time(1.5, 20.0), 2)
-    setup = Setup(quadratic(N, 2, mu=0.05), fedavg(rate, local_steps=2), mfa_rr(N, 2))
-    actual = result.sel(algorithm="RR", beta=1.5, gamma=20, per="frame", drop=True)
-    check_close(actual, single_runs(setup, num_seeds=2))
-
-
-# Divergence
-
-
 HOT_GRID = Grid(build, ONE | {"learning_rate": [0.05, HOT, HOTTER, 0.2]}, **SIZES)
 
 
 @pytest.fixture(scope="module")
 def hot():
-    """One program with two rates that diverge among others, one of them earlier; two batches."""
+    """The result of one program in two batches, in which two of four rates diverge."""
     with pytest.MonkeyPatch.context() as patch:
         one_batch_at_a_time(patch)
         return follow(HOT_GRID).isel(assignment=0, num_models=0, drop=True)
 
 
 def first_not_finite(dataset):
-    """A loop: the first round in which the loss is not finite, or -1."""
+    """The first round in which the loss is not finite, or -1, by a loop."""
     metrics = dataset[["loss"]].to_array()
     first = xr.full_like(dataset.distance.isel(round=0, drop=True), -1, int)
     for t in dataset["round"].values[::-1]:
@@ -491,96 +320,11 @@ def test_the_first_round_that_is_not_finite_is_marked(hot):
 
 
 def test_divergence_leaves_the_other_points_alone(hot, part):
-    """The others are the same to the last bit as without it."""
+    """The other points equal, bit for bit, those of a grid without divergence."""
     others = hot.sel(learning_rate=[0.05, 0.2])
     assert np.all(others.diverged == -1)
     alone = part.isel(assignment=0, num_models=0, drop=True).sel(learning_rate=[0.05, 0.2])
     xr.testing.assert_equal(others, alone)
-
-
-def test_divergence_is_marked_at_records_only():
-    axes = ONE | {"learning_rate": [0.05, HOTTER]}
-    result = sweep(Grid(build, axes, **SIZES, record_every=4)).isel(assignment=0, num_models=0)
-    np.testing.assert_array_equal(
-        result.diverged, first_not_finite(result).transpose(*result.diverged.dims)
-    )
-    assert set(np.unique(result.diverged)) == {-1, 8}
-
-
-@pytest.mark.parametrize("kept", [1, 5])
-def test_divergence_stops_a_sweep_and_names_the_first(monkeypatch, hot, kept):
-    """Of all points computed at once the one in the earliest round, not the first in the grid."""
-    one_batch_at_a_time(monkeypatch)
-    monkeypatch.setattr(Program, "records_kept", kept)
-    with pytest.raises(DivergenceError) as stopped:
-        follow(HOT_GRID, on_divergence="stop")
-    together = hot.diverged.stack(run=("learning_rate", "seed", "model"))[: 8 * 2]  # a batch
-    first = min(t for t in together.values if t >= 0)
-    message = str(stopped.value)
-    found = re.fullmatch(
-        r"assignment=mfa_rr, num_models=2, learning_rate=(\S+) diverged: the loss or a parameter "
-        r"of model (\d), seed (\d), is not finite in round (\d+); lower the learning rate",
-        message,
-    )
-    assert found, message
-    rate, model, seed, t = found.groups()
-    assert int(t) == first
-    assert float(rate) == HOTTER
-    point = hot.sel(learning_rate=float(rate), model=int(model), seed=int(seed))
-    assert point.diverged == first
-    assert not np.isfinite(point.loss.sel(round=first))
-
-    partial = stopped.value.partial.isel(assignment=0, num_models=0, drop=True)
-    assert partial.sizes == hot.sizes
-    seen = partial.distance.sel(learning_rate=0.05, seed=0, model=1).notnull()
-    done = int(seen.sum()) - 1
-    assert done == first if kept == 1 else first <= done < ROUNDS
-    computed = {"learning_rate": [0.05, HOT], "round": range(done + 1)}
-    xr.testing.assert_equal(partial.distance.sel(computed), hot.distance.sel(computed))
-    assert partial.distance.sel(round=slice(done + 1, None)).isnull().all()
-    assert partial.distance.sel(learning_rate=0.2).isnull().all()  # in the batch that never ran
-
-
-@dataclasses.dataclass(frozen=True)
-class Hits(Towards):
-    """Its metrics stay finite when its parameters do not, and one is infinite from the start."""
-
-    def metrics(self, rng_key, params):
-        return {"hits": jnp.sum(params["w"] > 0, dtype=jnp.int32), "log": -jnp.inf}
-
-
-jax.tree_util.register_dataclass(Hits, data_fields=["targets"], meta_fields=["dim"])
-
-
-def test_divergence_is_of_parameters_and_absent_counts_are_nan():
-    def build(num_models, learning_rate):
-        assignment = mfa_rand(4, num_models)
-        return Setup(Hits(jnp.arange(4.0)), fedavg(learning_rate, local_steps=3), assignment)
-
-    axes = {"num_models": [1, 2], "learning_rate": [0.1, 1e9]}
-    result = sweep(Grid(build, axes, num_rounds=6))
-    assert np.all(result.diverged.sel(learning_rate=0.1) == -1)
-    hot = result.diverged.sel(learning_rate=1e9)
-    assert 0 < hot.sel(num_models=1, model=1).item() <= 6
-    assert hot.sel(num_models=1, model=2).item() == -1  # there is no such model
-    assert result.hits.sel(num_models=1, model=2).isnull().all()
-    assert result.hits.sel(model=1).notnull().all()
-
-
-def test_keys_and_data_may_be_closed_over_or_shared():
-    """A key is an array like others; the numbers are those of the plain simulation."""
-    task, start = Towards(jnp.arange(4.0)), jax.random.key(3)
-
-    def setup(key):
-        params = {"w": jax.random.normal(key, (3,), jnp.float32)}
-        return Setup(task, fedavg(0.1, local_steps=1), mfa_rand(4, 2), params)
-
-    shared = sweep(Grid(lambda key: setup(key), {}, num_rounds=3, shared={"key": start}))
-    closed = sweep(Grid(lambda: setup(start), {}, num_rounds=3))
-    xr.testing.assert_allclose(shared, closed)
-    single = jax.jit(lambda key: simulate(key, *setup(start)[:3], 3, params=setup(start).params))
-    _, trace = single(seed_keys(0, range(1))[0])
-    np.testing.assert_allclose(closed.norm.squeeze(), trace.metrics["norm"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -592,17 +336,14 @@ def test_keys_and_data_may_be_closed_over_or_shared():
         ({"rate": [0.1]}, "build returned a tuple of 3; return Setup"),
     ],
 )
-def test_what_is_no_axis_or_no_setup_is_refused_in_words(axes, message):
+def test_wrong_axes_and_setups_are_refused(axes, message):
     with pytest.raises(ValueError, match=message):
         sweep(Grid(lambda **point: (1, 2, 3), axes, num_rounds=2))
 
 
-def test_what_to_do_on_divergence_is_checked():
+def test_on_divergence_is_checked():
     with pytest.raises(ValueError, match="on_divergence is 'halt'; it must be 'mark' or 'stop'"):
         sweep(Grid(build, ONE, num_rounds=2), on_divergence="halt")
-
-
-# Memory
 
 
 def large(learning_rate):
@@ -613,33 +354,21 @@ def large(learning_rate):
 
 
 LARGE = 2 * 4 * 80_001  # bytes of the parameters of one replica
+
+
 HUNDRED = {"learning_rate": np.linspace(0.1, 0.2, 100)}
 
 
 def above(num_bytes):
-    """A limit that leaves so much."""
+    """A limit that leaves `num_bytes` above the memory in use."""
     return psutil.Process().memory_info().rss + num_bytes
-
-
-def test_a_program_that_does_not_fit_is_split(monkeypatch):
-    """All 100 replicas take more than 64 MB; the batches fit the limit, and the plan says so."""
-    monkeypatch.setattr("fedjax_mm.sweeps.plan._CACHE_BYTES", 2**40)  # memory alone limits batches
-    room = 80 * LARGE
-    plan = make_plan(Grid(large, HUNDRED, 3), limit=above(room))
-    (compiled,) = plan.compiled
-    assert plan.is_split
-    assert compiled.num_batches > 2
-    assert compiled.batch_size % 8 == 0
-    assert compiled.batch_size * LARGE <= plan.batch_bytes <= room
-    replicas = np.concatenate([compiled.replicas(i) for i in range(compiled.num_batches)])
-    assert np.unique(replicas).tolist() == list(range(100))
 
 
 def test_a_program_that_fits_is_not_split(whole):
     assert not whole[1].is_split
 
 
-def test_what_cannot_fit_is_refused_before_anything_runs(monkeypatch):
+def test_a_program_that_cannot_fit_is_refused_before_it_runs(monkeypatch):
     with pytest.raises(ValueError, match=r"fewest at once, take .* GiB .*allow more memory"):
         make_plan(Grid(large, HUNDRED, 3), limit=above(5 * LARGE))
 
@@ -651,81 +380,6 @@ def test_a_result_that_cannot_fit_is_refused_before_compiling(monkeypatch):
     ):
         make_plan(Grid(build, ONE, 100_000_000 // 3, SEEDS), limit=above(2**30))
     assert work.programs == 0
-
-
-# Shared arguments
-
-TARGETS = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-
-
-def towards(learning_rate, task=None):
-    """1000 numbers as data, closed over or shared."""
-    task = Towards(jnp.asarray(TARGETS)) if task is None else task
-    return Setup(task, fedavg(learning_rate, local_steps=1), mfa_rr(1000, 2))
-
-
-def test_shared_data_are_arguments_and_change_nothing():
-    data, results = re.compile(r"f32\[1000\]\S* constant\("), {}
-    for name, shared in (("closed over", {}), ("shared", {"task": Towards(jnp.asarray(TARGETS))})):
-        plans = []
-        how = Execution(callbacks=[Callback(on_start=plans.append)])
-        axes = {"learning_rate": [0.1, 0.2]}
-        results[name] = sweep(
-            Grid(towards, axes, num_rounds=4, seed=SEED, shared=shared), execution=how
-        )
-        (compiled,) = plans[0].compiled
-        assert bool(data.search(compiled.call.as_text())) == (name == "closed over")
-    check_close(results["shared"], results["closed over"])
-    alone = results["shared"].sel(learning_rate=0.2, drop=True)
-    check_close(alone, single_runs(towards(0.2), 4, 1))
-
-
-# Parts of one's own
-
-
-def remembering():
-    """Clients add their number times how often they have trained that model."""
-    inner = counting()
-
-    def client(*args):
-        contribution, state = inner.client(*args)
-        update = jax.tree.map(lambda x: x * state.count, contribution.update)
-        return contribution._replace(update=update), state
-
-    return Algorithm(inner.init, client, inner.server)
-
-
-def keyed(num_clients, num_models):
-    """Cohorts are drawn with a key that the assignment keeps in its state and splits."""
-
-    def assign(rng_key, t, state, look):
-        state, draw = jax.random.split(state)
-        clients = jax.random.permutation(draw, num_clients).reshape(num_models, -1)
-        return Cohort.of_rows(clients), state
-
-    return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
-
-
-def test_parts_of_ones_own_keep_their_states(monkeypatch):
-    """States of clients, of the server and of the assignment, in segments; sizes of messages."""
-    one_batch_at_a_time(monkeypatch)
-    monkeypatch.setattr(Program, "records_kept", 2)
-
-    def own(scale, dim):
-        task = Towards(scale * jnp.arange(6.0), dim)
-        return Setup(task, remembering(), keyed(6, 2))
-
-    axes = {"dim": [2, 3], "scale": [1.0, 2.0]}
-    result = sweep(Grid(own, axes, **SIZES))
-    assert result.norm.isel(round=-1).std("seed").min() > 0
-    for dim in (2, 3):
-        expected = single_runs(own(1.0, dim))
-        check_close(result.sel(dim=dim, scale=1.0, drop=True), expected)
-        sent = result.sel(dim=dim).parameters_up / result.sel(dim=dim).client_updates
-        assert np.all(sent.isel(round=slice(1, None)) == dim)
-
-
-# Wrong grids
 
 
 def named(name, value):
@@ -760,44 +414,15 @@ def test_a_wrong_grid_is_refused(change, message):
         Grid(**{"build": build, "axes": ONE, "num_rounds": 12} | change)
 
 
-def test_an_axis_is_not_called_like_a_metric(monkeypatch):
+def test_an_axis_named_like_a_metric_is_refused(monkeypatch):
     work = Work(monkeypatch)
     with pytest.raises(ValueError, match="called 'loss', like one of the task's metrics; rename"):
         sweep(Grid(lambda loss: build(loss, mfa_rr, 2), {"loss": [0.1]}, num_rounds=2))
     assert work.programs == 0
 
 
-def test_a_point_that_does_not_fit_is_named_before_anything_is_compiled(monkeypatch):
+def test_an_invalid_point_is_named_before_compiling(monkeypatch):
     work = Work(monkeypatch)
     with pytest.raises(ValueError, match="num_models is 9, more than the clients there are"):
         sweep(Grid(build, ONE | {"num_models": [2, 9]}, num_rounds=2))
     assert work.programs == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("x64", "tolerance"), [(False, 1e-6), (True, 1e-12)])
-def test_every_run_of_the_benchmark_sweep_is_its_single_run(x64, tolerance):
-    """All 4,096 runs of S1, one after the other, each alone in its program."""
-    with jax.enable_x64(x64):
-        grid = WORKLOADS["S1"].grid()
-        plan = make_plan(grid)
-        assert len(plan.compiled) == 4
-        result = carry_out(plan, Execution())[0]
-        keys = seed_keys(grid.seed, range(grid.num_seeds))
-        for program in programs_of(grid):
-
-            @jax.jit
-            def alone(key, rate, program=program):
-                task, algorithm, assignment, _ = program.setup({"learning_rate": rate}, {}, ())
-                every = grid.record_every
-                return simulate(
-                    key, task, algorithm, assignment, grid.num_rounds, record_every=every
-                )[1].metrics
-
-            points = result.sel(program.fixed).isel(model=slice(program.num_models))
-            for rate in grid.axes["learning_rate"]:
-                for seed, key in enumerate(keys):
-                    point = points.sel(learning_rate=rate, seed=seed)
-                    for name, values in alone(key, rate).items():
-                        scale = tolerance * np.abs(values).max()
-                        np.testing.assert_allclose(point[name], values, rtol=0, atol=scale)

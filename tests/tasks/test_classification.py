@@ -1,8 +1,6 @@
 """Evaluation and losses of classification, against plain loops."""
 
 import dataclasses
-import functools
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -10,24 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import local_sgd, mfa_rr, simulate
-from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.base import Batching, EpochTask
-from fedjax_mm.data.clients import client_data, shared_client_data
-from fedjax_mm.data.federated import stack_data
+from fedjax_mm.base import EpochTask
 from fedjax_mm.tasks.classification import classification
-from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression
+from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import labelled_data, slow_unless
 from tests.oracles import multi_model as reference
 
 DATA = labelled_data()
+
+
 SIZES = [1, 7, 1000, None]
-every_size = pytest.mark.parametrize("block_size", SIZES)
+
+
 some_sizes = pytest.mark.parametrize("block_size", [slow_unless(n in (7, None), n) for n in SIZES])
 
 
 def per_client(store):
-    """Every client's features and labels."""
+    """Lists the features and the labels of each client."""
     cuts = np.asarray(store.offsets)[1:]
     return [np.split(np.asarray(leaf), cuts) for leaf in store.examples]
 
@@ -51,19 +48,11 @@ def metrics_of(task, params):
 
 @jax.jit
 def evaluated(task, params):
-    """Each client's and everybody's, of the training and of the test data."""
+    """Metrics per client and pooled, of the training and of the test data."""
     return [
         [task.evaluate(params, store, per_client=per) for per in (True, False)]
         for store in (task.train, task.test)
     ]
-
-
-@functools.cache
-def evaluations(num_draws):
-    """`evaluated` of each of some draws of the data, each alone."""
-    params, _ = some_params()
-    draws = [labelled_data(seed=seed) for seed in range(num_draws)]
-    return [evaluated(classification(one, LogisticRegression(3)), params) for one in draws]
 
 
 @pytest.mark.usefixtures("x64")
@@ -72,8 +61,8 @@ def evaluations(num_draws):
     [slow_unless(head == (n in (1, None)), head, n) for head in (False, True) for n in SIZES],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
-    """Over all examples, and over each client's."""
+def test_loss_and_accuracy_equal_those_of_a_loop(split, sigmoid_head, block_size):
+    """Covers pooled and per-client metrics."""
     task = classification(DATA, LogisticRegression(3, sigmoid_head), block_size=block_size)
     store = getattr(DATA, split)
     problem, (params, w) = problem_of(store, sigmoid_head), some_params()
@@ -88,7 +77,7 @@ def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
 
 
 @some_sizes
-def test_metrics_are_of_all_examples(block_size):
+def test_metrics_cover_all_examples(block_size):
     task = classification(DATA, LogisticRegression(3), block_size=block_size)
     params, w = some_params(1)
     metrics = metrics_of(task, params)
@@ -101,145 +90,8 @@ def test_metrics_are_of_all_examples(block_size):
             assert metrics[name] == pytest.approx(value, rel=1e-5)
 
 
-@some_sizes
-def test_selected_data_are_evaluated_alone(block_size):
-    """Of a stack of stores of different sizes, the blocks of one read no other's examples."""
-    both, (params, _) = stack_data([labelled_data(seed=seed) for seed in range(3)]), some_params()
-
-    @jax.jit
-    def selected(i):
-        got = classification(both.select(i), LogisticRegression(3), block_size=block_size)
-        return evaluated(got, params)[0]
-
-    for i, expected in enumerate(evaluations(3)):
-        for actual, wanted in zip(selected(i), expected[0], strict=True):
-            for name, value in wanted.items():
-                np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("block_size", [7, None])
-def test_examples_that_clients_share_are_evaluated_as_copies_are(block_size):
-    """And a client's loss is that of the examples that it was dealt."""
-    params, _ = some_params()
-    x, y = (np.asarray(leaf) for leaf in DATA.train.examples)
-    rng = np.random.default_rng(2)
-    ways = [[rng.choice(len(y), size) for size in rng.integers(1, 30, 5)] for _ in range(2)]
-    store = shared_client_data((x, y), ways)
-
-    @jax.jit
-    def found(data):
-        task = classification(data, LogisticRegression(3), block_size=block_size, check=False)
-        loss = task.client_loss(params, jnp.int32(3))
-        return (
-            loss,
-            task.evaluate(params, data.train),
-            task.evaluate(params, data.train, per_client=True),
-        )
-
-    for i, way in enumerate(ways):
-        copy = client_data([(x[rows], y[rows]) for rows in way])
-        got, want = (
-            found(dataclasses.replace(DATA, train=train, test=DATA.test))
-            for train in (store.select(i), copy)
-        )
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), got, want)
-
-
-@pytest.mark.parametrize(
-    ("num_clients", "block_size"),
-    [
-        slow_unless((n, size) in {(1, 1), (4, 7), (7, None)}, n, size)
-        for n in (1, 4, 7)
-        for size in SIZES
-    ],
-)
-def test_the_first_clients_are_evaluated_alone(num_clients, block_size):
-    """Of one store, and of each of a stack."""
-    draws = [labelled_data(seed=seed) for seed in range(3)]
-    both, (params, _) = stack_data(draws), some_params()
-
-    @jax.jit
-    def first(i):
-        task = classification(both.select(i), LogisticRegression(3), block_size=block_size)
-        evaluate = partial(task.evaluate, params, num_clients=num_clients)
-        return [
-            (evaluate(data, per_client=True), evaluate(data)) for data in (task.train, task.test)
-        ]
-
-    stacked = jax.device_get(jax.jit(jax.vmap(first))(jnp.arange(3)))
-    for i, (one, expected) in enumerate(zip(draws, evaluations(3), strict=True)):
-        for got in (first(i), jax.tree.map(lambda x, i=i: x[i], stacked)):
-            stores = (one.train, one.test)
-            for (apart, pooled), (wanted, _), data in zip(got, expected, stores, strict=True):
-                for name, each in wanted.items():
-                    np.testing.assert_allclose(apart[name], each[:num_clients], rtol=1e-5)
-                    mean = np.average(each[:num_clients], weights=data.counts[:num_clients])
-                    assert pooled[name] == pytest.approx(mean, rel=1e-5)
-
-
-@functools.cache
-def of_images():
-    """CelebA's network and its parameters, and the data."""
-    images = np.random.default_rng(0).normal(size=(len(DATA.train.examples[1]), 8, 8, 3))
-    labels = np.asarray(DATA.train.examples[1]) % 2
-    store = dataclasses.replace(
-        DATA.train, examples=(jnp.asarray(images, jnp.float32), jnp.asarray(labels))
-    )
-    data = dataclasses.replace(DATA, train=store, test=store, num_classes=2)
-    task = classification(data, CelebACNN())
-    return task, jax.jit(task.init)(jax.random.key(0)), data
-
-
-def test_the_first_clients_are_evaluated_one_by_one():
-    """By a module that takes weights."""
-    task, params, _ = of_images()
-
-    @jax.jit
-    def evaluate(task, params):
-        how = {"per_client": True}
-        return [task.evaluate(params, task.train, num_clients=n, **how) for n in (None, 3)]
-
-    everybody, first = jax.device_get(evaluate(task, params))
-    for name, values in everybody.items():
-        np.testing.assert_allclose(first[name], values[:3], rtol=1e-6)
-
-
-@jax.jit
-@partial(jax.grad, argnums=1)
-def total_gradient(task, params):
-    """Of the clients' losses times 1, 2, ..."""
-    losses = jax.vmap(task.client_loss, (None, 0))(params, jnp.arange(7))
-    return jnp.arange(1.0, 8) @ losses
-
-
-@some_sizes
-def test_losses_of_all_clients_have_gradients(block_size):
-    """In reverse, of one store and of each of a stack."""
-    draws = [labelled_data(seed=seed) for seed in range(2)]
-    both, (params, _) = stack_data(draws), some_params()
-    factors = jnp.arange(1.0, 8)
-
-    @jax.jit
-    def gradient(i):
-        task = classification(both.select(i), LogisticRegression(3), block_size=block_size)
-
-        def total(params):
-            return factors @ task.evaluate(params, task.train, per_client=True)["loss"]
-
-        return jax.grad(total)(params)
-
-    stacked = jax.jit(jax.vmap(gradient))(jnp.arange(2))
-    for i, one in enumerate(draws):
-        task = classification(one, LogisticRegression(3))
-
-        expected = total_gradient(task, params)
-        for got in (gradient(i), jax.tree.map(lambda x, i=i: x[i], stacked)):
-            for one_leaf, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-                np.testing.assert_allclose(one_leaf, other, rtol=1e-4, atol=1e-5)
-
-
-def test_ties_count_as_argmax_has_them():
-    """All logits are equal: the first class is chosen."""
+def test_ties_are_broken_like_argmax():
+    """All logits are equal, so that the first class is predicted."""
     task = classification(DATA, LogisticRegression(3))
     zeros = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
     result = task.evaluate(zeros, DATA.train)
@@ -247,25 +99,9 @@ def test_ties_count_as_argmax_has_them():
     assert result["loss"] == pytest.approx(np.log(3))
 
 
-def test_evaluation_is_bounded_by_the_block():
-    """Hidden layers of a thousand numbers for each of many examples would take 40 MB at once."""
-    data = labelled_data(2000, dim=3)
-    module = MLP(3, hidden=(1000,))
-
-    def temporaries(block_size):
-        task = classification(data, module, block_size=block_size)
-        params = task.init(jax.random.key(0))
-        program = metrics_of.lower(task, params)
-        return program.compile().memory_analysis().temp_size_in_bytes
-
-    num_examples = len(data.train.examples[0])
-    assert temporaries(num_examples) > num_examples * 1000 * 4
-    assert temporaries(50) < 10 * 50 * 1000 * 4
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("module", [LogisticRegression(3), MLP(3, hidden=(5,))])
-def test_rows_of_weight_0_change_nothing(module, reduction):
+def test_rows_of_weight_0_do_not_change_the_loss(module, reduction):
     task = classification(DATA, module, reduction=reduction)
     params = task.init(jax.random.key(0))
     value = jax.jit(jax.value_and_grad(task.loss))
@@ -276,46 +112,7 @@ def test_rows_of_weight_0_change_nothing(module, reduction):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("block_sizes", [(3, 100), slow_unless(False, (1,))])
-def test_the_module_gets_the_weights_it_asks_for(block_sizes):
-    """CelebA's batch norm leaves filling rows out, so that the loss does not know of them."""
-    task, params, data = of_images()
-    store = data.train
-    assert task.takes_weights
-    assert not classification(DATA, LogisticRegression(3)).takes_weights
-    loss = jax.jit(task.loss)
-    alone = loss(params, (np.array([1, 2]), np.ones(2, np.float32), None))
-    filled = loss(params, (np.array([1, 2, 5]), np.array([1, 1, 0], np.float32), None))
-    assert filled == pytest.approx(float(alone), rel=1e-5)
-    # Each client's examples are one batch, whatever the block and whoever is next to it.
-    each = [
-        float(loss(params, (start + np.arange(n), np.ones(n, np.float32), None)))
-        for start, n in zip(store.offsets.tolist(), store.counts.tolist(), strict=True)
-    ]
-    for block_size in block_sizes:
-        there = classification(data, CelebACNN(), block_size=block_size)
-        apart, pooled = evaluated(there, params)[0]
-        np.testing.assert_allclose(apart["loss"], each, rtol=1e-5)
-        mean = np.average(each, weights=store.counts)
-        assert pooled["loss"] == pytest.approx(mean, rel=1e-5)
-
-
-def test_random_streams_are_fresh_every_step_and_off_in_evaluation():
-    task = classification(DATA, MLP(3, hidden=(50,), dropout_rate=0.5), rngs=("dropout",))
-    params = task.init(jax.random.key(0))
-
-    @jax.jit
-    def loss(step, seed=0):
-        batch = task.batch(jax.random.key(seed), jnp.int32(0), jnp.int32(step), Batching())
-        return task.loss(params, batch)
-
-    assert loss(0) == loss(0)
-    assert len({float(each) for each in (loss(0), loss(1), loss(0, seed=1))}) == 3
-    plain = classification(DATA, MLP(3, hidden=(50,)))
-    assert metrics_of(task, params)["loss"] == metrics_of(plain, params)["loss"]
-
-
-def test_scale_makes_numbers_of_bytes():
+def test_scale_converts_bytes():
     store = dataclasses.replace(
         DATA.train,
         examples=((DATA.train.examples[0] * 50).astype(jnp.uint8), DATA.train.examples[1]),
@@ -333,7 +130,7 @@ def test_scale_makes_numbers_of_bytes():
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_a_column_is_learned_of_many():
+def test_one_of_several_label_columns_is_learned():
     data = labelled_data(columns=4)
     params, _ = some_params()
     for column in range(4):
@@ -347,7 +144,7 @@ def test_a_column_is_learned_of_many():
             assert got[name] == pytest.approx(float(want[name]))
 
 
-def test_initial_parameters_are_the_modules():
+def test_initial_parameters_are_those_of_the_module():
     task = classification(DATA, LogisticRegression(3))
     assert isinstance(task, EpochTask)
     assert task.num_clients == 7
@@ -355,20 +152,6 @@ def test_initial_parameters_are_the_modules():
     want = LogisticRegression(3).init(jax.random.key(0), jnp.ones((1, 4)))["params"]
     for one, other in zip(*map(jax.tree.leaves, (params, want)), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_training_learns():
-    data = labelled_data(dim=30)
-    task = classification(data, LogisticRegression(3))
-    algorithm = fedavg(local_sgd(0.3, epochs=2, batch_size=4))
-
-    @jax.jit
-    def run(task):
-        how = {"num_rounds": 40, "record_every": 40}
-        return simulate(jax.random.key(0), task, algorithm, mfa_rr(7, 2), **how)[1]
-
-    trace = run(task)
-    assert (trace.metrics["train_accuracy"][-1] > 0.9).all()
 
 
 class Plain(nn.Module):

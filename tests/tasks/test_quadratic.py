@@ -1,4 +1,4 @@
-"""The block structure against dense linear algebra."""
+"""The quadratic's block structure compared with dense linear algebra."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_losses_gradients_and_metrics(num_clients, block_size, mu):
 def test_minimizer_and_optimum(num_clients, block_size, mu):
     task = quadratic(num_clients, block_size, mu=mu)
     problem = reference.dense_quadratic(num_clients, block_size, mu)
-    # A dense solve is as good as its condition number, up to 4 / (N mu); the closed form is better.
+    # The error of a dense solve grows with the condition number, which is up to 4 / (N mu).
     tolerance = 1e-14 * max(10, 4 / (num_clients * mu))
     np.testing.assert_allclose(
         task.minimizer, reference.minimizer(problem), rtol=tolerance, atol=1e-15
@@ -77,7 +77,7 @@ def test_constants(num_clients, block_size, mu):
 @pytest.mark.parametrize("learning_rate", [0.1, 30.0], ids=["stable", "diverging"])
 @every_size
 def test_closed_form_of_local_steps(num_clients, block_size, mu, learning_rate):
-    """Also for eta mu > 1, where a decay written with log(1 - eta mu) would be NaN."""
+    """Includes eta mu > 1, for which log(1 - eta mu) would be NaN."""
     task = quadratic(num_clients, block_size, mu=mu)
     problem = reference.dense_quadratic(num_clients, block_size, mu)
     w = np.random.default_rng(0).normal(size=task.dim)
@@ -91,7 +91,7 @@ def test_closed_form_of_local_steps(num_clients, block_size, mu, learning_rate):
 
 
 def test_memory_of_a_million_clients_is_linear():
-    """A dense A_k would need 10^19 numbers; the task holds one array of N p + 1."""
+    """A dense A_k would need 10^19 numbers, but the task holds one array of N p + 1."""
     task = jax.eval_shape(lambda mu: quadratic(10**6, 4, mu=mu), jnp.float32(1e-4))
     assert sum(leaf.size for leaf in jax.tree.leaves(task)) == 4 * 10**6 + 3
 
@@ -116,8 +116,8 @@ def test_wrong_arguments_are_refused(arguments, message):
         quadratic(arguments[0], arguments[1], mu=arguments[2])
 
 
-def test_single_precision_does_not_cancel():
-    """Near the optimum the excess is a quadratic form, and the decay is not a difference from 1."""
+def test_single_precision_avoids_cancellation():
+    """The excess loss is a quadratic form, and the decay is not a difference from 1."""
     double = quadratic(24, 4, mu=2e-4)
     with jax.enable_x64(False):
         task = quadratic(24, 4, mu=2e-4)

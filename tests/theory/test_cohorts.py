@@ -1,4 +1,4 @@
-"""Bounds for cohorts, against transcriptions of Pawlik's formulas and against drawn cohorts."""
+"""Bounds for cohorts, compared with transcriptions of Pawlik's formulas and with drawn cohorts."""
 
 import math
 import re
@@ -37,7 +37,7 @@ def lopsided(shape, seed=0):
     return np.random.default_rng(seed).lognormal(size=shape) - 1
 
 
-# Transcriptions of the paper, by plain numbers.
+# Transcriptions of the paper for plain numbers.
 
 
 def printed_theorem(T, N, E, gamma, L, G, sigma, gap):
@@ -55,7 +55,7 @@ def printed_part_2(T, N, E, L, G, sigma, gap):
 
 
 def by_norms(rows):
-    """`sum |G_i|^2 - N |G_bar|^2`, in exact sums."""
+    """`sum |G_i|^2 - N |G_bar|^2`, and `|G_bar|^2`, by exact sums."""
     mean = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
     squares = math.fsum(x * x for row in rows for x in row)
     return squares - len(rows) * math.fsum(x * x for x in mean), math.fsum(x * x for x in mean)
@@ -74,7 +74,7 @@ def by_products(rows):
 
 
 def printed_noises(rows, C, gamma, L):
-    """The four statements, in the order of `NOISES`."""
+    """The four quantities in the order of `NOISES`."""
     N, (norms, squared_mean) = len(rows), by_norms(rows)
     scale = gamma * gamma / (N - 1) * (N - C) / (C * N)
     steps = [scale * part + gamma * gamma * squared_mean for part in (norms, by_products(rows))]
@@ -116,7 +116,7 @@ def test_corollary_part_2(N, E, more, losses):
     gamma=positive,
     L=positive,
 )
-def test_the_four_noises(seed, N, d, C, gamma, L):
+def test_noises_agree_with_their_transcriptions(seed, N, d, C, gamma, L):
     updates, C = np.random.default_rng(seed).normal(size=(N, d)), min(C, N)
     found = [
         cohorts.squared_step_25(updates, C, gamma),
@@ -124,7 +124,7 @@ def test_the_four_noises(seed, N, d, C, gamma, L):
         cohorts.excess_noise_27(updates, C, gamma, L),
         cohorts.excess_noise_28(updates, C, gamma, L),
     ]
-    # What cancels is of the size of the updates, not of their spread.
+    # The terms that cancel have the size of the updates, not of their spread.
     size = gamma**2 * (updates**2).sum()
     expected = printed_noises(updates.tolist(), C, gamma, L)
     for one, other, scale in zip(found, expected, (1, 1, L, L), strict=True):
@@ -139,10 +139,10 @@ def test_the_noise_is_zero_for_all_clients_and_for_equal_updates():
         assert abs(noise(np.tile(updates[0], (6, 1)), 2, 0.1, 2.0)) < 1e-15
 
 
-def test_parallel_updates_are_not_enough():
+def test_parallel_updates_have_nonzero_noise():
     parallel = np.outer([1.0, 2.0, 4.0], [0.6, 0.8])
     for noise in (cohorts.excess_noise_27, cohorts.excess_noise_28):
-        # The updates' lengths have sum of squares 21 and sum 7.
+        # The norms of the updates have sum 7, and their squares have sum 21.
         close(noise(parallel, 1, 0.1, 2.0), 0.01 * 2 / 3 / 2 * (21 - 49 / 3))
 
 
@@ -217,7 +217,7 @@ def test_outside_a_hypothesis_there_is_no_bound(name, change, hypothesis):
         evaluate(bound, **{**BOUNDS[name], **change})
 
 
-def test_the_borders_belong_to_the_hypotheses():
+def test_hypotheses_include_their_borders():
     evaluate(cohorts.theorem_1, **{**BOUNDS["theorem_1"], "gamma": 0.5})
     evaluate(cohorts.corollary_part_1, **{**BOUNDS["corollary_part_1"], "T": 4})
     evaluate(cohorts.corollary_part_2, **{**BOUNDS["corollary_part_2"], "T": 1024})
@@ -241,11 +241,11 @@ def test_outside_a_hypothesis_there_is_no_noise(name, change, hypothesis):
         getattr(cohorts, name)(**{**given, **change})
 
 
-# The bound that the paper ran out of time for, against exact expectations on random quadratics.
+# The bound that the paper leaves open, compared with exact expectations on random quadratics.
 
 
 def random_quadratics(rng, count, N, d):
-    """Clients that differ in curvature and in minimizer, from a little to a lot."""
+    """Problems with random heterogeneity in curvature and minimizers."""
     root = rng.normal(size=(count, N, d, d)) * 10 ** rng.uniform(-1, 0.5, (count, N, 1, 1))
     spread = 10 ** rng.uniform(-2, 1, (count, 1, 1))
     b = spread * rng.normal(size=(count, N, d))
@@ -256,7 +256,7 @@ def random_quadratics(rng, count, N, d):
     ("N", "C", "E", "S"), [(2, 1, 1, 1), (4, 2, 3, 8), (6, 1, 5, 4), (5, 5, 4, 12)]
 )
 def test_the_bound_for_cohorts_holds_exactly(N, C, E, S):
-    """Of 2,500 random problems each: 10,000 in all, from very alike to very different clients."""
+    """It holds for 2,500 random problems, from homogeneous to very heterogeneous ones."""
     problems = random_quadratics(np.random.default_rng(N), 2500, N, d=3)
     gamma = np.random.default_rng(0).uniform(0.05, 1, 2500) / (problems.smoothness * E)
     measured, G2, Z2 = exact_training(problems, S, C, E, gamma)
@@ -268,14 +268,14 @@ def test_the_bound_for_cohorts_holds_exactly(N, C, E, S):
     assert ratio.max() > 0.3  # tight within a factor of about three
 
 
-def test_exact_training_is_that_of_drawn_cohorts():
-    """The moments, by the mean over all sequences of cohorts."""
+def test_exact_training_equals_the_mean_over_all_cohorts():
+    """The expectation is that over all sequences of cohorts."""
     N, C, E, S, gamma = 3, 2, 2, 3, 0.1
     problems = random_quadratics(np.random.default_rng(0), 1, N, d=2)
     H, b, start = (each[0] for each in problems)
 
     def squares(x, rounds):
-        """The sums over the rounds of the squared gradients, of all that may happen."""
+        """The sums of squared gradients over rounds, for all sequences of cohorts."""
         if not rounds:
             return [0.0]
         now = np.sum(np.mean([H[i] @ (x - b[i]) for i in range(N)], 0) ** 2)
@@ -316,7 +316,7 @@ def test_the_optimal_cohort_size_minimizes_the_bound_at_constant_cost():
         ({"Z": np.nan}, "Problem needs Z >= 0; given Z = nan"),
     ],
 )
-def test_the_bound_for_cohorts_names_what_fails(change, message):
+def test_the_bound_for_cohorts_names_the_violated_hypothesis(change, message):
     numbers = {"R": 3, "N": 4, "C": 2, "E": 2, "gamma": 0.1} | dict.fromkeys(
         ["L", "G", "Z", "gap"], 1
     )
@@ -338,7 +338,7 @@ def test_the_bound_for_cohorts_names_what_fails(change, message):
 )
 @MANY
 def test_the_bound_for_cohorts_is_the_sum_of_its_three_terms(S, N, C, E, L, G, Z, gap, share):
-    """By the squares of 0 ... E-1, and by the variance of a mean of C of N numbers."""
+    """Drift sums the squares of 0 ... E-1. Noise is the variance of a mean of C of N numbers."""
     C, gamma = min(C, N), share / (L * E)
     drift = gamma**2 * L**2 * G**2 * sum(t * t for t in range(E)) / E
     variance = 0.0 if N == 1 else Z**2 * N / (N - 1) * (N - C) / (N * C)

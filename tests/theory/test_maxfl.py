@@ -1,4 +1,4 @@
-"""MaxFL's theory, against transcriptions of the paper's formulas and against draws."""
+"""MaxFL's theory, compared with transcriptions of the paper's formulas and with draws."""
 
 import math
 import re
@@ -54,7 +54,7 @@ def function(name):
     return getattr(maxfl, name, None) or getattr(mean_estimation, name)
 
 
-# Transcriptions of the paper, by plain numbers; its M, m, tau, L_s and sigma_g are N, C, E, L and
+# Transcriptions of the paper for plain numbers. Its M, m, tau, L_s and sigma_g are N, C, E, L and
 # sigma here.
 
 
@@ -67,7 +67,7 @@ def kappa_prime_squared(beta, kappa, L_c):
 
 
 def printed_100(T, E, N, eta_l, eta_g, L_c, L, beta, kappa, sigma, gap, as_printed):
-    """(100) by the terms of the descent (98), each divided by what its gradient norm has."""
+    """(100) from the terms of the descent (98), divided by the factor of the gradient norm."""
     eps = N * quarter(L_c, as_printed) / L
     descent = N * E * eta_l * eta_g / (4 * (N + eps))
     L_tilde = L + quarter(L_c, as_printed)
@@ -154,7 +154,7 @@ def test_bounds_of_mean_estimation(gamma_G, gamma):
 
 @MANY
 @given(one=st.floats(-9, 9), other=st.floats(-9, 9))
-@example(one=0.0, other=5e-324)  # half of it is zero
+@example(one=0.0, other=5e-324)  # half of 5e-324 rounds to zero
 def test_points_of_mean_estimation(one, other):
     assume(one != other)
     np.testing.assert_allclose(
@@ -168,7 +168,7 @@ def test_points_of_mean_estimation(one, other):
 @MANY
 @given(gamma_hat_G=st.floats(0, 6))
 def test_curvature_in_the_middle(gamma_hat_G):
-    assume(abs(gamma_hat_G - 1.0216) > 0.001)  # a zero has no relative error
+    assume(abs(gamma_hat_G - 1.0216) > 0.001)  # relative errors diverge at a zero
     x = gamma_hat_G**2
     # q(x) = 1 / (4 cosh^2(x/2)) and 1 - 2 sigma(x) = -tanh(x/2).
     expected = (1 - 2 * x * math.tanh(x / 2)) / (2 * math.cosh(x / 2) ** 2)
@@ -179,10 +179,10 @@ def test_curvature_in_the_middle(gamma_hat_G):
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_arrays_are_a_loop_of_numbers(name):
+def test_arrays_equal_a_loop_over_numbers(name):
     scales = np.linspace(1, 1.02, 5)
     arrays = {key: np.multiply.outer(scales, value) for key, value in GIVEN[name].items()}
-    for key in arrays.keys() & {"N", "C", "E"}:  # counts are whole
+    for key in arrays.keys() & {"N", "C", "E"}:  # counts are whole numbers
         arrays[key] = np.add.outer([0, 1, 0, 1, 0], GIVEN[name][key])
     found = evaluate(function(name), **arrays)
     for i in range(5):
@@ -264,7 +264,7 @@ def test_outside_a_hypothesis_there_is_no_bound(name, change, hypothesis):
         evaluate(function(name), **{**GIVEN[name], **change})
 
 
-def test_the_largest_step_sizes_belong_to_the_hypotheses():
+def test_hypotheses_include_the_largest_step_sizes():
     beta_prime, _ = maxfl.lemma_b_1(Problem(beta=1.2, kappa=0.7, L_c=2.0))
     evaluate(
         maxfl.theorem_3_1_full, **{**FULL, "eta_l": 1 / beta_prime / (4 * 5 * 1.5), "eta_g": 1}
@@ -272,7 +272,7 @@ def test_the_largest_step_sizes_belong_to_the_hypotheses():
     given = {**FULL, "C": 4, "eta_l": 1 / (4 * beta_prime * 5 * 1.5), "eta_g": 0.4}
     evaluate(maxfl.theorem_3_1_partial, **given)
     evaluate(maxfl.theorem_3_1_full, **{**FULL, "eta_l": 2**-7, "eta_g": 4, "L": 1.6})
-    # With L_c/4 for L_c^2/4, nu is smaller here, and the step sizes larger.
+    # With L_c/4 instead of L_c^2/4, nu is smaller here and the largest step size is larger.
     evaluate(maxfl.theorem_3_1_partial, **{**FULL, "C": 4, "eta_g": 1.1, "as_printed": True})
 
 
@@ -294,7 +294,7 @@ def test_the_losses_dissimilarity_bounds_the_objectives():
 
 
 def test_the_printed_smoothness_is_too_small():
-    # F(w) = L_c w has no curvature of its own: L may be as small as you like.
+    # F(w) = L_c w has no curvature, so that L may be arbitrarily small.
     L_c, w = 10.0, np.linspace(-1, 1, 2001)
     problem = Problem(L_c=L_c, L=1e-6)
     sigma = 1 / (1 + np.exp(-L_c * w))
@@ -306,20 +306,20 @@ def test_the_printed_smoothness_is_too_small():
     assert (curvature > 1 / printed).any()
 
 
-# Draws of the two clients' empirical means, as in the paper's Fig. 5.
+# Draws of the empirical means of two clients, as in the paper's Fig. 5.
 
 
 def pull(x):
-    """g(x) = q(x^2) x of (36): a client's part of the slope, at distance x from its mean."""
+    """g(x) = q(x^2) x of (36), a client's term of the slope at distance x from its mean."""
     e = np.exp(-(x**2))
     return x * e / (1 + e) ** 2
 
 
 def distances(hat, rng):
-    """From a local minimum to the lower and to the higher empirical mean, `[draws, 2]`.
+    """Distances of a local minimum from the lower and the higher empirical mean, `[draws, 2]`.
 
-    By bisection of the distance itself: far apart, a minimum is nearer to a mean than rounding, and
-    which side of it decides whether the client is satisfied.
+    The bisection is over the distance. A minimum may be closer to a mean than round-off, and its
+    side of the mean decides whether the client is satisfied.
     """
     whole = np.ptp(hat, axis=1)
     low, high = np.full_like(whole, 1e-300), whole / 2 * (1 - 1e-9)
@@ -336,7 +336,7 @@ def distances(hat, rng):
 
 @pytest.mark.parametrize("gamma", [0.7, 1.0, 2.0])
 @pytest.mark.parametrize("gamma_G", [0.0, 1.0, 2.0, 3.0, 4.4])
-def test_appeal_lies_on_the_right_side_of_the_bounds(gamma, gamma_G):
+def test_appeal_satisfies_the_bounds(gamma, gamma_G):
     rng = np.random.default_rng(5)
     theta = np.array([0, 2 * gamma_G])
     hat = rng.normal(theta, gamma, size=(20_000, 2))
@@ -346,7 +346,7 @@ def test_appeal_lies_on_the_right_side_of_the_bounds(gamma, gamma_G):
 
     minima, order = distances(hat, rng), np.argsort(hat, axis=1)
     low, high = (np.take_along_axis(hat - theta, order, axis=1)).T
-    # (w - theta_k)^2 < (theta_hat_k - theta_k)^2, for w above the lower mean and below the higher.
+    # (w - theta_k)^2 < (theta_hat_k - theta_k)^2, for w between the two means.
     satisfied = np.stack([minima[:, 0] < -2 * low, minima[:, 1] < 2 * high])
     assert satisfied.mean() >= mean_estimation.theorem_a_1(gamma)
     if gamma_G > 3 * gamma:

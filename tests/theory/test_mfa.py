@@ -1,7 +1,7 @@
-"""Bhuyan, Moharir and Joshi's statements, against transcriptions of the paper in exact numbers.
+"""Statements of Bhuyan, Moharir and Joshi, compared with transcriptions in exact numbers.
 
-The transcriptions take one number each and follow the paper's derivations where these differ from
-the final formulas: sums over rounds, clients and steps, and K = N / M clients a round.
+The transcriptions take single numbers. If derivations and final formulas of the paper differ, they
+follow the derivations: sums over rounds, clients and steps, and K = N / M clients per round.
 """
 
 import inspect
@@ -33,7 +33,7 @@ def paper_rate_2(t, M, beta, gamma):
 
 
 def paper_terms(N, M, E, mu, L, Gamma, G, sigmas, beta, gamma, D):
-    """Eqs. (12) to (14), with K of N clients a round and a noise sigma_k for each client."""
+    """Eqs. (12) to (14), with K of N clients per round and a noise sigma_k for each client."""
     mu, L, Gamma, G, beta, gamma, D = map(Fraction, (mu, L, Gamma, G, beta, gamma, D))
     K = Fraction(N, M)
     B = 6 * L * Gamma + 8 * (E - 1) ** 2 * G**2
@@ -48,13 +48,13 @@ def paper_theorem_1(t, gamma, terms):
 
 
 def paper_rounds(gamma, epsilon, terms, reading):
-    """Eq. (126) solved for T_M; the maximum instead of the sum as in eq. (124)."""
+    """T_M from eq. (126), with the sum, or with the maximum as in eq. (124)."""
     nu = sum(terms) if reading == "sum" else max(terms)
     return nu / Fraction(epsilon) ** 2 - Fraction(gamma)
 
 
 def paper_lemma_1(S, N_s, G, beta_1, beta_2):
-    """Eq. (59): both factors are at most 2 (S - |xi|) / S times the bound of Assumption 4."""
+    """Eq. (59), with both factors at most 2 (S - |xi|) / S times the bound of Assumption 4."""
     used, unused = Fraction(S - N_s, S * max(N_s, 1)), Fraction(1, S)
     total = N_s * used + (S - N_s) * unused if N_s else Fraction(2)
     return total**2 * (Fraction(beta_1) + Fraction(beta_2) * Fraction(G) ** 2)
@@ -77,7 +77,7 @@ def paper_lemma_3(eta, M, E, L, G):
 
 
 def paper_lemma_4(S, N_s, E, G, beta_1, beta_2):
-    """Eq. (116): the root of Lemma 1's variance for each of E steps."""
+    """Eq. (116), the sum of the root of Lemma 1's variance over E steps."""
     return sum(math.sqrt(paper_lemma_1(S, N_s, G, beta_1, beta_2)) for _ in range(E))
 
 
@@ -89,7 +89,7 @@ def paper_recursion(Delta, eta, M, E, mu, L, G, V):
 
 
 def paper_nu(M, E, mu, L, G, V, beta, gamma, Delta_1):
-    """Eq. (43), of MFA-RR."""
+    """Eq. (43), for MFA-RR."""
     mu, L, G, V, beta, gamma, Delta_1 = map(Fraction, (mu, L, G, V, beta, gamma, Delta_1))
     Y = L * G * E**2 * (M - 1) / (2 * M)
     Z = L * G * E * (E - 1)
@@ -118,13 +118,13 @@ def paper_remark_2(T, mu, constant):
 
 
 def up_to(largest):
-    """Zero, or not so small that squares leave the normal numbers."""
+    """Zero, or numbers with squares in the normal range."""
     return st.just(0.0) | st.floats(1e-6, largest)
 
 
 @st.composite
 def problems(draw, steps=(1, 20), clients=(1, 500)):
-    """Constants of Theorems 1 and 2, the latter's among them."""
+    """Draws the constants of Theorem 1, which include those of Theorem 2."""
     mu = draw(st.floats(1e-4, 10))
     L = mu * draw(st.floats(1, 1e3))
     beta = draw(st.floats(1.01, 10)) / mu
@@ -175,7 +175,7 @@ def test_theorem_1(problem, t, data):
 @given(problems(), rounds, st.integers(1, 50), up_to(1e3), st.floats(1e-3, 1e3))
 def test_theorem_2_and_corollary_1(problem, t, M, V, Delta_1):
     problem = part(problem, "N", "Gamma", "D") | {"M": M, "Delta_1": Delta_1}
-    # From just above beta L - 1.
+    # Move gamma to just above beta L - 1.
     problem["gamma"] = (problem["gamma"] + 1) / 4 - 1
     assert agrees(evaluate(mfa.theorem_2, t=t, V=V, **problem), paper_theorem_2(t, V=V, **problem))
     assert agrees(evaluate(mfa.corollary_1, t=t, **problem), paper_theorem_2(t, V=0, **problem))
@@ -193,7 +193,7 @@ def test_rates(t, M, beta, gamma):
     )
 
 
-def test_rates_are_the_simulator_s():
+def test_rates_equal_those_of_the_simulator():
     t = np.arange(1, 50)
     np.testing.assert_allclose(
         evaluate(mfa.theorem_1_rate, t=t, beta=30.0, gamma=99.0),
@@ -238,7 +238,7 @@ def test_rounds_to_accuracy_and_theorem_3(problem, relative, sigma, data):
 
 @hundreds
 @given(st.integers(1, 9), st.integers(1, 3), *(st.integers(0, 12) for _ in range(3)))
-def test_the_condition_of_theorem_3_is_that_of_136(N, E, L, Gamma, G):
+def test_the_condition_of_theorem_3_is_eq_136(N, E, L, Gamma, G):
     found = evaluate(mfa.theorem_3_condition, N=N, E=E, L=L + 1, Gamma=Gamma / 8, G=G / 4)
     if E == 1 and Gamma:
         assert found == (1 + Fraction(G, 4) ** 2 / (6 * (L + 1) * Fraction(Gamma, 8)) < N)
@@ -307,7 +307,7 @@ def test_least_sample_size(eta, S, E, G, V, beta_1, beta_2):
 
 
 @pytest.mark.parametrize("S", [3, 10, 49, 98, 103, 1000])
-def test_least_sample_size_on_the_edge(S):
+def test_least_sample_size_at_equality(S):
     unused = np.arange(1, S)
     sample = {"S": S, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
     share = unused / S
@@ -320,7 +320,7 @@ def test_least_sample_size_on_the_edge(S):
     )
 
 
-def test_least_sample_size_is_from_one_to_all():
+def test_least_sample_size_is_clipped_to_one_and_all():
     sample = {"S": 9, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
     assert evaluate(mfa.least_sample_size, eta=1, V=[0, 2, 1e9], **sample).tolist() == [9, 1, 1]
 
@@ -342,7 +342,7 @@ def test_sigma_as_printed_is_lemma_1_without_a_sample():
     assert variance == 4 * (2.0 + 1.5 * 9)
 
 
-def test_a_single_client_samples_nothing():
+def test_a_single_client_has_no_sampling_noise():
     problem = {"E": 3, "mu": 1.0, "L": 1.0, "Gamma": 0.0, "G": 2.0, "sigma": 0.0}
     rate = {"beta": 2.0, "gamma": 8.0, "D": 1.0}
     one, many = (evaluate(mfa.theorem_1_terms, N=N, M=1, **problem, **rate)[0] for N in (1, 9))
@@ -376,7 +376,7 @@ PAIRS = {
     "epsilon": (0.5, 1.2),
     "constant": (1.0, 2.0),
 }
-"""Two values of each symbol, admissible in any combination."""
+"""Two values of each symbol that are admissible in any combination."""
 
 OUTSIDE = {
     **dict.fromkeys(("t", "T", "N", "M", "E", "S", "beta_2"), 0.5),
@@ -384,7 +384,7 @@ OUTSIDE = {
     **dict.fromkeys(("mu", "L", "beta", "eta", "epsilon", "constant"), 0.0),
     "gamma": -1.0,
 }
-"""Of each symbol a value that none of the statements admits."""
+"""A value of each symbol that no statement admits."""
 
 
 FIRST = "N M E mu L Gamma G sigma beta gamma D"
@@ -414,7 +414,7 @@ STATEMENTS = {function.__name__: function for function in SYMBOLS}
 
 
 def number(name, **given):
-    """The statement's only number, or one that depends on all of them."""
+    """The value of a statement, or a number that depends on all of its values."""
     if name == "iterated_recursion":
         return evaluate(mfa_lemmas.iterated_recursion, num_frames=2, **given)[..., -1]
     found = evaluate(STATEMENTS[name], **given)
@@ -450,7 +450,7 @@ def test_arrays_broadcast_as_loops_of_numbers(name):
     names = symbols(name)
     axes = np.ix_(*(PAIRS[symbol] for symbol in names))
     together = number(name, **dict(zip(names, axes, strict=True)))
-    # Lemma 2 uses L in its hypotheses only.
+    # Lemma 2 uses L only in its hypotheses.
     assert together.ndim == len(names)
     together = np.broadcast_to(together, (2,) * len(names))
     rng = np.random.default_rng(0)
@@ -459,7 +459,7 @@ def test_arrays_broadcast_as_loops_of_numbers(name):
         np.testing.assert_allclose(together[index], number(name, **numbers), rtol=1e-14)
 
 
-def test_the_iterated_recursion_broadcasts_before_its_frames():
+def test_the_iterated_recursion_has_a_last_axis_of_frames():
     numbers = first_values("iterated_recursion") | {"M": [[1], [2]], "Delta_1": [1.0, 2.0, 3.0]}
     assert evaluate(mfa_lemmas.iterated_recursion, num_frames=1, **numbers).shape == (2, 3, 1)
     assert evaluate(mfa_lemmas.iterated_recursion, num_frames=4, **numbers).shape == (2, 3, 4)
@@ -522,7 +522,7 @@ VIOLATED = [
 
 
 @pytest.mark.parametrize(("name", "changed", "message"), VIOLATED)
-def test_outside_its_hypotheses_a_statement_says_nothing(name, changed, message):
+def test_a_violated_hypothesis_is_an_error(name, changed, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         number(name, **first_values(name) | changed)
 
@@ -543,12 +543,12 @@ INSIDE = [
 
 
 @pytest.mark.parametrize(("name", "changed"), INSIDE)
-def test_up_to_its_hypotheses_a_statement_holds(name, changed):
+def test_hypotheses_include_their_borders(name, changed):
     assert np.isfinite(number(name, **first_values(name) | changed))
 
 
 @pytest.mark.parametrize("name", ["theorem_3", "rounds_to_accuracy"])
-def test_there_are_two_readings(name):
+def test_an_unknown_reading_is_refused(name):
     with pytest.raises(ValueError, match="reading is 'mean'; it must be 'sum' or 'max'"):
         number(name, **first_values(name), reading="mean")
 
@@ -565,7 +565,7 @@ def test_twice_the_admissible_rate_is_refused():
 
 
 def increases_from_one(problem):
-    """Over the whole numbers of models, and between them."""
+    """Whether the gain is 1 for one model and increases with M, also between whole numbers."""
     M = np.unique([*range(1, problem["N"] // 2 + 1), *np.linspace(1, problem["N"] / 2, 20)])
     gain = evaluate(mfa.theorem_3, M=M, **problem)
     return gain[0] == 1 and np.all(np.diff(gain) > 0)

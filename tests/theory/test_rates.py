@@ -1,4 +1,4 @@
-"""Rates fitted to curves whose rates are known."""
+"""Rates fitted to curves with known rates."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ T = np.arange(1, 2001)
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.7])
 @pytest.mark.parametrize("frame", [1, 12])
-def test_an_exact_law_is_found(exponent, frame):
+def test_an_exact_power_law_is_recovered(exponent, frame):
     errors = 3.0 * (T / frame + 50.0) ** -exponent * np.array([[0.5], [1.5]])
     rate = fit_rate(T / frame, errors, gamma=50.0)
     np.testing.assert_allclose(rate.exponent, exponent, rtol=1e-9)
@@ -18,7 +18,7 @@ def test_an_exact_law_is_found(exponent, frame):
     assert rate.window == (1001 / frame, 2000 / frame)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
+def test_the_interval_has_its_nominal_coverage():
     rng, covered = np.random.default_rng(0), 0
     t, num_trials = T[::50], 200
     for trial in range(num_trials):
@@ -31,11 +31,11 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
             gamma=9.0,
         ).exponent
         covered += rate.interval[0] <= truth <= rate.interval[1]
-    # 0.95 nominally; the bootstrap of 30 seeds is a little short.
+    # The coverage is nominally 0.95, and a little less for a bootstrap of 30 seeds.
     assert covered / num_trials > 0.95 - 4 * np.sqrt(0.95 * 0.05 / num_trials)
 
 
-def test_the_interval_tells_rates_apart():
+def test_the_interval_distinguishes_rates():
     rng = np.random.default_rng(1)
     errors = (T[::20] + 9.0) ** -0.5 * (1 + 0.01 * rng.standard_normal((20, 100)))
     rate = fit_rate(T[::20], errors, gamma=9.0)
@@ -52,6 +52,6 @@ def test_the_interval_tells_rates_apart():
         (np.ones((3, 2000)), {"bootstrap": Bootstrap(num_resamples=0)}, "num_resamples is 0"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(errors, options, message):
+def test_curves_that_cannot_be_fitted_are_refused(errors, options, message):
     with pytest.raises(ValueError, match=message):
         fit_rate(T, errors, gamma=1.0, **options)

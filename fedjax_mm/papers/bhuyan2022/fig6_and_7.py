@@ -220,9 +220,8 @@ def judge_partial(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ru
     """Judges Figure 7, in which the gain is above 1 and mostly increases, with some dips."""
     steps = _limits(measured, config).steps
     rising = Limits(*((each > 0).mean("pair") for each in steps))
-    over = ("algorithm", "pair")
     # Use the largest possible orders, because they show which decreases are certain.
-    dips = Limits(*((each < 0).any(over).astype(float) for each in reversed(steps)))
+    dips = Limits(*((each < 0).any("pair").astype(float) for each in reversed(steps)))
     yield from _levels(measured)
     yield ruling("for-the-most-part", median_more(rising.decided(0.5), by=0.5))
     yield ruling("dips", median_more(dips.decided(0.5), by=0.5, form=".0f"))

@@ -18,7 +18,16 @@ from fedjax_mm.papers.bhuyan2022.bounds import (
 )
 from fedjax_mm.papers.bhuyan2022.regression import Growing, known, run_growing, theorem_2
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, check, estimate, more, no_less, ruling, untested
+from fedjax_mm.papers.rulings import (
+    Ruling,
+    check,
+    estimate,
+    finding,
+    more,
+    no_less,
+    ruling,
+    untested,
+)
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
@@ -97,7 +106,7 @@ def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
         share = max(config.left_out)
         fixed = measured.growth.sel(sample="fixed", left_out=share, drop=True).mean(("M", "E"))
         text = "with samples of fixed size, (t/M + gamma) times the error grows by more than 5 %"
-        yield check(f"{text} ({share:g} left out, mean over M and E)", more(fixed, _CONSTANT))
+        yield finding(f"{text} ({share:g} left out, mean over M and E)", more(fixed, _CONSTANT))
     evidence = f"farthest {measured.farthest:.3g}, radius {measured.radius:.3g}"
     ball = "no model leaves the ball around w* on which G, beta_1 and beta_2 hold"
     yield check(ball, measured.farthest <= measured.radius, evidence)
@@ -107,7 +116,9 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     least, most = (here[f"{end}_ratio"] for end in ("least", "largest"))
     ratios = f"bound / error {least.min():.3g} to {most.max():.3g}"
     about = f"1 - error / bound at the tightest round; {ratios}"
-    yield ruling("theorem-2", no_less(here.room, ROUND_OFF, form=".3g"), about=about)
+    yield ruling(
+        "theorem-2", no_less(here.room, ROUND_OFF, form=".3g"), about=about, looseness=least.min()
+    )
     about = "minus the relative growth from the third to the last quarter of the rounds, at least "
     about += f"-{_CONSTANT}; an error of the order 1/sqrt(t) would have -0.18"
     yield ruling("order-one-over-t", no_less(-here.growth, _CONSTANT, form=".3f"), about=about)
@@ -118,7 +129,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     yield check(text, frozen <= FROZEN, f"in the round {describe(frozen, form=',.0f')}")
     text = "errors fall at least as (t/M + gamma)^-1 in the later half"
     passed = here.exponent_high >= MFA_RR_EXPONENT
-    yield check(text, passed.where(here.exponent_high.notnull()), describe(here.exponent))
+    yield finding(text, passed.where(here.exponent_high.notnull()), describe(here.exponent))
 
 
 def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:

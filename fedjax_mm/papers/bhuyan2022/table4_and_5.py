@@ -23,7 +23,7 @@ from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, alike, check, estimate, more, ruling
+from fedjax_mm.papers.rulings import Ruling, alike, estimate, finding, more, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe
@@ -124,7 +124,7 @@ def _without_images(measured: xr.Dataset, config: Different) -> Iterator[Check]:
         own = measured.own_gain_per_seed.sel(target="g", drop=True).isel(model=is_drawn)
         text = "models on Synthetic: M T_1 / T_M is above 1, if T_M counts rounds until this model "
         gain = own.transpose("part", "model", "seed")
-        yield check(f"{text}has FedAvg's accuracy", more(gain, by=1))
+        yield finding(f"{text}has FedAvg's accuracy", more(gain, by=1))
 
 
 def _level(measured: xr.Dataset) -> Check:

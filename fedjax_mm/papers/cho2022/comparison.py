@@ -1,5 +1,6 @@
 """Tables of section 5 of Cho et al.: methods at their best points, with published numbers."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,12 +13,12 @@ from fedjax_mm import plots
 from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.papers.cho2022.clients import source_of
 from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
-from fedjax_mm.papers.cho2022.runs import run_comparison
+from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_comparison
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, estimate, untested
-from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.rulings import Evidence, Ruling, alike, estimate, no_less, ruling, untested
+from fedjax_mm.papers.schema import Check, Reading, Table, published_statements
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
 
@@ -27,6 +28,14 @@ _METRICS = {
     "appeal": "GM-Appeal",
     "preferred_accuracy": "preferred-model accuracy",
 }
+_LEVELS = {
+    "test accuracy, seen": ("accuracy", 100.0, ".1f"),
+    "test loss, seen": ("loss", 1.0, ".2f"),
+}
+"""Metrics of the same models, shown where a table's own metrics hide how good the models are."""
+
+BY_ACCURACY = "points by test accuracy, as the paper says, on the selection seed alone"
+_RULES = {"accuracy": "test accuracy, as the paper says", "appeal": "GM-Appeal"}
 _PARTITIONS = {
     "dirichlet": "each client's labels by Dirichlet's law",
     "dirichlet_labels": "each label by Dirichlet's law",
@@ -41,7 +50,7 @@ _POOLS = {
     "flipped share of MaxFL's weights, %": "flipped in the weights",
 }
 
-Rules: TypeAlias = Callable[[xr.Dataset, Comparison], Iterable[Ruling | Check]]
+Rules: TypeAlias = Callable[[xr.Dataset, Comparison], Iterable[Ruling | Check | Reading]]
 """Judges a table's statements, given the measured numbers and the settings."""
 
 _PROTOCOL = {
@@ -72,7 +81,7 @@ def item(
       **others: replacements for this module's `measure`, `table` and `figure`.
     """
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
-    functions |= {"judge": partial(_judge, rules=rules, default=settings)}
+    functions |= {"judge": partial(_judge, id=id, rules=rules, default=settings)}
     functions |= {"table": table, "figure": figure} | others
     return Item(id, title, settings, run_comparison, **functions)
 
@@ -112,9 +121,63 @@ def measure(
             "diverged": (best["diverged"] >= 0).any("seed"),
             "diverged runs": (best["diverged"] >= 0).sum(),
             "grid points of a variant": settings.num_points,
+            "largest difference": difference_of_losses(records),
             **_pools(records, settings),
+            **(_by_rule(result) if settings.chosen_by == "appeal" else {}),
+            **{
+                title: factor * best[name]
+                for title, (name, factor, _) in _LEVELS.items()
+                if title not in percent["metric"].values
+            },
         }
     )
+
+
+def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Returns the points and scores by both rules of selection, on the selection seeds.
+
+    The result is empty if the search is not stored.
+    """
+    if "candidate" not in result.dims:
+        return {}
+    names = {f"selection_{name}": name for name in SCORES}
+    percent = in_percent(result[[*names]].rename(names), SCORES).rename(metric="score")
+    best = {rule: best_candidates(result, rule) for rule in _RULES}
+    at = {"rule": list(best), "algorithm": list(best["appeal"])}
+    place = xr.DataArray([[*each.values()] for each in best.values()], at)
+    chosen = percent.isel(candidate=place)
+    keys = [f"candidate_{key}" for key in POINT]
+    values = (chosen[key].values for key in keys)
+    points = [
+        [_text(*point) for point in zip(*row, [False] * len(row[0]), strict=True)]
+        for row in zip(*values, strict=True)
+    ]
+    return {
+        "selected": chosen.drop_vars([*keys, "candidate_algorithm"]),
+        "selected point": xr.DataArray(points, at),
+    }
+
+
+def selected(measured: xr.Dataset, rule: str) -> xr.Dataset | None:
+    """Returns the scores on the selection seeds of the points that a rule chooses, if stored."""
+    if "selected" not in measured:
+        return None
+    scores = (
+        measured["selected"].sel(rule=rule, drop=True).rename(selection_seed="seed", score="metric")
+    )
+    names = {dim: [measured[dim].values[0]] for dim in DIMS.values()}
+    return xr.Dataset({"percent": scores.expand_dims(names)})
+
+
+def difference_of_losses(records: xr.Dataset) -> xr.DataArray:
+    """Returns how far test and training loss are apart, in percent of the larger, at most.
+
+    Both are means over the seen clients.
+    """
+    both = records[["loss", "train_loss"]].to_array("examples")
+    share = abs(both.diff("examples")) / both.max("examples", skipna=False)
+    largest: xr.DataArray = 100 * share.max(("examples", "round"), skipna=False)
+    return largest
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
@@ -167,6 +230,38 @@ def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataA
     return ours - percent.reindex(algorithm=list(others))
 
 
+def same_or_higher(
+    measured: xr.Dataset, others: Sequence[str], metric: str, margin: float
+) -> list[Evidence]:
+    """Tests that MaxFL is at most a margin behind others, if the methods are further apart.
+
+    Otherwise no method could fail, and nothing is tested.
+    """
+    return telling(
+        measured, no_less(lead(measured, others, metric), margin), others, metric, margin
+    )
+
+
+def telling(
+    measured: xr.Dataset,
+    tests: Sequence[Evidence],
+    others: Sequence[str],
+    metric: str,
+    least: float,
+) -> list[Evidence]:
+    """Marks tests as untested if MaxFL's and all others' means are less than `least` apart."""
+    means = squeezed(measured["percent"]).reindex(metric=[metric], algorithm=[OURS, *others])
+    means = means.mean("seed", skipna=False)
+    apart = (means.max("algorithm", skipna=False) - means.min("algorithm", skipna=False)).max()
+    if not apart < least:
+        return list(tests)
+    why = f"the methods are {apart.item():.2f} points apart, where {least:g} would count"
+    return [
+        each._replace(text=f"{each.text}: {why}", supports=np.nan, contradicts=np.nan)
+        for each in tests
+    ]
+
+
 def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataArray:
     """Returns Kendall's rank correlation (tau-a) along a dimension, counting ties as 0.
 
@@ -189,18 +284,58 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
 
 
 def _judge(
-    measured: xr.Dataset, settings: Comparison, *, rules: Rules, default: Comparison
-) -> Iterator[Ruling | Check]:
+    measured: xr.Dataset, settings: Comparison, *, id: str, rules: Rules, default: Comparison
+) -> Iterator[Ruling | Check | Reading]:
     """Yields rulings and checks, marked untested if the item's protocol was changed."""
     given, usual = (each.model_dump(mode="json", include=_PROTOCOL) for each in (settings, default))
     changed = [f"{key} unset" for key in given if given[key] is None and usual[key] is not None]
     changed += changes(given, usual)
-    for found in rules(measured, settings):
+    for found in (*rules(measured, settings), *_printed_rows(measured, id)):
         # Comparisons among published numbers have no seeds and depend on no settings.
-        if changed and isinstance(found, Ruling) and any(part.seeds for part in found.parts):
+        is_measured = isinstance(found, Ruling) and (
+            not found.parts or any(part.seeds for part in found.parts)
+        )
+        if changed and isinstance(found, Ruling) and is_measured:
             yield untested(found.key, f"the protocol was changed: {', '.join(changed)}")
-        else:
+        elif not (changed and isinstance(found, Reading)):
             yield found
+
+
+def _printed_rows(measured: xr.Dataset, id: str) -> Iterator[Ruling]:
+    """Judges the numbers of the printed rows, which are statements called "row-" and the method."""
+    keys = [each.key for each in published_statements(published(__name__, id))]
+    methods = {f"row-{_slug(name)}": name for name in published_methods(id)}
+    numbers = squeezed(measured["percent"] - measured["published"])
+    if "attackers" in numbers.dims:
+        numbers = numbers.sel(attackers=numbers["attackers"] > 0)  # Table 1 has the others
+    # Table 3 has the appeals that the text on Table 5 mentions.
+    kinds = [metric for metric in numbers["metric"].values if not _is_of(id, metric)]
+    for key in keys:
+        if key in methods:
+            off = numbers.reindex(algorithm=[methods[key]]).isel(algorithm=0, drop=True)
+            tests = [
+                alike(off.sel(metric=[kind]), _margin(kind), ".2f" if _margin(kind) < 1 else ".1f")
+                for kind in kinds
+            ]
+            yield ruling(key, *tests, about="ours minus the printed number, in points")
+
+
+def _is_of(id: str, metric: str) -> bool:
+    return id == "maxfl-table5" and metric.startswith(_METRICS["appeal"])
+
+
+def _margin(metric: str) -> float:
+    return 0.5 if metric.startswith(_METRICS["preferred_accuracy"]) else 5.0
+
+
+def published_methods(id: str) -> list[str]:
+    """Returns the methods in the published rows of an item, on Fashion-MNIST."""
+    rows = published(__name__, id).get("values", {}).get("fmnist", {})
+    return list(dict.fromkeys(re.sub(r", (attackers|warm-up steps) = .*", "", row) for row in rows))
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
@@ -212,9 +347,23 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
         "chosen point": xr.apply_ufunc(_text, *point, vectorize=True, output_dtypes=[object]),
         "skipped rounds": cells(short["skipped rounds"].mean("seed"), form=".0f"),
     }
+    for title, (_, _, form) in _LEVELS.items():
+        if title in short:
+            contents[title] = cells(*estimate(short[title]), form=form)
     over = tuple(map(str, short["diverged"].dims))
     pools = [rows(_pool_columns(short), over, _WHO_STAYS)] if "pool" in short else []
-    return [rows(contents, over), *pools]
+    return [rows(contents, over), *pools, *_both_rules(measured)]
+
+
+def _both_rules(measured: xr.Dataset) -> Iterator[Table]:
+    """Yields one row per method and rule of selection, if the search is stored."""
+    if "selected" in measured:
+        seeds = measured["selected"].sizes["selection_seed"]
+        short = measured[["selected", "selected point"]].assign_coords(rule=[*_RULES.values()])
+        texts = cells(short["selected"].mean("selection_seed"), form=".1f")
+        contents = columns(texts, "score") | {"point": short["selected point"]}
+        title = f"Points by both rules of selection, on {seeds} selection seed" + "s" * (seeds > 1)
+        yield rows(contents, ("algorithm", "rule"), title)
 
 
 def _pool_columns(short: xr.Dataset) -> dict[str, xr.DataArray]:

@@ -7,27 +7,23 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.papers.cho2022 import comparison
-from fedjax_mm.papers.cho2022.comparison import lead, squeezed
+from fedjax_mm.papers.cho2022 import comparison, fig7
+from fedjax_mm.papers.cho2022.comparison import squeezed
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison, Requirement
-from fedjax_mm.papers.cho2022.table1 import ACCURACY, APPEAL, BASELINES
-from fedjax_mm.papers.rulings import check, more
-from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.cho2022.table1 import ACCURACY, APPEAL, judged_table
+from fedjax_mm.papers.rulings import under
+from fedjax_mm.papers.schema import Reading, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 
 _RATE = "rate of the warm-up"
 
 
-def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
-    """Checks, at each rate, whether MaxFL has the highest GM-Appeal on seen clients."""
-    leads = lead(measured, BASELINES, APPEAL[0])
-    if _RATE in leads.dims:
-        for rate in leads[_RATE].values:
-            text = (
-                f"with a warm-up rate of {rate:g}, MaxFL has the highest GM-Appeal on seen clients"
-            )
-            at = leads.sel({_RATE: rate}, drop=True).isel(metric=0, drop=True)
-            yield check(text, more(at, form=".1f"))
+def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Reading]:
+    """Judges Table 1 and Figure 7's sentence at each rate."""
+    for rate in measured[_RATE].values:
+        at, reading = measured.sel({_RATE: [rate]}), f"that of Table 1, with a warm-up at {rate:g}"
+        yield from under(reading, "maxfl-table1", judged_table(at))
+        yield from under(reading, "maxfl-fig7", fig7.rules(at, settings))
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:

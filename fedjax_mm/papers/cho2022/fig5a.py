@@ -105,7 +105,7 @@ def judge(measured: xr.Dataset, config: TwoClients) -> Iterator[Ruling | Check]:
     yield ruling(
         "at-least-one",
         descents.mean_above(*number, 1.0, draws),
-        about="mean number of satisfied clients",
+        about="expected number of satisfied clients out of two, where the text has at least one",
     )
     for key, name in (("relu", "MaxFL (ReLU)"), ("lemma-a-2", "MaxFL (log loss)")):
         apart = measured.distance.sel(objective=name)

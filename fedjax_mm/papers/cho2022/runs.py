@@ -132,16 +132,25 @@ def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
     found: dict[str, Point] = {}
     if config.selection is None:
         return found
-    # Replace the NaN of a diverged seed with a value below any score.
-    means = scores.mean("selection_seed", skipna=False).fillna(-1.0)
-    first, second = (means[f"selection_{name}"].values for name in (config.chosen_by, SCORES[0]))
-    for name, settings in config.selection.methods.items():
-        mine = np.flatnonzero(means["candidate_algorithm"].values == name)
-        best = means.isel(candidate=max(mine, key=lambda i: (first[i], second[i])))
+    for name, place in best_candidates(scores, config.chosen_by).items():
+        best = scores.isel(candidate=place)
         at = {key: best[f"candidate_{key}"].item() for key in POINT}
         variant = config.variants[at.pop("variant")][1]
-        found[name] = Point(**at, own={key: variant[key] for key in lists_of(settings)})
+        own = lists_of(config.selection.methods[name])
+        found[name] = Point(**at, own={key: variant[key] for key in own})
     return found
+
+
+def best_candidates(scores: xr.Dataset, chosen_by: str) -> dict[str, int]:
+    """Returns the place of each method's best candidate; see `best_points`."""
+    # Replace the NaN of a diverged seed with a value below any score.
+    means = scores.mean("selection_seed", skipna=False).fillna(-1.0)
+    first, second = (means[f"selection_{name}"].values for name in (chosen_by, SCORES[0]))
+    names = means["candidate_algorithm"].values
+    return {
+        name: max(np.flatnonzero(names == name).tolist(), key=lambda i: (first[i], second[i]))
+        for name in dict.fromkeys(names.tolist())
+    }
 
 
 def draw(config: Comparison, execution: Execution) -> Clients:

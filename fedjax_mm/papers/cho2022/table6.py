@@ -4,22 +4,24 @@ from collections.abc import Iterator
 
 import xarray as xr
 
-from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
+from fedjax_mm.papers.cho2022.comparison import BY_ACCURACY, OURS, item, lead, selected
 from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
+from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, fact, more, ruling
+from fedjax_mm.papers.rulings import Ruling, fact, more, ruling, under
+from fedjax_mm.papers.schema import Reading
 
 _QFFL = {f"qFFL, q = {q:g}": {"name": "qffl", "q": q} for q in (1.0, 10.0)}
 
 
-def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
+def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Reading]:
     """Judges MaxFL's leads over q-FFL, and compares one sentence with the paper's own table."""
-    appeal, preferred = (
-        lead(measured, list(_QFFL), f"{name}, seen")
-        for name in ("GM-Appeal", "preferred-model accuracy")
+    yield from _fair(measured)
+    yield ruling(
+        "preferred-higher", more(lead(measured, list(_QFFL), "preferred-model accuracy, seen"))
     )
-    yield ruling("fair-not-effective", more(appeal, form=".1f"))
-    yield ruling("preferred-higher", more(preferred))
+    if (other := selected(measured, "accuracy")) is not None:
+        yield from under(BY_ACCURACY, "maxfl-table6", _fair(other))
     papers = published(__name__, "maxfl-table6")["values"]
     printed = {
         f"printed, {data}, {name}": (row[0], row[0] >= 40 if name == OURS else row[0] < 1)
@@ -28,6 +30,10 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     }
     parts = [fact(holds, f"{x:g} %", name) for name, (x, holds) in printed.items()]
     yield ruling("lower-than-0-01", *parts)
+
+
+def _fair(measured: xr.Dataset) -> Iterator[Ruling]:
+    yield ruling("fair-not-effective", more(lead(measured, list(_QFFL), APPEAL[0]), form=".1f"))
 
 
 ITEMS = (

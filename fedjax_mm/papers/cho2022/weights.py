@@ -9,19 +9,27 @@ from collections.abc import Iterator
 
 import xarray as xr
 
+from fedjax_mm.papers.cho2022 import table3
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
 from fedjax_mm.papers.cho2022.grid import CLUSTERED, METHODS, Comparison, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
-from fedjax_mm.papers.rulings import check, more
-from fedjax_mm.papers.schema import Check
+from fedjax_mm.papers.rulings import compare, under
+from fedjax_mm.papers.schema import Check, Reading
 
+_MARGIN = 1.0  # points
 _SIGMOID = "MaxFL with q = s"
 
 
-def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
-    """Checks whether the printed weights appeal to more clients than the weights of eq. (4)."""
+def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check | Reading]:
+    """Compares both weights, and judges Table 3's leads, of which only FedAvg's is run, by each."""
     printed = -lead(measured, [_SIGMOID], *APPEAL).isel(algorithm=0, drop=True)
-    yield check("MaxFL appeals to more clients with q = s than with s (1 - s)", more(printed))
+    text = "MaxFL's GM-Appeal with q = s against that with s (1 - s), in points"
+    yield compare(text, printed, _MARGIN)
+    for name, weights in {OURS: "q = s (1 - s)", _SIGMOID: "q = s"}.items():
+        one = measured.sel(algorithm=["FedAvg", name]).assign_coords(algorithm=["FedAvg", OURS])
+        reading = f"that of Table 3, with a full grid of points and the weights {weights}"
+        least = (each for each in table3.leads(one) if each.key == "at-least-10")
+        yield from under(reading, "maxfl-table3", least)
 
 
 ITEMS = (

@@ -230,12 +230,16 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
 def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
     """Rules on whether every bound holds, and whether means fall as in the corollary."""
     mean = measured["mean at T"]
-    yield ruling("theorem", _holds(measured["mean"], measured.bound))
-    yield ruling("corollary-1", _holds(mean, measured["part 1"]))
-    yield ruling("corollary-2", _holds(mean, measured["part 2"]))
+    for key, means, bound in (
+        ("theorem", measured["mean"], measured.bound),
+        ("corollary-1", mean, measured["part 1"]),
+        ("corollary-2", mean, measured["part 2"]),
+    ):
+        yield ruling(key, _holds(means, bound), looseness=_ratio(means, bound).min())
     pairs = [("drift", "drift bound"), ("drift at T", "drift bound at T")]
     tests = [_holds(measured[name], measured[most], name) for name, most in pairs]
-    yield ruling("lemma-1", *tests)
+    least = min(_ratio(measured[name], measured[most]).min().item() for name, most in pairs)
+    yield ruling("lemma-1", *tests, looseness=least)
     broken = measured.broken.item()
     yield ruling("mean-model", fact(broken < _ROUND_OFF, f"missed by at most {broken:.1e}"))
     own = [
@@ -249,9 +253,13 @@ def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
     yield ruling("noise-slows", more((more_noise - less_noise).drop_vars("T"), form=".3g"))
 
 
+def _ratio(measured: xr.DataArray, bound: xr.DataArray) -> xr.DataArray:
+    return (bound / measured).where(bound.notnull())
+
+
 def _holds(measured: xr.DataArray, bound: xr.DataArray, name: str = "") -> list[Evidence]:
     """Returns, as a fact, whether all measured means are below their bounds, ignoring NaN."""
-    ratio = (bound / measured).where(bound.notnull())
+    ratio = _ratio(measured, bound)
     holds = (ratio >= 1) | bound.isnull()
     text = f"bound / measured {ratio.min().item():.3g} to {ratio.max().item():.3g}"
     return fact(bool(holds.all()), f"{text}, {int(ratio.notnull().sum()):,} numbers", name)

@@ -214,11 +214,6 @@ def _chosen(noise: xr.DataArray) -> Iterator[Ruling]:
     order = [values[name] for name in ("scattered", "rather similar", "similar")]
     text = f"of updates of norm 1 drawn the more alike, {', '.join(f'{x:.3g}' for x in order)}"
     yield ruling("similar-directions", fact(order == sorted(order, reverse=True), text))
-    names = ("similar", "similar, doubled", "similar, half of them turned round")
-    base, doubled, turned = (values[name] for name in names)
-    text = f"{base:.3g}; {doubled:.3g} with doubled norms, {turned:.3g} with half turned round"
-    plays = [abs(each - base) > 0.01 * base for each in (doubled, turned)]
-    yield ruling("magnitude-and-direction", fact(all(plays), text))
 
 
 def table(measured: xr.Dataset, config: CohortNoise) -> Sequence[Table]:

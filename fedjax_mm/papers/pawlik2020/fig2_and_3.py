@@ -1,6 +1,7 @@
 """Figures 2 and 3: best accuracy by cohort size at constant cost (section 3.2)."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -22,9 +23,9 @@ from fedjax_mm.papers.rulings import (
     Evidence,
     Ruling,
     alike,
-    check,
     estimate,
     fact,
+    finding,
     more,
     ruling,
     untested,
@@ -162,7 +163,7 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     rest = slopes(measured.best).stack(case=("contacts", "evaluation"))
     for contacts, evaluation in rest.case.values[1:]:
         text = f"cohort size does not matter for R C = {contacts}, scored on {evaluation}"
-        yield check(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
+        yield finding(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
 
 
 def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]]:
@@ -195,7 +196,7 @@ def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
         yield untested("means", "the settings are not those of the author's trials", _TAKES)
     if 120 in hers:
         text = "for R C = 120, means are within one of the author's standard deviations of hers"
-        yield check(text, hers[120])
+        yield finding(text, hers[120])
     first = scored.isel(contacts=0, drop=True).best
     apart = 100 * (first - first.mean("C"))
     yield ruling("flat", alike(apart, _FLAT, form=".1f"))
@@ -226,13 +227,20 @@ def _compare_with_hers(ours: xr.Dataset) -> list[Evidence]:
         her_error, apart = margin / np.sqrt(_HER_SEEDS), abs(mean - hers)
         both = np.hypot(error, her_error)
         freedom = both**4 / (error**4 / (num_seeds - 1) + her_error**4 / (_HER_SEEDS - 1))
-        # Keep the author's standard error, because more seeds reduce only ours.
-        room = ((apart - margin) / 3) ** 2 - her_error**2
-        needed = int(np.ceil(num_seeds * error**2 / room)) if room > 0 else None
         text = f"{number(mean, error, '.4f')}, hers {number(hers, her_error, '.4f')}"
         test = near(text, apart, margin, both, name=name, freedom=freedom)
+        needed = partial(_needed, num_seeds * error**2, apart - margin, her_error)
         found.append(test._replace(seeds=num_seeds, needed=needed))
     return found
+
+
+def _needed(variance: float, room: float, her_error: float, level: float) -> int | None:
+    """Returns the seeds at which the room is beyond both errors at a level, or None."""
+    from scipy.special import ndtri
+
+    # Keep the author's standard error, because more seeds reduce only ours.
+    left = (room / ndtri(level)) ** 2 - her_error**2
+    return int(np.ceil(variance / left)) if left > 0 else None
 
 
 def agreeing(measured: xr.Dataset) -> xr.DataArray:

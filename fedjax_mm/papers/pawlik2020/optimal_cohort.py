@@ -19,7 +19,7 @@ from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMor
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Trend
-from fedjax_mm.papers.rulings import check, estimate
+from fedjax_mm.papers.rulings import check, estimate, finding
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.shuffles import permutation
@@ -221,17 +221,17 @@ def judge(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Check]:
     yield _grow_together("C* grows with the best cohort (p < 0.05)", measured["C*"], best)
     text = "cohorts of C* leave at most twice the squared gradient of the best cohorts"
     evidence = f"{cost.max():.2f} times at most, {cost.median():.2f} in the median"
-    yield check(text, cost <= 2, evidence)
+    yield finding(text, cost <= 2, evidence)
 
 
 def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Check:
-    """Checks that the rank correlation is positive (p < 0.05)."""
+    """Returns whether the rank correlation is positive (p < 0.05)."""
     from scipy.stats import spearmanr
 
     if np.ptp(a.values) == 0 or np.ptp(b.values) == 0:
-        return check(text, False, "one of the two is the same everywhere")
+        return finding(text, False, "one of the two is the same everywhere")
     rho, p = spearmanr(a.values, b.values)
-    return check(text, rho > 0 and p < 0.05, f"rank correlation {rho:.2f}, p = {p:.1g}")
+    return finding(text, rho > 0 and p < 0.05, f"rank correlation {rho:.2f}, p = {p:.1g}")
 
 
 def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:

@@ -115,6 +115,15 @@ def _when_doubled(config: Trials) -> Iterator[Ruling]:
     yield _same("constant-g", trial.g, halved.g, of(C, 2 * R, 2 * S, 2 * E, B).g)
     yield _same("constant-u", trial.u, halved.u, of(2 * C, 2 * R, 2 * S, 2 * E, 2 * B).u)
     yield _same("constant-c", trial.c, of(C, 4 * R, S, E, B).c, of(4 * C, R, S, E, B).c)
+    yield _same("constant-u-both", trial.u, of(2 * C, 2 * R, 2 * S, 2 * E, 2 * B).u)
+    more_epochs, longer = of(2 * C, 2 * R, 2 * S, 2 * E, B), of(2 * C, 4 * R, 2 * S, E, B)
+    alike = of(4 * C, R, 2 * S, E, B)
+    holds = trial.g_client == alike.g_client != more_epochs.g_client
+    text = f"{trial.g_client:g} and {alike.g_client:g}, {more_epochs.g_client:g} if E is doubled"
+    yield ruling("constant-g-client", fact(holds, text))
+    holds = trial.c_client == alike.c_client != longer.c_client and trial.c == alike.c != longer.c
+    text = f"{trial.c_client:g} and {alike.c_client:g}, {longer.c_client:g} if R is doubled"
+    yield ruling("constant-c-client", fact(holds, text))
     # A uniform cohort contains a given client with probability C / K.
     yield _same("contacts-per-client", trial.c_client, 2 * R * (2 * C) / (4 * K))
 

@@ -1,0 +1,56 @@
+"""The savings of compression: a small reproduction, compared with `simulate`."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_mm import fedavg, local_sgd, mfa_rand, simulate, to_dataset
+from fedjax_mm.compression import compressed, top_k
+from fedjax_mm.data import synthetic
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.keys import seed_keys
+from fedjax_mm.papers import ITEMS, compression_curve
+from fedjax_mm.plots import save_figure
+from fedjax_mm.tasks import LogisticRegression, classification
+
+ITEM = ITEMS["compression-curve"]
+SMALL = validate(
+    type(ITEM.settings),
+    ITEM.settings.model_dump()
+    | {"num_clients": 6, "local_steps": 1, "num_rounds": 4, "num_seeds": 2, "record_every": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Results of three compressors, because each one is a program."""
+    labels = (compression_curve.PLAIN, compression_curve.TOP, compression_curve.TOP_ALONE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression_curve, "LABELS", labels)
+        yield ITEM.make(SMALL)
+
+
+def test_a_point_equals_simulate(result):
+    data = synthetic(6, alpha=0.1, beta=0.1, seed=0, test_fraction=0.2)
+    task = classification(data, LogisticRegression(5))
+    algorithm = compressed(fedavg(local_sgd(0.1, steps=1, batch_size=10)), top_k(0.05))
+    (key,) = seed_keys(0, [1])
+    _, trace = jax.jit(
+        lambda key: simulate(key, [task] * 2, algorithm, mfa_rand(6, 2), 4, record_every=2)
+    )(key)
+    expected = to_dataset(trace)
+    point = result.sel(message="top-k", seed=1)
+    np.testing.assert_allclose(point.loss, expected.loss, rtol=1e-5)
+    np.testing.assert_array_equal(point.bits_up, expected.bits_up)
+    plain = result.sel(message="all numbers", seed=1)
+    np.testing.assert_array_equal(plain.bits_up, 32 * plain.parameters_up)
+
+
+def test_results_are_judged_and_drawn(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(compression_curve, "LABELS", tuple(result.message.values))
+    findings = ITEM.findings(result, SMALL)
+    assert [each.outcome for each in findings.checks][2] == "passed"  # 305 numbers of 32 bits
+    (table,) = findings.tables
+    assert table.header == ("message", "accuracy", "megabits")
+    save_figure(ITEM.figure(result, findings.measured, SMALL), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").exists()

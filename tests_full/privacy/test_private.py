@@ -1,0 +1,111 @@
+"""Private training: clipped updates, one Gaussian noise per round and model, adaptive clipping."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import (
+    advance,
+    fedavg,
+    full_participation,
+    mfa_rand,
+    mfa_rr,
+    noisy,
+    simulate,
+)
+from fedjax_mm.compression import compressed, qsgd
+from fedjax_mm.privacy import AdaptiveClip, private
+from fedjax_mm.tasks import quadratic
+from tests.helpers import Precise, Towards
+from tests.privacy.test_private import DIM, KEY, TARGETS, N, fed
+
+
+def test_an_adaptive_norm_tends_to_the_median():
+    """Norms of updates are constant, because the server does not move."""
+    targets = jnp.eye(DIM)[0] * jnp.arange(1.0, N + 1)[:, None] / 0.3 + 1
+    task = Precise(targets, DIM)
+    still = fed(steps=1)._replace(server=lambda given: (given.params, given.server_state))
+    rule = AdaptiveClip(quantile=0.5, rate=0.2)
+    algorithm = private(still, clip=0.1, noise_multiplier=0.0, clients_per_round=N, adaptive=rule)
+    _, trace = simulate(KEY, task, algorithm, full_participation(N), 200)
+    clip = np.asarray(trace.metrics["clip"][:, 0])
+    assert clip[0] == pytest.approx(0.1)
+    expected = [0.1]
+    norms = 0.3 * np.linalg.norm(np.asarray(targets) - 1, axis=1)
+    for _ in range(200):
+        share = np.mean(norms <= expected[-1])
+        expected.append(expected[-1] * np.exp(-0.2 * (share - 0.5)))
+    np.testing.assert_allclose(clip, expected, rtol=1e-4)
+    assert 4 <= clip[-1] <= 5
+
+
+def test_counts_of_an_adaptive_norm_cost_noise():
+    """z = 1 with 100 clients per round and s_b = 5 leaves 1.0050378 for the updates."""
+    task = Towards(jnp.ones((N, 400)), 400)
+    given = {"clip": 2.0, "noise_multiplier": 1.0, "clients_per_round": 100}
+    rule = AdaptiveClip(count_noise=5.0)
+    start = {"w": jnp.ones((1, 400))}
+
+    def step(adaptive):
+        algorithm = private(fed(), **given, adaptive=adaptive)
+        state, _ = simulate(KEY, task, algorithm, full_participation(N), 1, params=start)
+        return state.models[0].params["w"] - 1
+
+    np.testing.assert_allclose(step(rule) / step(None), 1.0050378, rtol=1e-3)
+
+
+def test_numbers_can_vary_without_recompiling_and_runs_continue():
+    task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
+
+    @jax.jit
+    def run(clip, noise, expected, rate):
+        rule = AdaptiveClip(rate=rate, count_noise=3.0)
+        how = {"clip": clip, "noise_multiplier": noise, "clients_per_round": expected}
+        algorithm = private(fed(), **how, adaptive=rule)
+        parts = task, algorithm, mfa_rand(N, 2)
+        whole, _ = simulate(KEY, *parts, 5)
+        state, _ = advance(simulate(KEY, *parts, 2)[0], *parts, 3)
+        return whole.models[0].params, state.models[0].params
+
+    values = jnp.array([[1.0, 0.5, 4.0, 0.1], [2.0, 0.1, 8.0, 0.3]])
+    whole, later = jax.vmap(run)(*values.T)
+    jax.tree.map(np.testing.assert_array_equal, whole, later)
+    alone = [run(*each)[0]["w"] for each in values]
+    np.testing.assert_allclose(whole["w"], alone, rtol=1e-5, atol=1e-6)
+    assert run._cache_size() == 1
+
+
+@pytest.mark.parametrize("client_map", ["scan", 3])
+def test_client_maps_agree_for_models_of_different_structure(client_map):
+    tasks = [Towards(jnp.asarray(TARGETS, jnp.float32), DIM), quadratic(N, 2, mu=0.1)]
+    algorithm = private(fed(), clip=1.0, noise_multiplier=0.3, clients_per_round=4)
+    runs = [
+        simulate(KEY, tasks, algorithm, mfa_rr(N, 2), 4, client_map=each)[0].models
+        for each in ("vmap", client_map)
+    ]
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda algorithm: private(algorithm, clip=0.05, noise_multiplier=0.4, clients_per_round=3),
+        lambda algorithm: noisy(algorithm, jnp.ones(4, bool)),
+        lambda algorithm: compressed(algorithm, qsgd(2)),
+    ],
+    ids=["private", "noisy", "qsgd"],
+)
+@pytest.mark.usefixtures("x64")
+def test_gradients_are_finite_if_an_update_is_zero(wrap):
+    """Clients 2 to 4 have no linear part, so they send 0 in round 1 from a start at 0."""
+    task = quadratic(4, 2, mu=0.1)
+
+    @jax.jit
+    def end(rate):
+        algorithm, strategy = wrap(fedavg(rate, local_steps=2)), mfa_rand(4, 1)
+        _, trace = simulate(KEY, task, algorithm, strategy, 2)
+        return trace.metrics["excess_loss"][-1, 0]
+
+    difference = (end(0.3 + 1e-6) - end(0.3 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(jax.grad(end)(0.3), difference, rtol=1e-4)

@@ -1,0 +1,212 @@
+"""Cache of compiled programs: location, size limit, and entries that cannot be loaded."""
+
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import jax
+import jaxlib
+import pytest
+import xarray as xr
+
+from fedjax_mm import cli
+from fedjax_mm.cli.machine import tell_of_accelerators, watched
+from fedjax_mm.sweeps import devices
+from fedjax_mm.sweeps.cache import use_compilation_cache
+
+ONE = """
+num_models = 3
+num_rounds = 20
+[task]
+name = "quadratic"
+num_clients = 13
+[algorithms.A]
+learning_rate = 0.1
+local_steps = 3
+assignment = { name = "mfa_rr", cohort_size = 11 }
+"""
+
+
+def command_line(code, *arguments, cache):
+    """Runs Python code in a process without the compilation cache of the tests."""
+    usual = {name: x for name, x in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=usual | {"XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+WITHOUT_A_CACHE = """
+import os
+import sys
+from types import ModuleType
+from fedjax_mm import cli
+
+try:
+    cli.main(["--devices", "2", "--no-cache", "--verbose", "bench", "W9"])
+except SystemExit as end:
+    assert end.code == 2
+assert not os.path.exists(os.path.join(os.environ["XDG_CACHE_HOME"], "fedjax_mm"))
+print("end of the first", file=sys.stderr)
+cli.main()
+"""
+"""The command line, after a command with --no-cache."""
+
+
+def test_the_command_line_uses_devices_and_caches_programs(tmp_path):
+    """A second process adds no entry to the cache, and --no-cache writes none."""
+    (tmp_path / "one.toml").write_text(ONE)
+    small = ("run", tmp_path / "one.toml", "--set", "num_rounds=4", "--out", tmp_path / "out")
+    entries, results = [], []
+    for code in (WITHOUT_A_CACHE, "from fedjax_mm import cli; cli.start()"):
+        done = command_line(code, "--verbose", "--devices", 2, *small, cache=tmp_path)
+        assert done.returncode == 0, done.stderr
+        without, _, said = done.stderr.rpartition("end of the first")
+        assert ("compilation cache: off" in without) == (code is WITHOUT_A_CACHE)
+        assert "devices: cpu:0, cpu:1" in said
+        [place] = (tmp_path / "fedjax_mm" / "xla").glob(f"jaxlib-{jaxlib.__version__}-cpu-*")
+        assert str(place) in said
+        assert {path.parent for path in tmp_path.rglob("*-cache")} == {place}
+        entries.append(sorted(p.name for p in place.glob("*-cache")))
+        with xr.open_dataset(tmp_path / "out" / "one" / "result.nc") as result:
+            results.append(result.load().drop_attrs(deep=False))
+    assert entries[0]
+    assert entries[0] == entries[1]
+    xr.testing.assert_identical(*results)
+
+
+def test_each_compression_format_has_its_own_folder(tmp_path, monkeypatch):
+    """Otherwise JAX would warn at each program that it cannot read, and would not replace it."""
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)  # in Python since 3.14
+    names = []
+    for package in (None, ModuleType("zstandard")):
+        monkeypatch.setitem(sys.modules, "zstandard", package)
+        names.append(use_compilation_cache(tmp_path).name)
+    assert names == [f"jaxlib-{jaxlib.__version__}-cpu-{kind}" for kind in ("zlib", "zstd")]
+
+
+def test_the_cache_command_lists_and_clears_programs(tmp_path, monkeypatch, capsys):
+    """Other files in the directory are left alone."""
+    monkeypatch.setenv("FEDJAX_MM_CACHE", "")  # so that monkeypatch restores it
+    (tmp_path / "mine").touch()
+    (tmp_path / "jaxlib-1.whl").touch()
+    (tmp_path / "jaxlib-source" / "src").mkdir(parents=True)
+    (tmp_path / "jaxlib-source" / "precious.c").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "0-cache").touch()
+    (tmp_path / "jaxlib-link").symlink_to(tmp_path / "elsewhere")
+    mine = set(tmp_path.rglob("*"))
+    for version, sizes in {"jaxlib-1-cpu": [2**20, 2**21], "jaxlib-2-cuda": [2**22]}.items():
+        (tmp_path / version).mkdir()
+        for number, size in enumerate(sizes):
+            (tmp_path / version / f"{number}-cache").write_bytes(bytes(size))
+            (tmp_path / version / f"{number}-atime").touch()
+    (tmp_path / "jaxlib-2-cuda" / ".lockfile").touch()
+    (tmp_path / "jaxlib-source" / "0-cache").touch()
+
+    def shown(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["--cache", str(tmp_path), "cache", *words])
+        assert end.value.code == 0
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    rows = shown()
+    assert ["jaxlib-1-cpu", "2", "3"] in rows
+    assert ["jaxlib-2-cuda", "1", "4"] in rows
+    assert shown("--clear")[-1][0] == "removed;"
+    assert set(tmp_path.rglob("*")) == mine
+    assert shown()[-1] == ["version", "programs", "MiB"]
+
+
+SMALL_CACHE = """
+import sys
+from types import ModuleType
+from contextlib import suppress
+from pathlib import Path
+from fedjax_mm.sweeps import cache
+
+cache._BYTES = 40_000
+place = cache.use_compilation_cache(Path(sys.argv[1]))
+import jax
+
+for number in range(12):
+    jax.jit(lambda x: x + number + int(sys.argv[2])).lower(1.0).compile()
+    sizes = []
+    for path in place.glob("*-cache"):
+        with suppress(FileNotFoundError):  # the other process removed it
+            sizes.append(path.stat().st_size)
+    assert sum(sizes) <= 40_000, sizes
+print(len(sizes))
+"""
+
+
+def test_the_cache_stays_below_its_limit(tmp_path, monkeypatch):
+    """Two processes write into the cache at once."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_MAX_SIZE")
+    command = [sys.executable, "-c", SMALL_CACHE, str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, first], **pipes) for first in ("0", "100")]
+    for process in both:
+        out, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+        assert 0 < int(out) < 24
+
+
+def test_a_corrupt_entry_is_compiled_again(tmp_path):
+    (tmp_path / "one.toml").write_text(ONE)
+    small = ("run", tmp_path / "one.toml", "--set", "num_rounds=4", "--overwrite")
+    code = "from fedjax_mm import cli; cli.start()"
+    for is_spoilt in (False, True):
+        done = command_line(code, *small, "--out", tmp_path / "out", cache=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("cannot be loaded") == is_spoilt
+        assert done.stderr.count("cache --clear") == is_spoilt
+        for path in tmp_path.rglob("*-cache"):
+            path.write_bytes(path.read_bytes()[:100] + b"poison")
+
+
+EVENTS = ("compile_time_saved_sec", "cache_retrieval_time_sec")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_vain"),
+    [
+        ([(3.5, 0.5)], False),
+        ([(0.5, 3.5)], True),
+        ([(-1.0, 4.0)], True),
+        ([(3.5, 0.5), *[(-0.2, 0.2)] * 100], False),  # most took less than a second to compile
+        ([(0.5, 0.6)], False),  # too few seconds to judge
+        ([(3.5, 0.5), (1.0, 3.0)], False),
+        ([], False),
+    ],
+)
+def test_loading_that_takes_as_long_as_compiling_gives_a_warning(capsys, seconds, is_vain):
+    with watched():
+        for pair in seconds:
+            for name, each in zip(EVENTS, pair, strict=True):
+                jax.monitoring.record_event_duration_secs(f"/jax/compilation_cache/{name}", each)
+    assert ("seems to reject them" in capsys.readouterr().err) == is_vain
+
+
+@pytest.mark.parametrize("extra", ["cuda12", "tpu"])
+def test_an_accelerator_without_a_plugin_gives_an_install_hint(
+    capsys, tmp_path, monkeypatch, extra
+):
+    driver = tmp_path / "version"
+    monkeypatch.setitem(devices._ACCELERATORS, extra, (str(driver), "jax_plugins"))
+    for other in devices._ACCELERATORS.keys() - {extra}:
+        monkeypatch.delitem(devices._ACCELERATORS, other)
+    tell_of_accelerators()
+    assert not capsys.readouterr().err
+    driver.touch()
+    tell_of_accelerators()
+    assert f"pip install 'fedjax-mm[{extra}]'" in capsys.readouterr().err
+    monkeypatch.setitem(devices._ACCELERATORS, extra, (str(driver), "jax"))  # is installed
+    tell_of_accelerators()
+    assert not capsys.readouterr().err

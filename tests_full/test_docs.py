@@ -1,0 +1,351 @@
+"""Code in the README and on the site runs, and the site is complete."""
+
+import inspect
+import itertools
+import json
+import re
+import shlex
+import shutil
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+import typer
+
+import fedjax_mm
+from docs import hooks
+from fedjax_mm import Experiment, sweeps
+from fedjax_mm.cli import app, page
+from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.methods import METHOD_TABLES, Method
+from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.papers import ALL
+from fedjax_mm.sweeps import cache, plan
+from fedjax_mm.sweeps.structures import programs_of
+from tests.experiments.test_method_tables import METHOD
+from tests.helpers import slow_unless
+from tests_full.experiments.test_method_tables import EXAMPLES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
+
+
+@pytest.mark.parametrize("rounds", [slow_unless(rounds == 20, rounds) for rounds in (20, 1000)])
+def test_readme_code_runs(rounds, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(code.splitlines()) <= 15
+    assert "num_rounds=1000" in code
+    code = code.replace("num_rounds=1000", f"num_rounds={rounds}")
+    exec(compile(code, "README.md", "exec"), {})
+    assert "learning_rate" in capsys.readouterr().out
+
+
+def test_readme_names_existing_commands_and_functions():
+    commands = set(re.findall(r"^    fedjax-mm (\w+)", README, re.MULTILINE))
+    assert commands == {
+        command.name or command.callback.__name__ for command in app.registered_commands
+    }
+    for name in re.findall(r"^\| `(\w+)\(", README, re.MULTILINE):
+        assert name in fedjax_mm.__all__
+    assert len(README.splitlines()) <= 120
+
+
+SUMMARIES = sorted((ROOT / "docs" / "summaries").glob("*.json"))
+
+
+def test_the_results_pages_are_generated_from_the_summaries(tmp_path):
+    """`fedjax-mm report` writes `docs/results.md` and `docs/results/`, which nobody edits."""
+    assert len(SUMMARIES) >= 42
+    figures = ROOT / "docs" / "figures"
+    for path in SUMMARIES:
+        folder = tmp_path / "results" / path.stem
+        folder.mkdir(parents=True)
+        shutil.copy(path, folder / "summary.json")
+        shutil.copy(figures / f"{path.stem}.png", folder / "figure.png")
+        (folder / "result.nc").touch()
+    page.write(tmp_path / "results", "md", tmp_path / "results.md")
+    made = {path.name: path.read_text() for path in (tmp_path / "results").glob("*.md")}
+    assert {path.name: path.read_text() for path in (ROOT / "docs/results").glob("*")} == made
+    assert (ROOT / "docs/results.md").read_text() == (tmp_path / "results.md").read_text()
+    assert {path.stem for path in figures.iterdir()} == {path.stem for path in SUMMARIES}
+    assert not re.search(r"/(home|root|tmp|work)/", "".join(map(Path.read_text, SUMMARIES)))
+
+
+def test_readme_counts_the_statements_of_each_paper():
+    results = (ROOT / "docs" / "results.md").read_text()
+    rows = re.findall(r"^\| .*\(20\d\d\)\. \| \d+ \| (?:[^|]+\| ){4}$", results, re.MULTILINE)
+    assert len(rows) == 3
+    assert [row for row in rows if row not in README.splitlines()] == []
+
+
+def test_all_counts_are_those_of_the_summaries():
+    """README's and the index's, recomputed from the summaries and the statements alone."""
+    index = (ROOT / "docs" / "results.md").read_text()
+    plain = re.sub(r"</?span.*?>", "", index)
+    judged = {path.stem: json.loads(path.read_text()) for path in SUMMARIES}
+    names = ("supported", "contradicted", "not settled", "not tested")
+    listed: Counter[str] = Counter()
+    for path in sorted((ROOT / "fedjax_mm" / "papers").glob("*/published.toml")):
+        counts, marked = Counter(), Counter()
+        for item, table in tomllib.loads(path.read_text()).items():
+            here = {each["key"]: each for each in judged.get(item, {}).get("statements", ())}
+            stated = {each["key"] for each in table.get("statements", ())}
+            assert not here or here.keys() == stated
+            for key in stated:
+                verdict = here[key]["verdict"] if here else "not tested"
+                counts[verdict] += 1
+                marked[verdict] += bool(here and here[key]["reading"]) and verdict != "not tested"
+            if here:
+                own = [each["verdict"] for each in here.values()]
+                row = next(line for line in plain.splitlines() if line.startswith(f"| [{item}]("))
+                shown = row.split(" | ")[2]
+                number = {
+                    name: int(n)
+                    for n, name in re.findall(r"(\d+) (\w[\w ]+?)(?= \(|,|$)", shown)
+                    if name in names
+                }
+                assert number == {name: own.count(name) for name in names if name in own}
+        cells = [
+            f"{counts[name]} ({marked[name]} under our reading)"
+            if marked[name]
+            else str(counts[name])
+            for name in names
+        ]
+        row = f" | {counts.total()} | {' | '.join(cells)} | "
+        assert sum(line.endswith(row) for line in plain.splitlines()) == 1
+        assert sum(line.endswith(row) for line in README.splitlines()) == 1
+        listed += counts
+    for name in ("contradicted", "not settled"):
+        section = plain.split(f"\n## {name.capitalize()}\n")[1].split("\n## ")[0]
+        assert len(re.findall(r"^\| ", section, re.MULTILINE)) == listed[name] + 1  # the header
+    section = plain.split("\n## Not tested\n")[1]
+    keys = re.findall(r"^\| [^|]+ \| ([^|]+) \|", section, re.MULTILINE)[1:]
+    assert sum(len(each.split(", ")) for each in keys) == listed["not tested"]
+    outcomes = {
+        item: Counter(each["outcome"] for each in about["checks"]) for item, about in judged.items()
+    }
+    for item, found in outcomes.items():
+        row = next(line for line in plain.splitlines() if line.startswith(f"| [{item}]("))
+        shown = re.findall(r"(\d+) ([a-z ]+)", row.split(" | ")[3])
+        assert {word: int(number) for number, word in shown} == found
+
+
+def test_the_documented_experiment_may_be_swept():
+    """It runs in tests/experiments/test_method_tables.py."""
+    text, *_ = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)
+    of_optimizers, axes, of_data = re.findall(
+        r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE
+    )
+    swept = validate(Experiment, tomllib.loads(text + axes))
+    assert len(programs_of(grid_of(swept))) == 2  # one per algorithm
+    swept = validate(Experiment, tomllib.loads(text + of_data))
+    assert swept.task.data_seed == "seed"
+    assert grid_of(swept).shape == (2, 2, 3)
+    assert len(programs_of(grid_of(swept))) == 2
+    optimizers, rate, tasks = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)[1:]
+    head = 'num_models = 2\nnum_rounds = 20\nassignment = { name = "mfa_rand" }\ntask = {}\n'
+    one = validate(Experiment, tomllib.loads(head + optimizers + of_optimizers))
+    assert len(programs_of(grid_of(one))) == 1
+    one = validate(
+        Experiment, tomllib.loads(head + optimizers.replace("learning_rate = 0.01", rate))
+    )
+    schedule = one.algorithms["FedAvg"].schedule(2, 20)
+    assert [float(schedule(t)) for t in (1, 6)] == pytest.approx([0, 0.1])
+    no_task = head.replace("task = {}\n", "").replace("num_models = 2\n", "")
+    assert validate(Experiment, tomllib.loads(no_task + tasks + optimizers)).num_models == 3
+
+
+def test_all_schedules_and_optimizers_are_documented():
+    rows = re.findall(r"^\| `\"(\w+)\"` \| (.*) \|$", EXPERIMENTS, re.MULTILINE)
+    assert {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows} == {
+        name: set(table.model_fields) - set(Scheduled.model_fields)
+        for name, table in SCHEDULE_TABLES.items()
+    }
+    listed = re.search(r"settings are optax's: (.*?)\. ", EXPERIMENTS, re.DOTALL)[1]
+    assert re.findall(r"`(\w+)`", listed) == list(OPTIMIZER_TABLES)
+
+
+def test_all_methods_and_settings_are_documented():
+    rows = re.findall(r"^\| `(\w+)`.*? \| (.*) \|$", EXPERIMENTS, re.MULTILINE)[1:]
+    settings = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows}
+    shared = {*Method.model_fields, "local_steps", "epochs", "batch_size", "order"}
+    assert {name: keys - shared for name, keys in settings.items()} == {
+        name: set(table.model_fields) - shared for name, table in METHOD_TABLES.items()
+    }
+    for name, cell in rows:
+        method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
+        assert method.build(1).asks_for_thresholds == ("needs `[requirement]`" in cell), name
+
+
+PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*.md")}
+SHORTER = {  # replacements that make the code on a page small
+    "index.md": {"num_rounds=1000": "num_rounds=20", "num_seeds=20": "num_seeds=2"},
+    "how-to/data.md": {"num_rounds=10": "num_rounds=2"},
+    "how-to/results.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
+    "how-to/sweeps.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
+}
+ELSEWHERE = {
+    "extending.md",
+    "how-to/tuning.md",
+}  # tested in tests_full/simulator/test_extending.py and below
+
+
+def blocks(path):
+    """Yields the language and the text of each fenced or indented block of code on a page."""
+    text = path.read_text()
+    for language, code in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield language, code
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"(?<=\n\n)((?:    .*\n|\n(?=    ))+)", plain):
+        if re.match(r"    (fedjax-mm|srun|pip) ", code):
+            yield "sh", code
+        elif re.match(r"    (\[\w+\]|\w+ = \S+$|\w+ = \{.*\}$)", code, re.MULTILINE):
+            yield "toml", re.sub(r"^    ", "", code, flags=re.MULTILINE)
+
+
+def pages_with(language):
+    return sorted(
+        name for name, path in PAGES.items() if any(kind == language for kind, _ in blocks(path))
+    )
+
+
+@pytest.mark.parametrize("name", sorted({*pages_with("python")} - ELSEWHERE))
+def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # JAX has already started its devices.
+    monkeypatch.setattr(sweeps, "use_cpu_devices", lambda count: None)
+    code = "\n".join(code for language, code in blocks(PAGES[name]) if language == "python")
+    for old, new in SHORTER.get(name, {}).items():
+        assert old in code, old
+        code = code.replace(old, new)
+    exec(compile(code, name, "exec"), {"__name__": "page"})
+    plt.close("all")
+
+
+def test_all_trials_on_the_tuning_page_share_a_program(monkeypatch):
+    lower, texts = plan._lower, []
+
+    def lowered(*arguments):
+        made = lower(*arguments)
+        texts.append(made.as_text())
+        return made
+
+    monkeypatch.setattr(plan, "_lower", lowered)
+    monkeypatch.setattr(cache, "use_compilation_cache", lambda: None)
+    page = PAGES["how-to/tuning.md"]
+    code = "\n".join(code for language, code in blocks(page) if language == "python")
+    assert "range(4)" in code
+    names = {"__name__": "page"}
+    exec(compile(code.replace("range(4)", "range(2)"), page.name, "exec"), names)
+    first, second, other = texts
+    assert first == second != other
+    assert names["events"]["/jax/compilation_cache/compile_requests_use_cache"] > 0
+    assert names["study"].best_params["rate"] > 0.1
+    assert {trial.state for trial in names["study"].trials} >= {names["TrialState"].COMPLETE}
+
+
+@pytest.mark.parametrize("name", sorted({*pages_with("toml")} - {"experiments.md"}))
+def test_the_experiments_of_a_page_are_valid(name):
+    """A table without algorithms changes the experiment above it.
+
+    experiments.md, which has parts of experiments, has its own test.
+    """
+    whole = {}
+    for code in (code for language, code in blocks(PAGES[name]) if language == "toml"):
+        given = tomllib.loads(code)
+        whole = given if "algorithms" in given else whole | given
+        validate(Experiment, whole)
+    assert whole
+
+
+def commands_in(path):
+    """Yields the command lines on a page, without the explanations after two spaces."""
+    for language, code in blocks(path):
+        for line in code.splitlines() if language in ("sh", "bash") else ():
+            if "fedjax-mm" in line:
+                yield re.split(r"\s{2,}", line[line.index("fedjax-mm") :])[0]
+
+
+def parse(line):
+    """Parses a command line into the command's parameters."""
+    group = typer.main.get_command(app)
+    with group.make_context("fedjax-mm", shlex.split(line)[1:]) as context:
+        name, command, rest = group.resolve_command(context, context._protected_args + context.args)
+        return command.make_context(name, rest, parent=context).params
+
+
+def test_the_commands_on_all_pages_can_be_parsed():
+    lines = [line for path in PAGES.values() for line in commands_in(path)]
+    assert len(lines) > 12
+    for line in lines:
+        ids = parse(line).get("ids", ())
+        assert set(ids) <= {*ALL, "ID"}, line
+    with pytest.raises(Exception, match="No such option"):
+        parse("fedjax-mm sweep grid.toml --dry")
+
+
+def test_the_site_has_every_item_with_its_command_and_verdicts():
+    pages = hooks.papers()
+    for name in ALL:
+        command = name.replace("bounds-", "bounds ") if "bounds-" in name else f"reproduce {name}"
+        (page,) = (text for text in pages.values() if f"    fedjax-mm {command}\n" in text)
+        assert ALL.title(name) in page
+        assert f"| [{name}](" in pages["papers/index.md"]
+    summary = json.loads((ROOT / "docs/summaries/maxfl-fig6.json").read_text())
+    counts = Counter(statement["verdict"] for statement in summary["statements"])
+    words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
+    assert words in pages["papers/index.md"]
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = hooks.reference()
+    assert {each.path for each in hooks.public()} >= {
+        f"fedjax_mm.{name}"
+        for name in fedjax_mm.__all__
+        if not inspect.ismodule(getattr(fedjax_mm, name))
+    }
+    for each in hooks.public():
+        shown = [page for page, text in pages.items() if f"::: {each.home}\n" in text]
+        whole = [page for page, text in pages.items() if each.is_in_a_module and each.area in page]
+        assert [f"reference/{each.area}.md"] == shown + whole, each
+
+
+def test_every_public_name_is_stable_or_experimental():
+    page = hooks.reference()["reference/stability.md"]
+    stable, experimental = page.split("## Experimental")
+    for each in hooks.public():
+        link = f"][{each.home}]"
+        assert (link in experimental) == each.is_experimental != (link in stable), each
+    for part in itertools.chain(*hooks.EXPERIMENTAL):
+        assert any(each.is_in((part,)) for each in hooks.public()), part
+
+
+def test_links_between_files_lead_to_pages():
+    page = "docs/how-to/data.md"
+    assert hooks.destination(page, "../extending.md") == "extending.md"
+    assert hooks.destination(page, "../../notebooks/a.ipynb") == "notebooks/a.ipynb"
+    assert hooks.destination("notebooks/a.ipynb", "../fedjax_mm/base.py") == "reference/contract.md"
+    assert hooks.destination("notebooks/a.ipynb", "../README.md") == "index.md"
+    assert hooks.destination(page, "../../tests/helpers.py") is None
+
+
+def test_problems_of_a_built_site_are_named(tmp_path):
+    (tmp_path / "search").mkdir()
+    index, page = tmp_path / "search" / "search_index.json", tmp_path / "index.html"
+    index.write_text("MFA-RR, MaxFL, cohort")
+    page.write_text('<h1 id="top"><a href="#top"></a><a href="https://a.example"></a></h1>')
+    assert list(hooks.problems(tmp_path)) == []
+    index.write_text("MFA-RR, cohort")
+    page.write_text(
+        '<a href="#no"></a><a href="b/"></a><script src="https://a.example/x"></script>'
+    )
+    assert list(hooks.problems(tmp_path)) == [
+        "index.html links to nothing: #no",
+        "index.html links to nothing: b/",
+        "index.html asks another server: https://a.example/x",
+        "the search does not know MaxFL",
+    ]
