@@ -24,8 +24,8 @@ from rich.table import Table
 from benchmarks.kernels import Module, most_launches
 from benchmarks.programs import parts
 from fedjax_mm import fedavg, init, params_of, simulate
-from fedjax_mm.engine import engine_of
 from fedjax_mm.keys import seed_keys
+from fedjax_mm.preflight import run_of
 from fedjax_mm.sweeps.program import Given, without_keys
 from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
@@ -86,9 +86,7 @@ def works(name: str) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...],
 
         def train(words: Any, task: Any) -> Any:
             state = init(jax.random.wrap_key_data(words), task, algorithm, assignment)
-            return params_of(
-                engine_of(task, algorithm, assignment, "auto").rounds(state, rounds)[0]
-            )
+            return params_of(run_of(task, algorithm, assignment, "auto").rounds(state, rounds)[0])
 
         yield name, train, (jax.random.key_data(jax.random.key(0)), task), 1, rounds
         return

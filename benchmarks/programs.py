@@ -16,8 +16,8 @@ from benchmarks.kernels import Counted, Module
 from fedjax_mm import bench, fedavg, init, params_of
 from fedjax_mm.base import Algorithm, Assignment, Task
 from fedjax_mm.chunks import ClientMap
-from fedjax_mm.engine import engine_of
 from fedjax_mm.keys import seed_keys
+from fedjax_mm.preflight import run_of
 from fedjax_mm.sweeps import Callback, Execution
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import Plan, make_plan
@@ -128,11 +128,11 @@ def rounds_alone(
     num_rounds = trips * how.unroll
 
     def of_replica(words: Any, task: Task) -> Any:
-        engine = engine_of(task, algorithm, assignment, how.client_map)
+        run = run_of(task, algorithm, assignment, how.client_map)
 
         def several(state: Any, _: None) -> tuple[Any, None]:
             for _ in range(how.unroll):
-                state, _ = engine.rounds(state, 1)
+                state, _ = run.rounds(state, 1)
             return state, None
 
         state = init(jax.random.wrap_key_data(words), task, algorithm, assignment)

@@ -57,7 +57,7 @@ REFERENCE = {
     "simulate": Area(
         "Simulating",
         "The compiled loop, its results, and its keys.",
-        ("simulate", "engine", "asynchrony", "record"),
+        ("simulate", "preflight", "round", "asynchrony", "record"),
         ("fedjax_mm.keys",),
     ),
     "assignments": Area(

@@ -33,13 +33,13 @@ from .assignments.clusters import ifca
 from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .assignments.sampling import variance_reduced
-from .engine import State
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging, local_sgd
 from .record import join_traces
 from .results.dataset import save_dataset, to_dataset
 from .results.finished import open_result
+from .round import State
 from .simulate import advance, init, params_of, simulate
 from .sweeps.sweep import sweep
 

@@ -1,6 +1,6 @@
 """Calls the functions of assignments and algorithms, and checks their results.
 
-Wrappers call the assignment they wrap in the same way as the engine does.
+Wrappers call the assignment they wrap in the same way as a round does.
 """
 
 import contextlib

@@ -188,7 +188,7 @@ class AnalyticTask(Task, Protocol):
 class RoundTask(Task, Protocol):
     """A task that changes over rounds, for example because the clients' data drift.
 
-    At the beginning of round t the engine replaces the task with that of round t, which is used by
+    At the beginning of round t the task is replaced with that of round t, which is used by
     local training, the server step, the functions of `Look` and the metrics recorded after the
     round. Initial parameters, states and metrics use the task of round 0. Asynchronous runs do not
     support such tasks, because jobs overlap rounds.

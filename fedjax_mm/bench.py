@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
-from fedjax_mm.engine import engine_of
 from fedjax_mm.keys import seed_keys
+from fedjax_mm.preflight import run_of
 from fedjax_mm.simulate import init, params_of, simulate
 from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
@@ -132,8 +132,8 @@ def learning_program(
     def run(words: Any, task: Task, params: Params) -> Any:
         # Compose rounds by hand, because `simulate` would also evaluate the model.
         state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
-        engine = engine_of(task, algorithm, assignment, client_map, where.client_axis)
-        state, _ = engine.rounds(state, workload.num_rounds)
+        run = run_of(task, algorithm, assignment, client_map, where.client_axis)
+        state, _ = run.rounds(state, workload.num_rounds)
         return params_of(state, 0)
 
     key = jax.random.key(0)

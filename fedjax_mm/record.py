@@ -18,7 +18,6 @@ from fedjax_mm.asking import name_of
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
-    Cohort,
     Metrics,
     Params,
     Round,
@@ -30,10 +29,9 @@ from fedjax_mm.checked import brief
 from fedjax_mm.checks import check_alike, check_name, described, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
-from fedjax_mm.rounds import stacks_at
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
-from fedjax_mm.train import Trained, message_of
+from fedjax_mm.train import message_of
 
 T = TypeVar("T")
 
@@ -209,7 +207,7 @@ def measure(
     """Evaluates all models' metrics after a round, with NaN for metrics that a task lacks.
 
     Args:
-      stacks: the models' tasks.
+      stacks: the models, with the tasks of the round.
       rng_key: the key of the seed.
       round: t.
       states: the models' states.
@@ -236,7 +234,7 @@ def measure(
         one = partial(of_model, stack.algorithm)
         return over_models(one, stack, *each, one_by_one=chunk_size is not None)
 
-    metrics, finite = zip(*map(of_stack, stacks_at(stacks, round), states), strict=True)
+    metrics, finite = zip(*map(of_stack, stacks, states), strict=True)
 
     of_clients = metrics_per_client(stacks)
 
@@ -354,15 +352,6 @@ def add_counts(done: T, new: T) -> T:
 
     total: T = jax.tree.map(add, done, new)
     return total
-
-
-def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -> Counts:
-    """Returns the work of one round, per model."""
-    participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
-    gradients = cohort.num_gradients
-    if gradients is None:
-        gradients = by_model(stacks, [each.total.num_gradients for each in trained])
-    return Counts(participants, gradients, (participants == 0).astype(jnp.int32))
 
 
 def message_sizes(stacks: Sequence[Stack], states: Sequence[StackState]) -> MessageSizes:

@@ -2,7 +2,8 @@
 
 All functions are pure: you can jit them, differentiate them, and vmap them over seeds and over any
 number in the task or the algorithm. Eager calls share a program if they differ only in numbers; see
-`pytrees.py`. The rounds are in `engine.py`, and the records in `record.py`.
+`pytrees.py`. `preflight.py` checks the arguments, rounds are in
+`round.py`, and records in `record.py`.
 """
 
 import contextlib
@@ -17,14 +18,15 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks, chunks
 from fedjax_mm.asking import check_state
-from fedjax_mm.asynchrony.batches import AsyncState
 from fedjax_mm.asynchrony.dispatch import Dispatch
+from fedjax_mm.asynchrony.run import AsyncState
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
 from fedjax_mm.checked import brief
-from fedjax_mm.engine import Engine, State, engine_of
 from fedjax_mm.parts import check_instance, key_of
+from fedjax_mm.preflight import Run, run_of
 from fedjax_mm.pytrees import compiled
-from fedjax_mm.record import Bundle, Record, Work, make_trace, measure, message_sizes
+from fedjax_mm.record import Bundle, Record, Work, make_trace, message_sizes
+from fedjax_mm.round import State
 from fedjax_mm.stacks import each_params
 
 T = TypeVar("T")
@@ -106,9 +108,8 @@ def _simulate(
     record_every: int,
     client_axis: str | None,
 ) -> tuple[State, Trace]:
-    engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
-    state = engine.start(key_of(rng_key), params)
-    return _run(engine, state, num_rounds, record_every, client_map)
+    run = run_of(tasks, algorithm, assignment, client_map, client_axis)
+    return _recorded(run, run.start(key_of(rng_key), params), num_rounds, record_every)
 
 
 @brief
@@ -130,13 +131,13 @@ def _init(
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment | Dispatch,
 ) -> State:
-    return engine_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
+    return run_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
 
 
 def _compiled(
     function: Callable[..., T], rng_key: Any, tasks: Any, params: Any, parts: tuple[Any, ...]
 ) -> T:
-    with contextlib.suppress(TypeError, ValueError):  # The engine refuses it in its turn.
+    with contextlib.suppress(TypeError, ValueError):  # `function` refuses it in its turn.
         rng_key = key_of(rng_key)
     if not checks.are_moderate(params):
         return function(rng_key, tasks, params, *parts)
@@ -176,7 +177,7 @@ def _advance(
     record_every: int,
     client_axis: str | None,
 ) -> tuple[State, Trace]:
-    engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
+    run = run_of(tasks, algorithm, assignment, client_map, client_axis)
     is_async = isinstance(assignment, Dispatch)
     if isinstance(state.assignment, AsyncState) != is_async:
         given = ("an asynchronous run", "a run in rounds")[is_async]
@@ -184,17 +185,17 @@ def _advance(
             f"state is of {given}, but the assignment is {checks.described(assignment)}; give the "
             "assignment that the state began with"
         )
-    _check_began_with(engine, state)
-    return _run(engine, state, num_rounds, record_every, client_map)
+    _check_began_with(run, state)
+    return _recorded(run, state, num_rounds, record_every)
 
 
-def _check_began_with(engine: Engine, state: State) -> None:
-    """Raises `ValueError` if a state differs in structure or shape from the engine's states."""
+def _check_began_with(run: Run, state: State) -> None:
+    """Raises `ValueError` if a state differs in structure or shape from the states of a run."""
     if jnp.ndim(state.round):
         raise ValueError(
             f"state is of runs {list(jnp.shape(state.round))}; call advance inside jax.vmap, too"
         )
-    wanted = jax.eval_shape(lambda key: engine.start(key, None), state.rng_key)
+    wanted = jax.eval_shape(lambda key: run.start(key, None), state.rng_key)
     remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
     given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))
     if given != have:
@@ -206,26 +207,22 @@ def _check_began_with(engine: Engine, state: State) -> None:
         check_state("state has", old, new, what, "runs of these tasks have", remedy)
 
 
-def _run(
-    engine: Engine, state: State, num_rounds: int, record_every: int, client_map: chunks.ClientMap
-) -> tuple[State, Trace]:
+def _recorded(run: Run, state: State, num_rounds: int, record_every: int) -> tuple[State, Trace]:
     """Returns the state after some rounds, and the trace starting at the given state."""
 
     @partial(jax.jit, inline=True)
     def record(state: State, work: Work) -> Record:
-        own = engine.metrics(state.assignment, work)
-        measured = measure(engine.stacks, state.rng_key, state.round, state.models, client_map, own)
-        return Record(measured.metrics, work.counts)
+        return Record(run.measure(state, work).metrics, work.counts)
 
     def rounds_to_record(state: State, _: None) -> tuple[State, Bundle]:
-        state, work = engine.rounds(state, record_every)
+        state, work = run.rounds(state, record_every)
         return state, Bundle.of(record(state, work))
 
     rounds = state.round + jnp.arange(0, num_rounds + 1, record_every, dtype=jnp.int32)
-    first = record(state, engine.no_work())
+    first = record(state, run.no_work())
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    sizes = message_sizes(engine.stacks, state.models)
-    return state, make_trace(engine.stacks, rounds, first, rest.records(), sizes)
+    sizes = message_sizes(run.stacks, state.models)
+    return state, make_trace(run.stacks, rounds, first, rest.records(), sizes)
 
 
 @brief

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, Jobs
 
 
-class Arrivals(NamedTuple):
+class Arrived(NamedTuple):
     """Jobs that are trained together, ``[arrivals]`` each, ordered by finish time.
 
     Attributes:
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     """
 
     size: Int[Array, ""]
-    jobs: Arrivals
+    jobs: Arrived
     keys: PRNGKeyArray
     steps_before: Int[Array, " models"]
     new_steps: Int[Array, " models"]
@@ -164,13 +164,13 @@ def _arrivals(
     ending: _Ending,
     step: Int[Array, " arrivals"],
     present: Bool[Array, " arrivals"],
-) -> Arrivals:
+) -> Arrived:
     """Returns the arrivals of a batch."""
     jobs = ending.jobs
     number = clock.arrived[jobs.model] + ending.rank  # counts the model's updates since the start
     # Keep only the last updates, because a batch may have more than `WINDOW`.
     is_kept = present & (number >= after.arrived[jobs.model] - WINDOW)
-    return Arrivals(
+    return Arrived(
         number=jnp.where(present, jobs.number, -1),
         model=jobs.model,
         client=jobs.client,

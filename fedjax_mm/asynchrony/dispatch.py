@@ -1,7 +1,7 @@
 """Jobs in simulated time: the dispatch rule, the jobs' random draws, and the clock.
 
 A job is one client's local training of one model, starting from the model's version when the job
-begins. A job arrives when it ends. `arrivals.py` finds the next jobs to arrive, and `batches.py`
+begins. A job arrives when it ends. `arrivals.py` finds the next jobs to arrive, and `run.py`
 trains them.
 
 Axes:  ``models`` M · ``jobs`` all R in progress

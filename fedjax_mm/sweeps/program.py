@@ -16,7 +16,7 @@ from fedjax_mm import keys
 from fedjax_mm.base import AnalyticTask
 from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
-from fedjax_mm.engine import Engine, State, engine_of
+from fedjax_mm.preflight import Run, run_of
 from fedjax_mm.record import (
     Bundle,
     Counts,
@@ -24,10 +24,10 @@ from fedjax_mm.record import (
     Record,
     Work,
     add_counts,
-    measure,
     message_sizes,
     metrics_per_client,
 )
+from fedjax_mm.round import Rounds, State
 from fedjax_mm.stacks import StackState
 from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
@@ -115,14 +115,14 @@ class Facts:
     vectorizes: bool
 
     @classmethod
-    def of(cls, engine: Engine, state: State) -> "Facts":
-        """Returns the facts about an engine and its initial state."""
-        updates, stacks = engine.most_updates(state), engine.stacks
+    def of(cls, run: Run, state: State) -> "Facts":
+        """Returns the facts about a run and its initial state."""
+        updates, stacks = run.most_updates(state), run.stacks
         return cls(
             updates_per_round=updates,
             message_sizes=message_sizes(stacks, state.models),
             has_closed_form=all(isinstance(each.task, AnalyticTask) for each in stacks),
-            is_synchronous=engine.is_synchronous,
+            is_synchronous=isinstance(run, Rounds),
             per_client=metrics_per_client(stacks),
             vectorizes=all(
                 stack.has_equal_steps
@@ -195,14 +195,14 @@ class Program:
         """Builds the `Setup` of one replica."""
         return self.grid.setup(prepared, **self.arguments(numbers), **shared)
 
-    def _engine(
+    def _run(
         self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
-    ) -> tuple[Engine, Setup]:
-        """Returns the engine of one replica and its setup."""
+    ) -> tuple[Run, Setup]:
+        """Returns the run of one replica and its setup."""
         # Rebuild in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self.setup(numbers, shared, prepared)
-        return engine_of(*setup[:3], self.grid.client_map, client_axis), setup
+        return run_of(*setup[:3], self.grid.client_map, client_axis), setup
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
         """Returns one replica's state before round 1."""
@@ -210,9 +210,9 @@ class Program:
         return self._watched(self._start(rng_key, numbers, shared, prepared), self.traced.record)
 
     def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Replica:
-        engine, setup = self._engine(numbers, shared, prepared)
-        state = engine.start(rng_key, setup.params)
-        return Replica(state.models, state.assignment, engine.no_work(), prepared)
+        run, setup = self._run(numbers, shared, prepared)
+        state = run.start(rng_key, setup.params)
+        return Replica(state.models, state.assignment, run.no_work(), prepared)
 
     def _watched(self, replica: Replica, record: Record) -> Replica:
         """Adds the state of the target, if there is one, for records of this shape."""
@@ -234,9 +234,9 @@ class Program:
         round: Int[Array, ""],
     ) -> Replica:
         """Computes one more round of one replica."""
-        engine, _ = self._engine(numbers, shared, replica.prepared, client_axis)
+        run, _ = self._run(numbers, shared, replica.prepared, client_axis)
         # Keep the key and the round out of the state, because they are arguments of a segment.
-        state, done = engine.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
+        state, done = run.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
         models, since = state.models, add_counts(replica.since, done)
         if self.grid.keep is not None and self.grid.until is not None:
             # Freeze the models of a replica that has met the target, because other replicas
@@ -254,9 +254,9 @@ class Program:
         round: Int[Array, ""],
     ) -> Record:
         """Returns the record of one replica."""
-        engine, setup = self._engine(numbers, shared, replica.prepared)
-        own = engine.metrics(replica.assignment, replica.since)
-        measured = measure(engine.stacks, rng_key, round, replica.models, self.grid.client_map, own)
+        run, setup = self._run(numbers, shared, replica.prepared)
+        state = State(rng_key, round, replica.models, replica.assignment)
+        measured = run.measure(state, replica.since)
         record = Record(measured.metrics, replica.since.counts, is_finite=measured.is_finite)
         if setup.num_models is None:
             return record
@@ -293,8 +293,8 @@ class Program:
             rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any
         ) -> Traced:
             replica = self._start(rng_key, numbers, shared, prepared)
-            engine, _ = self._engine(numbers, shared, prepared)
-            facts = Facts.of(engine, State(rng_key, round, replica.models, replica.assignment))
+            run, _ = self._run(numbers, shared, prepared)
+            facts = Facts.of(run, State(rng_key, round, replica.models, replica.assignment))
             record = self.measure(rng_key, numbers, shared, replica, round)
             return Traced(self._watched(replica, record), record, facts)
 
@@ -322,7 +322,7 @@ class Program:
 
         def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
             known = {name: float(end(self.grid.axes[name])) for name in axes}
-            self._engine(numbers | known, shared, prepared)
+            self._run(numbers | known, shared, prepared)
 
         for end in (min, max) if axes else ():
             jax.eval_shape(partial(build, end), numbers, self.grid.shared, prepared)

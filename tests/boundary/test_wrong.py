@@ -4,7 +4,9 @@ import traceback
 
 import pytest
 
-from fedjax_mm import engine, fedavg, mfa_rr, simulate, sweep
+from fedjax_mm import fedavg, mfa_rr, simulate, sweep
+from fedjax_mm import round as rounds
+from fedjax_mm.asynchrony import run
 from fedjax_mm.sweeps import Grid
 from fedjax_mm.sweeps.program import Program
 from tests.boundary import wrong_data, wrong_drift, wrong_files, wrong_parts, wrong_wrappers
@@ -23,8 +25,8 @@ def test_wrong_input_is_refused_in_one_line(call, words, kind, monkeypatch):
         raise AssertionError("a round is traced")
 
     # All programs that take long to compile contain one of these three.
-    monkeypatch.setattr(engine, "arrivals_of", computed)
-    monkeypatch.setattr(engine, "aggregate", computed)
+    monkeypatch.setattr(run, "compute_arrivals", computed)
+    monkeypatch.setattr(rounds, "aggregate", computed)
     monkeypatch.setattr(Program, "segment", computed)
     with pytest.raises(kind, match=words) as refusal:
         call()

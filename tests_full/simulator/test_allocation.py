@@ -20,7 +20,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching, Look
-from fedjax_mm.rounds import metric_of
+from fedjax_mm.round import metric_of
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares, with_metrics

@@ -1,6 +1,9 @@
-"""The steps of a round, stack by stack: look -> assign -> train -> aggregate -> observe.
+"""Synchronous rounds: look -> assign -> train -> aggregate -> observe -> count.
 
-Local training is in `train.py`, the models axis in `stacks.py`, and all keys in `keys.py`.
+Models of equal structure form a *stack* and are computed together. The clients that train in a
+round form a *cohort*. A *chunk* is the part of a cohort that is computed at once. Local training is
+in `train.py`, the models axis in `stacks.py`, and all keys in `keys.py`. Asynchronous runs have
+arrivals instead of rounds, in `asynchrony/run.py`.
 """
 
 import dataclasses
@@ -12,15 +15,93 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, keys, sums
-from fedjax_mm.asking import check_state, name_of, serve
+from fedjax_mm import base, checks, keys, sums
+from fedjax_mm.asking import assign, check_state, check_weight, name_of, serve, start_states
 from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
-from fedjax_mm.checks import check_alike
+from fedjax_mm.record import Counts, Measured, Work, add_counts, measure, own_metrics
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import appeals, at_round, changes, client_losses, client_weights
 from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as_it_is, train
+
+
+class State(NamedTuple):
+    """State between rounds."""
+
+    rng_key: PRNGKeyArray
+    round: Int[Array, ""]  # number of completed rounds
+    models: tuple[StackState, ...]  # one per stack
+    assignment: Any  # in asynchronous runs, the clock and the stored versions
+
+
+class Rounds(NamedTuple):
+    """A synchronous run.
+
+    Attributes:
+      stacks: the models.
+      assignment: chooses the cohorts.
+      options: the options of the run.
+    """
+
+    stacks: list[Stack]
+    assignment: Assignment
+    options: Options
+
+    @checks.tracing("the start of a run")
+    def start(self, rng_key: PRNGKeyArray, params: Params | None) -> State:
+        """Returns the state before round 1, given a key and initial parameters."""
+        models = start_models(rng_key, stacks_at(self.stacks, jnp.int32(0)), params)
+        own = self.assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
+        return State(rng_key, jnp.asarray(0), models, own)
+
+    @checks.tracing("a round")
+    def one_round(self, state: State) -> tuple[State, Work]:
+        """Computes the next round, and returns its work."""
+        t, assignment, models = state.round + 1, self.assignment, state.models
+        rng_key, stacks = keys.round_key(state.rng_key, t), stacks_at(self.stacks, t)
+        asked = look(stacks, state.rng_key, state.round, models, self.options)
+        assign_key = keys.assignment_key(rng_key)
+        cohort, own = assign(assignment, assign_key, t, state.assignment, asked)
+        now = CurrentRound(t, rng_key, cohort)
+        trained = train_cohort(stacks, now, models, self.options)
+        models = aggregate(stacks, now, models, trained)
+        own = observe(assignment, stacks, now, own, trained, like=state.assignment)
+        return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained))
+
+    def rounds(self, state: State, number: int) -> tuple[State, Work]:
+        """Computes a static number of rounds, and returns their work."""
+
+        def one_more(carry: tuple[State, Work], _: None) -> tuple[tuple[State, Work], None]:
+            state, work = self.one_round(carry[0])
+            return (state, add_counts(carry[1], work)), None
+
+        if number == 1:
+            return self.one_round(state)
+        return lax.scan(one_more, (state, self.no_work()), length=number)[0]
+
+    def no_work(self) -> Work:
+        """Returns the work before round 1."""
+        return Work(Counts(*[jnp.zeros(self.assignment.num_models, jnp.int32)] * 3))
+
+    def measure(self, state: State, work: Work) -> Measured:
+        """Evaluates all models after a round."""
+        del work
+        own, stacks = own_metrics(self.assignment, state.assignment), self.stacks
+        with checks.tracing("the record of a round"):
+            stacks = stacks_at(stacks, state.round)
+        return measure(
+            stacks, state.rng_key, state.round, state.models, self.options.client_map, own
+        )
+
+    @checks.tracing("a round")
+    def most_updates(self, state: State) -> int:
+        """Returns the maximum number of local trainings in a round, given the prior state."""
+        asked = look(self.stacks, state.rng_key, state.round, state.models, self.options)
+        at = state.rng_key, state.round, state.assignment
+        cohort, _ = assign(self.assignment, *at, asked)
+        return min(cohort.clients.size, self.assignment.num_clients)
 
 
 class CurrentRound(NamedTuple):
@@ -29,6 +110,31 @@ class CurrentRound(NamedTuple):
     round: Round
     rng_key: PRNGKeyArray
     cohort: Cohort
+
+
+def start_models(
+    rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None
+) -> tuple[StackState, ...]:
+    """Returns the models before round 1, with parameters given by the user or drawn by tasks."""
+
+    def start_model(stack: Stack, task: Task, params: Params) -> StackState:
+        algorithm = stack.algorithm
+        check_weight(task)
+        server, client = start_states(algorithm, task, params)
+        if algorithm.num_steps is not None:
+            # Trace `num_steps` here, so that epochs with too many steps fail before round 1.
+            jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)
+        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
+        return StackState(params, server, own, stack.models)
+
+    def start_stack(stack: Stack, given: Params | None) -> StackState:
+        each = keys.start_keys(rng_key, stack.models)
+        draw = partial(over_models, lambda task, key: task.init(key), stack, each)
+        first = draw() if given is None else checks.fit_params(given, jax.eval_shape(draw))
+        return over_models(partial(start_model, stack), stack, first)
+
+    given = checks.given_params(params, stacks)
+    return tuple(map(start_stack, stacks, given))
 
 
 def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
@@ -217,7 +323,7 @@ def observe(
     if assignment.observe is None:
         return state
     reports = [each.reports for each in trained]
-    check_alike("the models' algorithms report differently, but one observes all", *reports)
+    checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
     if now.cohort.is_known:
         order = np.argsort(np.concatenate([stack.slots(now.cohort)[1] for stack in stacks]))
         all_reports = jax.tree.map(lambda *each: jnp.concatenate(each)[order], *reports)
@@ -239,3 +345,12 @@ def _received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
 
     clients = jnp.where(takes_part, jnp.asarray(cohort.clients), -1)
     return dataclasses.replace(cohort, clients=clients), jax.tree.map(received, reports)
+
+
+def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -> Counts:
+    """Returns the work of one round, per model."""
+    participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
+    gradients = cohort.num_gradients
+    if gradients is None:
+        gradients = by_model(stacks, [each.total.num_gradients for each in trained])
+    return Counts(participants, gradients, (participants == 0).astype(jnp.int32))

@@ -1,4 +1,4 @@
-"""Batches of arrivals: train -> add up -> step -> share out.
+"""Asynchronous runs, in batches of arrivals: train -> add up -> step -> share out.
 
 Arrivals are independent up to the first job that began after one of them. Such a batch is trained
 together, and then the servers take their steps in order. The boundaries between batches affect
@@ -12,7 +12,7 @@ trained together, and the R jobs that are still in progress at the end would be 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -23,12 +23,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, chunks, keys, sums
+from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.asking import serve
-from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Bounds, next_batch
-from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, share_out
+from fedjax_mm.asynchrony.arrivals import Arrived, Batch, Bounds, next_batch
+from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, first_jobs, share_out
 from fedjax_mm.base import Cohort, Contribution, Metrics, Params, Scalar, Task
-from fedjax_mm.record import Counts, Work, add_counts
+from fedjax_mm.record import Counts, Measured, Work, add_counts, measure
+from fedjax_mm.round import State, start_models
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, message_of, train
 
@@ -90,6 +91,56 @@ def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
     return Store(versions, jax.tree.map(zeros, sent), recent)
 
 
+class Arrivals(NamedTuple):
+    """An asynchronous run, whose rounds are `arrivals_per_round` arrivals each.
+
+    Attributes:
+      stacks: the models.
+      dispatch: the dispatch rule.
+      options: the options of the run.
+    """
+
+    stacks: list[Stack]
+    dispatch: Dispatch
+    options: Options
+
+    @checks.tracing("the start of a run")
+    def start(self, rng_key: PRNGKeyArray, params: Params | None) -> State:
+        """Returns the state at time 0, given a key and initial parameters."""
+        models = start_models(rng_key, self.stacks, params)
+        if jax.tree.leaves([state.clients for state in models]):
+            raise ValueError(
+                "the algorithm keeps client states, but asynchronous clients may run several jobs "
+                "of one model at once; use an algorithm without client states, such as fedavg"
+            )
+        stores = tuple(map(partial(first_store, self.dispatch), self.stacks, models))
+        clock = AsyncState(first_jobs(self.dispatch, rng_key), stores)
+        return State(rng_key, jnp.asarray(0), models, clock)
+
+    @checks.tracing("an arrival")
+    def rounds(self, state: State, number: int) -> tuple[State, Work]:
+        """Computes a static number of rounds, and returns their work."""
+        arrivals = number * self.dispatch.arrivals_per_round
+        models, own, work = compute_arrivals(self, state, arrivals)
+        return State(state.rng_key, state.round + number, models, own), work
+
+    def no_work(self) -> Work:
+        """Returns the work before the first arrival."""
+        nothing = jnp.zeros(self.dispatch.num_models, jnp.int32)
+        return Work(Counts(nothing, nothing, nothing), nothing)
+
+    def measure(self, state: State, work: Work) -> Measured:
+        """Evaluates all models after a round, and the clock with the work since the last record."""
+        own = clock_metrics(state.assignment, work)
+        at = state.rng_key, state.round, state.models
+        return measure(self.stacks, *at, self.options.client_map, own)
+
+    def most_updates(self, state: State) -> int:
+        """Returns the number of local trainings in a round."""
+        del state
+        return self.dispatch.arrivals_per_round
+
+
 class _Progress(NamedTuple):
     """Loop state of a run: models, clock and stores, the arrivals so far, and their work."""
 
@@ -99,47 +150,42 @@ class _Progress(NamedTuple):
     work: Work
 
 
-def arrivals_of(
-    stacks: Sequence[Stack], dispatch: Dispatch, options: Options, number: int
-) -> Callable[..., tuple[tuple[StackState, ...], AsyncState, Work]]:
-    """Returns a function that computes the next `number` arrivals of a run, and their work."""
-    options = options._replace(with_reports=dispatch.reallocate)
+def compute_arrivals(
+    run: Arrivals, state: State, number: int
+) -> tuple[tuple[StackState, ...], AsyncState, Work]:
+    """Returns the models and the clock after the next `number` arrivals, and their work."""
+    stacks, dispatch = run.stacks, run.dispatch
+    options = run.options._replace(with_reports=dispatch.reallocate)
     bounds = _bounds(stacks, dispatch, number)
+    before = jnp.sum(state.assignment.clock.arrived, dtype=jnp.int32)
+    numbers = dispatch.num_jobs + before + jnp.arange(number, dtype=jnp.int32)
+    draws = draws_of(dispatch, state.rng_key, numbers)
 
-    def arrivals(
-        rng_key: PRNGKeyArray, models: tuple[StackState, ...], own: AsyncState, no_work: Work
-    ) -> tuple[tuple[StackState, ...], AsyncState, Work]:
-        before = jnp.sum(own.clock.arrived, dtype=jnp.int32)
-        numbers = dispatch.num_jobs + before + jnp.arange(number, dtype=jnp.int32)
-        draws = draws_of(dispatch, rng_key, numbers)
+    def is_missing(now: _Progress) -> Array:
+        # Loop until all replicas are done, because finished replicas only compute empty batches,
+        # which change nothing.
+        return chunks.is_any(now.done[None] < number)
 
-        def is_missing(now: _Progress) -> Array:
-            # Loop until all replicas are done, because finished replicas only compute empty
-            # batches, which change nothing.
-            return chunks.is_any(now.done[None] < number)
+    def one_batch(now: _Progress) -> _Progress:
+        (clock, stores), limit = now.own, number - now.done
+        if dispatch.reallocate:
+            limit = jnp.minimum(limit, dispatch.period - (before + now.done) % dispatch.period)
+        clock, batch = next_batch(dispatch, clock, draws, bounds, now.done, limit)
+        parts = list(zip(stacks, now.models, stores, strict=True))
+        received = [_receive(*part, options, bounds, batch) for part in parts]
+        work = add_counts(now.work, _work(stacks, batch, received))
+        both = zip(parts, received, strict=True)
+        stepped = [_step(*part, state.rng_key, batch, new) for part, new in both]
+        models, stores = zip(*stepped, strict=True)
+        done = now.done + batch.size
+        if dispatch.reallocate:
+            is_due = (before + done) % dispatch.period == 0
+            clock = _reallocate(stacks, dispatch, clock, stores, is_due)
+        return _Progress(models, AsyncState(clock, stores), done, work)
 
-        def one_batch(now: _Progress) -> _Progress:
-            (clock, stores), limit = now.own, number - now.done
-            if dispatch.reallocate:
-                limit = jnp.minimum(limit, dispatch.period - (before + now.done) % dispatch.period)
-            clock, batch = next_batch(dispatch, clock, draws, bounds, now.done, limit)
-            parts = list(zip(stacks, now.models, stores, strict=True))
-            received = [_receive(*part, options, bounds, batch) for part in parts]
-            work = add_counts(now.work, _work(stacks, batch, received))
-            both = zip(parts, received, strict=True)
-            stepped = [_step(*part, rng_key, batch, new) for part, new in both]
-            models, stores = zip(*stepped, strict=True)
-            done = now.done + batch.size
-            if dispatch.reallocate:
-                is_due = (before + done) % dispatch.period == 0
-                clock = _reallocate(stacks, dispatch, clock, stores, is_due)
-            return _Progress(models, AsyncState(clock, stores), done, work)
-
-        start = _Progress(models, own, jnp.int32(0), no_work)
-        models, own, _, work = lax.while_loop(is_missing, one_batch, start)
-        return models, own, work
-
-    return arrivals
+    start = _Progress(state.models, state.assignment, jnp.int32(0), run.no_work())
+    models, own, _, work = lax.while_loop(is_missing, one_batch, start)
+    return models, own, work
 
 
 def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
@@ -161,7 +207,7 @@ def _train(
     versions: Version,
     options: Options,
     bounds: Bounds,
-    arrivals: Arrivals,
+    arrivals: Arrived,
     job_keys: PRNGKeyArray,
 ) -> Trained:
     """Trains the arrivals whose models are in a stack."""
@@ -184,7 +230,7 @@ def _train(
     return train(stack, state, jobs, start, options, **how, message=_dense)
 
 
-def _of_stack(stack: Stack, arrivals: Arrivals) -> Cohort:
+def _of_stack(stack: Stack, arrivals: Arrived) -> Cohort:
     clients = jnp.where(arrivals.number >= 0, arrivals.client, -1)
     return stack.slots(Cohort(clients, arrivals.model))[0]
 
