@@ -20,7 +20,6 @@ from fedjax_mm.base import (
     Cohort,
     Contribution,
     Look,
-    ObserveFn,
     Params,
     Round,
     ServerContext,
@@ -55,22 +54,6 @@ def assign(
     if assignment.observe is None:  # otherwise `observe` returns the next state
         check_state(f"{what} returns", state, new)
     return cohort, new
-
-
-def observe_inside(assignment: Assignment) -> ObserveFn | None:
-    """Returns a wrapper's `observe`, which updates the state of the wrapped assignment.
-
-    The wrapper's state must store that state in a field `state`. Returns None if the wrapped
-    assignment has no `observe`.
-    """
-    inner = assignment.observe
-    if inner is None:
-        return None
-
-    def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
-        return state._replace(state=inner(round, cohort, reports, state.state))
-
-    return observe
 
 
 def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
@@ -246,8 +229,10 @@ def name_of(part: Assignment | Algorithm) -> str:
         kind, function = "assignment", part.assign
     else:
         kind, function = "algorithm", part.client
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return f"the {kind} {name.split('.<locals>')[0]}"
+    name = getattr(function, "__qualname__", type(function).__name__).split(".<locals>")[0]
+    if part.wraps and name.startswith("wrap_"):
+        name = part.wraps.name
+    return f"the {kind} {name}"
 
 
 def check_state(

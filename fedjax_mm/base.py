@@ -57,6 +57,7 @@ __all__ = [
     "Steps",
     "Task",
     "Updates",
+    "Wraps",
 ]
 
 Params: TypeAlias = Any  # a pytree of arrays
@@ -325,6 +326,18 @@ class ServerFn(Protocol):
         """Returns the new parameters and the new server state."""
 
 
+class Wraps(NamedTuple):
+    """What a wrapper is around.
+
+    Attributes:
+      name: the wrapper's name.
+      inner: the algorithm or the assignment inside.
+    """
+
+    name: str
+    inner: Any
+
+
 class Algorithm(NamedTuple):
     """Functions for client training and server aggregation.
 
@@ -342,7 +355,7 @@ class Algorithm(NamedTuple):
         checked before tracing.
       metrics: returns additional metrics by name, from a model and its server state, to record
         along with the task's metrics; None means no additional ones.
-      wrappers: names of wrappers inside, at any depth, around which some wrappers must not be.
+      wraps: the wrapper, if the algorithm is wrapped.
     """
 
     init: InitFn
@@ -353,7 +366,7 @@ class Algorithm(NamedTuple):
     steps_idle: bool = False
     asks_for_thresholds: bool = False
     metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
-    wrappers: tuple[str, ...] = ()
+    wraps: Wraps | None = None
 
 
 @jax.tree_util.register_pytree_node_class
@@ -533,7 +546,7 @@ class _AssignmentFields(NamedTuple):
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
     sampling: Sampling | None = None
-    num_wrappers: int = 0
+    wraps: Wraps | None = None
 
 
 class Assignment(_AssignmentFields):
@@ -549,8 +562,7 @@ class Assignment(_AssignmentFields):
         with the tasks' metrics; None means no additional ones.
       sampling: how clients are sampled; None if unknown or data-dependent. Privacy accounting
         relies on it, so `_replace` drops it unless it is given again.
-      num_wrappers: the number of wrappers around the assignment, each of which draws with its own
-        key.
+      wraps: the wrapper, if the assignment is wrapped.
     """
 
     __slots__ = ()

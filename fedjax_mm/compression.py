@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asking import Hidden, contribute, serve, start_states
+from fedjax_mm.asking import Hidden, contribute
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -29,6 +29,7 @@ from fedjax_mm.base import (
 from fedjax_mm.checked import TracedCount, checked
 from fedjax_mm.parts import check_algorithm, check_instance
 from fedjax_mm.sums import dense_update, root
+from fedjax_mm.wrap import names_of, wrap_algorithm
 
 __all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
 
@@ -170,18 +171,6 @@ _NOT_COMPRESSED = (
 )
 
 
-class Feedback(NamedTuple):
-    """Client state with compression.
-
-    Attributes:
-      state: the algorithm's client state.
-      error: the part of the updates not sent yet; () without error feedback.
-    """
-
-    state: ClientState
-    error: Any
-
-
 @checked
 def compressed(
     algorithm: Algorithm, compressor: Compressor, *, error_feedback: bool | None = None
@@ -224,7 +213,7 @@ def compressed(
     check_algorithm(algorithm)
     check_instance("compressor", compressor, Compressor, "give one, such as top_k(0.01)")
     for name in ("private", "compressed"):
-        if name in algorithm.wrappers:
+        if name in names_of(algorithm):
             raise ValueError(
                 f"compressed is around {name}; compress once, and inside: "
                 "private(compressed(algorithm, compressor), ...)"
@@ -232,43 +221,40 @@ def compressed(
 
     feedback = compressor.variance is None if error_feedback is None else error_feedback
 
-    def init(task: Task, params: Params) -> tuple[ServerState, Feedback]:
-        server, state = start_states(algorithm, task, params)
+    def init(task: Task, params: Params, server: Any, state: Any) -> tuple[Any, Any]:
         if not feedback:
-            return server, Feedback(state, ())
+            return (), ()
         message = _message_like(algorithm, task, params, server, state)
         error = jnp.zeros_like(ravel_pytree(message)[0])
         _warn_of_divergence(compressor, error.size)
-        return server, Feedback(state, error)
+        return (), error
 
-    def client(
-        context: ClientContext, server_state: ServerState, client_state: Feedback
-    ) -> tuple[Contribution, Feedback]:
-        sent, state = contribute(algorithm, context, server_state, client_state.state)
-        update = of_weight_one(sent, context.params)
-        vector, unravel = ravel_pytree(update)
-        vector = vector + client_state.error if feedback else vector
+    def send(
+        context: ClientContext, sent: Contribution, server: Any, error: Any
+    ) -> tuple[Contribution, Any]:
+        del server
+        vector, unravel = ravel_pytree(of_weight_one(sent, context.params))
+        vector = vector + error if feedback else vector
         message = compressor.compress(keys.compression_key(context.rng_key), vector)
         is_active = jnp.asarray(context.takes_part) & (sent.weight > 0)
-        kept = jnp.where(is_active, vector - message, client_state.error) if feedback else ()
+        kept = jnp.where(is_active, vector - message, error) if feedback else ()
         # Mask the weight, because some methods give a weight even to clients that do not
         # participate.
         factor = jnp.where(is_active, sent.weight, 0)
         update = jax.tree.map(lambda x: x * factor.astype(x.dtype), unravel(message))
-        return sent._replace(update=update), Feedback(state, kept)
+        return sent._replace(update=update), kept
 
-    def server(context: ServerContext) -> tuple[Params, ServerState]:
-        return serve(algorithm, context._replace(client_states=Hidden(_NOT_COMPRESSED)))
+    def serve(context: ServerContext, own: Any) -> tuple[ServerContext, Any]:
+        return context._replace(client_states=Hidden(_NOT_COMPRESSED)), own
 
-    def metrics(task: Task, params: Params, server_state: ServerState) -> Metrics:
+    def metrics(task: Task, params: Params, server: Any, own: Any) -> Metrics:
+        del own
         _, state = algorithm.init(task, params)
-        message = _message_like(algorithm, task, params, server_state, state)
-        own = algorithm.metrics(task, params, server_state) if algorithm.metrics else {}
-        return own | {"message_bits": jnp.asarray(compressor.bits(optax.tree.size(message)), float)}
+        message = _message_like(algorithm, task, params, server, state)
+        return {"message_bits": jnp.asarray(compressor.bits(optax.tree.size(message)), float)}
 
-    wrappers = (*algorithm.wrappers, "compressed")
-    return algorithm._replace(
-        init=init, client=client, server=server, metrics=metrics, wrappers=wrappers
+    return wrap_algorithm(
+        algorithm, "compressed", send=send, serve=serve, init=init, metrics=metrics
     )
 
 

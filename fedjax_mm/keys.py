@@ -22,9 +22,8 @@ ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
 _METRICS = 2**31 - 1  # far from model indices, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from round numbers
-_DELAYS = 2**31 - 2  # this and the next three are far from values that assignments fold in
-_PRESENCE = 2**31 - 3
-_LOSSES = 2**31 - 4
+_DELAYS = 2**31 - 2  # this and the next two are far from values that assignments fold in
+_WRAPPER = 2**31 - 3
 _PROCESSORS = 2**31 - 5
 _SERVER = 2**31 - 1  # far from client numbers, which are folded into the same key
 _NOISE = 2**31 - 1  # far from local step numbers, which are folded into the same key
@@ -51,17 +50,9 @@ def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
     return jax.random.fold_in(assignment_key, _DELAYS)
 
 
-def presence_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
-    """Returns the key for the clients' presence, for a wrapper at a given nesting depth."""
-    return jax.random.fold_in(jax.random.fold_in(assignment_key, _PRESENCE), num_wrappers)
-
-
-def losses_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
-    """Returns the key for lost messages in a round, for a wrapper at a given nesting depth.
-
-    It replaces the round's key in `model_keys`.
-    """
-    return jax.random.fold_in(jax.random.fold_in(assignment_key, _LOSSES), num_wrappers)
+def wrapper_key(assignment_key: PRNGKeyArray, depth: int) -> PRNGKeyArray:
+    """Returns the key of a wrapper around `depth` others, such as for the clients' presence."""
+    return jax.random.fold_in(jax.random.fold_in(assignment_key, _WRAPPER), depth)
 
 
 def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:

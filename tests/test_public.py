@@ -34,7 +34,7 @@ LAYERS = [
         "shuffles",
     },
     {"asking", "parts"},
-    {"chunks", "cohorts", "keys", "local", "stacks", "sums"},
+    {"chunks", "cohorts", "keys", "local", "stacks", "sums", "wrap"},
     {"assignments", "availability", "compression", "data", "tasks"},
     {"algorithms", "privacy", "theory"},
     {"record", "round", "train"},

@@ -45,7 +45,9 @@ def test_2000_vmapped_seeds_equal_single_runs():
 
 @pytest.mark.parametrize("method", [slow_unless(False, name) for name in METHODS])
 def test_2000_vmapped_seeds_of_each_method_and_assignment(method):
-    found = numbers((method, name) for name in ASSIGNMENTS)["seeds"]
+    needs_factors = method.startswith("stalevr")
+    fitting = [name for name in ASSIGNMENTS if not needs_factors or "vr" in name]
+    found = numbers((method, name) for name in fitting)["seeds"]
     assert {pair: wrong for pair, wrong in found.items() if wrong != 0} == {}
 
 

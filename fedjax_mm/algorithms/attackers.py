@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys
-from fedjax_mm.asking import contribute, serve
+from fedjax_mm.asking import serve as step
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -27,6 +27,7 @@ from fedjax_mm.checks import check_flags
 from fedjax_mm.parts import check_algorithm, check_task
 from fedjax_mm.sums import dense_update, root
 from fedjax_mm.tasks.view import View
+from fedjax_mm.wrap import wrap_algorithm
 
 
 @checked
@@ -130,30 +131,29 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
     check_algorithm(algorithm)
     attacks = check_flags("clients", clients)
 
-    def client(
-        context: ClientContext, server_state: base.ServerState, client_state: base.ClientState
-    ) -> tuple[Contribution, base.ClientState]:
+    def send(
+        context: ClientContext, contribution: Contribution, server: Any, own: Any
+    ) -> tuple[Contribution, Any]:
+        del server
         check_flags("clients", attacks, context.task.num_clients)
-        contribution, state = contribute(algorithm, context, server_state, client_state)
         # Make the update dense, because a sparse one cannot hold noise in omitted coordinates.
         sent = dense_update(contribution, context.params)
         other = _with_noise(keys.noise_key(context.rng_key), sent.update, noise)
         update = jax.tree.map(partial(jnp.where, attacks[context.client]), other, sent.update)
-        return sent._replace(update=update), state
+        return sent._replace(update=update), own
 
-    def server(context: ServerContext) -> tuple[Params, base.ServerState]:
-        def step(update: Any) -> tuple[Params, base.ServerState]:
-            return serve(algorithm, context._replace(total=context.total._replace(update=update)))
+    def serve(context: ServerContext, own: Any) -> tuple[ServerContext, Any]:
+        def step_with(update: Any) -> tuple[Params, base.ServerState]:
+            return step(algorithm, context._replace(total=context.total._replace(update=update)))
 
-        update = context.total.update
-        if not _reads(step, update):
+        if not _reads(step_with, context.total.update):
             raise ValueError(
                 "noisy: the server of this method does not read the sum of updates, so noise would "
                 "change nothing; take a method whose server reads it, such as fedavg"
             )
-        return step(update)
+        return context, own
 
-    return algorithm._replace(client=client, server=server)
+    return wrap_algorithm(algorithm, "noisy", send=send, serve=serve)
 
 
 def _reads(function: Callable[[Any], Any], argument: Any) -> bool:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.asking import assign as ask
 from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.checked import Count, TracedCount, checked
 from fedjax_mm.cohorts import by_rows, places_of
 from fedjax_mm.parts import check_assignment
+from fedjax_mm.wrap import wrap_assignment
 
 
 @checked
@@ -49,9 +49,9 @@ def appealing(
     num_clients = check_assignment(assignment).num_clients
     checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        draw_key, lots_key = jax.random.split(rng_key)
-        drawn, state = ask(assignment, draw_key, round, state, look)
+    def change(
+        rng_key: PRNGKeyArray, round: Round, own: Any, drawn: Cohort, look: Look
+    ) -> tuple[Cohort, Any]:
         places = places_of(drawn.clients, drawn.models, assignment.num_models)
         arrays = drawn.clients, drawn.scale, drawn.takes_part
         clients, scale, takes_part = by_rows(arrays, places)
@@ -59,10 +59,12 @@ def appealing(
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
         # Sort by random numbers to get a uniform order, with eligible clients first.
-        lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
+        lots = jax.random.bits(rng_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
         rows = jnp.where(stays, clients, -1), scale, takes_part
         clients, *rest = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
-        return Cohort.of_rows(clients, rest[0], drawn.num_gradients, rest[1]), state
+        return Cohort.of_rows(clients, rest[0], drawn.num_gradients, rest[1]), own
 
-    return assignment._replace(assign=assign)
+    return wrap_assignment(
+        assignment, "appealing", change, keys_of=lambda key: tuple(jax.random.split(key))
+    )

@@ -2,16 +2,14 @@
 
 import dataclasses
 import inspect
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asking import assign as ask
-from fedjax_mm.asking import observe_inside
-from fedjax_mm.base import Assignment, Cohort, Index, Look, Metrics, Round, Sampling, Scalar
+from fedjax_mm.base import Assignment, Cohort, Index, Look, Round, Sampling, Scalar
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import (
     check_between,
@@ -23,6 +21,7 @@ from fedjax_mm.checks import (
 )
 from fedjax_mm.parts import check_assignment
 from fedjax_mm.shuffles import hash_words, shuffled
+from fedjax_mm.wrap import wrap_assignment
 
 
 class Delay(Protocol):
@@ -159,24 +158,17 @@ def _check_law(delay: Any) -> None:
 
 
 def delays_of(
-    delay: Delay, assignment_key: PRNGKeyArray, cohort: Cohort, num_models: int
+    delay: Delay, rng_key: PRNGKeyArray, cohort: Cohort, num_models: int
 ) -> Float[Array, " slots"]:
-    """Returns the delays of a round's local trainings, with 0 for padding."""
+    """Returns the delays of a round's local trainings, with 0 for padding; see `delays_key`."""
 
     def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
         is_padding = (client < 0) | (model < 0)
         return jnp.where(is_padding, 0.0, delay(key, model, jnp.maximum(client, 0)))
 
     model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
-    each = keys.slot_keys(keys.delays_key(assignment_key), client, model, num_models)
+    each = keys.slot_keys(rng_key, client, model, num_models)
     return jax.vmap(of_job)(each, model, client)
-
-
-class OnClock(NamedTuple):
-    """State of an assignment on a clock: the assignment's state and the simulated time."""
-
-    state: Any
-    time: Float[Array, ""]
 
 
 @checked
@@ -227,13 +219,10 @@ def on_clock(
     if sampling and (first is not None or deadline is not None):
         sampling = Sampling(sampling.most_models)  # because lateness depends on other clients
 
-    def init(rng_key: PRNGKeyArray) -> OnClock:
-        return OnClock(assignment.init(rng_key), jnp.zeros((), float))
-
-    def assign(
-        rng_key: PRNGKeyArray, round: Round, state: OnClock, look: Look
-    ) -> tuple[Cohort, OnClock]:
-        cohort, inner = ask(assignment, rng_key, round, state.state, look)
+    def change(
+        rng_key: PRNGKeyArray, round: Round, time: Any, cohort: Cohort, look: Look
+    ) -> tuple[Cohort, Any]:
+        del round, look
         times = delays_of(delay, rng_key, cohort, assignment.num_models)
         model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
         if first is not None:
@@ -245,17 +234,15 @@ def on_clock(
             cohort = _taking_part(cohort, times <= deadline)
             times = jnp.minimum(times, deadline)
         longest = jnp.max(times, initial=0.0)
-        return cohort, OnClock(inner, state.time + longest.astype(state.time.dtype))
+        return cohort, time + longest.astype(time.dtype)
 
-    def metrics(state: OnClock) -> Metrics:
-        own = assignment.metrics(state.state) if assignment.metrics else {}
-        return {**own, "time": jnp.full(assignment.num_models, state.time)}
-
-    return assignment._replace(
-        init=init,
-        assign=assign,
-        observe=observe_inside(assignment),
-        metrics=metrics,
+    return wrap_assignment(
+        assignment,
+        "on_clock",
+        change,
+        keys_of=lambda key: (key, keys.delays_key(key)),
+        init=lambda _: jnp.zeros((), float),
+        metrics=lambda time: {"time": time},
         sampling=sampling,
     )
 

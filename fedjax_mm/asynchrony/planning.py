@@ -11,6 +11,7 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fedjax_mm import keys
 from fedjax_mm.asynchrony.delays import Delay, check_delay, delays_of, on_clock, shifted_exponential
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.checked import Count, checked
@@ -135,7 +136,9 @@ def bods(
         chosen = jnp.where(state.number > 0, jnp.argmin(score), 0)
         clients = pool[places[chosen]]
         cohort = Cohort.of_rows(clients)
-        times = delays_of(law, rng_key, cohort, num_models).reshape(shape).max(1).sum()
+        times = (
+            delays_of(law, keys.delays_key(rng_key), cohort, num_models).reshape(shape).max(1).sum()
+        )
         cost = times if learn == "time" else alpha * times + (1 - alpha) * fairness[chosen]
         return cohort, remember(state, clients, overlaps[chosen], cost)
 

@@ -1,7 +1,7 @@
 """Assignment wrappers for absent clients and lost messages."""
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,26 +9,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asking import assign as ask
-from fedjax_mm.asking import observe_inside
 from fedjax_mm.availability.laws import Law, Probability, check_probability
-from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Sampling
+from fedjax_mm.base import Assignment, Cohort, Look, Round, Sampling
 from fedjax_mm.checked import checked
 from fedjax_mm.parts import check_assignment, check_instance
-
-
-class Present(NamedTuple):
-    """State of an assignment wrapped by `available`.
-
-    Attributes:
-      state: the state of the wrapped assignment.
-      law: the state of the law.
-      number: the number of clients present in the last round; -1 before round 1.
-    """
-
-    state: Any
-    law: Any
-    number: Float[Array, ""]
+from fedjax_mm.wrap import wrap_assignment
 
 
 @checked
@@ -74,38 +59,33 @@ def available(
     num_clients = check_assignment(assignment).num_clients
     check_instance("law", law, Law, "give one, such as availability.bernoulli(0.8)")
     _check_law(law, num_clients, when_absent, unbiased)
-    place = assignment.num_wrappers
 
-    def init(rng_key: PRNGKeyArray) -> Present:
-        own = law.init(keys.presence_key(rng_key, place), num_clients)
-        return Present(assignment.init(rng_key), own, jnp.full((), -1, float))
+    def init(rng_key: PRNGKeyArray) -> tuple[Any, Float[Array, ""]]:
+        own = law.init(rng_key, num_clients)
+        return own, jnp.full((), -1, float)
 
-    def assign(
-        rng_key: PRNGKeyArray, round: Round, state: Present, look: Look
-    ) -> tuple[Cohort, Present]:
-        draw_key, fill_key = jax.random.split(keys.presence_key(rng_key, place))
-        is_present, own = law.step(draw_key, round, state.law, num_clients)
-        cohort, inner = ask(assignment, rng_key, round, state.state, look)
+    def change(
+        rng_key: PRNGKeyArray, round: Round, own: Any, cohort: Cohort, look: Look
+    ) -> tuple[Cohort, Any]:
+        del look
+        state, before = own
+        draw_key, fill_key = jax.random.split(rng_key)
+        is_present, state = law.step(draw_key, round, state, num_clients)
         if when_absent == "replace":
             cohort = _replaced(fill_key, cohort, is_present)
         else:
             cohort = _skipped(cohort, is_present)
         if unbiased:
             cohort = _scaled(cohort, law.share)
-        number = jnp.sum(is_present, dtype=jnp.int32).astype(state.number.dtype)
-        return cohort, Present(inner, own, number)
+        return cohort, (state, jnp.sum(is_present, dtype=jnp.int32).astype(before.dtype))
 
-    def metrics(state: Present) -> Metrics:
-        own = assignment.metrics(state.state) if assignment.metrics else {}
-        return {**own, "present": jnp.full(assignment.num_models, state.number)}
-
-    return assignment._replace(
+    return wrap_assignment(
+        assignment,
+        "available",
+        change,
         init=init,
-        assign=assign,
-        observe=observe_inside(assignment),
-        metrics=metrics,
+        metrics=lambda own: {"present": own[1]},
         sampling=_thinned(assignment.sampling, law, when_absent),
-        num_wrappers=place + 1,
     )
 
 
@@ -221,17 +201,21 @@ def dropping(assignment: Assignment, probability: Probability) -> Assignment:
             "one number for all, or one for each"
         )
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        cohort, state = ask(assignment, rng_key, round, state, look)
-        losses_key = keys.losses_key(rng_key, assignment.num_wrappers)
+    def change(
+        rng_key: PRNGKeyArray, round: Round, own: Any, cohort: Cohort, look: Look
+    ) -> tuple[Cohort, Any]:
+        del round, look
         slots = jnp.asarray(cohort.clients), jnp.asarray(cohort.models)
-        each = keys.slot_keys(losses_key, *slots, assignment.num_models)
+        each = keys.slot_keys(rng_key, *slots, assignment.num_models)
         lots = jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32))(each)
         p = jnp.asarray(probability)
-        own = p if p.ndim == 0 else p[jnp.maximum(jnp.asarray(cohort.clients), 0)]
-        arrives = cohort.participates() & (lots >= own)
-        return dataclasses.replace(cohort, takes_part=arrives), state
+        limit = p if p.ndim == 0 else p[jnp.maximum(jnp.asarray(cohort.clients), 0)]
+        arrives = cohort.participates() & (lots >= limit)
+        return dataclasses.replace(cohort, takes_part=arrives), own
 
-    return assignment._replace(
-        assign=assign, sampling=assignment.sampling, num_wrappers=assignment.num_wrappers + 1
+    return wrap_assignment(
+        assignment,
+        "dropping",
+        change,
+        sampling=assignment.sampling,
     )

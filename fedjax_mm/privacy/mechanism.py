@@ -10,23 +10,21 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm.asking import Hidden, contribute, serve, start_states
+from fedjax_mm.asking import Hidden
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
-    ClientState,
     Contribution,
-    Metrics,
     Params,
     Scalar,
     ServerContext,
-    ServerState,
     Task,
 )
 from fedjax_mm.checked import NonNegative, Positive, check_argument, checked
 from fedjax_mm.compression import of_weight_one
 from fedjax_mm.parts import check_algorithm, check_instance
 from fedjax_mm.sums import root
+from fedjax_mm.wrap import names_of, wrap_algorithm
 
 
 class AdaptiveClip(NamedTuple):
@@ -52,13 +50,6 @@ _NO_NOISE = (
     "private: the server of this method reads the clients' {}, which no noise covers; take a "
     "method whose server divides the sum by the weights, such as fedavg"
 )
-
-
-class Private(NamedTuple):
-    """Server state of `private`: the algorithm's server state and the clipping norm C."""
-
-    state: ServerState
-    clip: Float[Array, ""]
 
 
 @checked
@@ -116,7 +107,7 @@ def private(
     Adaptive Clipping" (2021).
     """
     check_algorithm(algorithm)
-    if "private" in algorithm.wrappers:
+    if "private" in names_of(algorithm):
         raise ValueError("private is around private; clip and add noise once")
     if importlib.util.find_spec("dp_accounting") is None:
         # Warn before the training, because `epsilon` is usually called after it.
@@ -128,32 +119,31 @@ def private(
         check_instance("adaptive", adaptive, AdaptiveClip, "give AdaptiveClip(quantile=0.5)")
     noise = noise_multiplier if adaptive is None else _noise_of_updates(noise_multiplier, adaptive)
 
-    def init(task: Task, params: Params) -> tuple[Private, ClientState]:
+    def init(task: Task, params: Params, server: Any, state: Any) -> tuple[Any, Any]:
+        del task, server, state
         for leaf in jax.tree.leaves(params):
             if jnp.iscomplexobj(leaf):
                 raise ValueError(
                     f"private: the model has {leaf.dtype} parameters, but the noise is real; use "
                     "real parameters, such as real and imaginary parts"
                 )
-        server, state = start_states(algorithm, task, params)
-        return Private(server, jnp.asarray(clip, float)), state
+        return jnp.asarray(clip, float), ()
 
-    def client(
-        context: ClientContext, server_state: Private, client_state: ClientState
-    ) -> tuple[Contribution, ClientState]:
-        sent, state = contribute(algorithm, context, server_state.state, client_state)
+    def send(
+        context: ClientContext, sent: Contribution, norm: Any, own: Any
+    ) -> tuple[Contribution, Any]:
         is_there = jnp.asarray(context.takes_part) & (sent.weight > 0)
-        update, is_short = _clipped(of_weight_one(sent, context.params), server_state.clip)
+        update, is_short = _clipped(of_weight_one(sent, context.params), norm)
         # Select with `where`, because an absent client's update need not be 0.
         message = jax.tree.map(lambda x: jnp.where(is_there, x, jnp.zeros_like(x)), update)
         weight = is_there.astype(sent.weight.dtype)
         if adaptive is not None:
             # Center the vote, so that a client changes the sum of votes by at most 1/2.
             message = {"update": message, "vote": weight * jnp.where(is_short, 0.5, -0.5)}
-        return sent._replace(update=message, weight=weight), state
+        return sent._replace(update=message, weight=weight), own
 
-    def server(context: ServerContext) -> tuple[Params, Private]:
-        (state, old), sent = context.server_state, context.total.update
+    def serve(context: ServerContext, old: Any) -> tuple[ServerContext, Any]:
+        sent = context.total.update
         update_key, count_key = jax.random.split(context.rng_key)
         update = _with_noise(update_key, sent if adaptive is None else sent["update"], noise * old)
         weight = jnp.asarray(clients_per_round, context.total.weight.dtype)
@@ -161,32 +151,22 @@ def private(
         # Hide the clients' states and data, because no noise is added to them.
         task: Any = Hidden(_NO_NOISE.format("data"), num_clients=context.task.num_clients)
         states = Hidden(_NO_NOISE.format("states"))
-        seen = context._replace(server_state=state, total=total, task=task, client_states=states)
-        params, state = serve(algorithm, seen)
+        seen = context._replace(total=total, task=task, client_states=states)
         if adaptive is None:
-            return params, Private(state, old)
+            return seen, old
         votes = _with_noise(count_key, sent["vote"], adaptive.count_noise)
         share = 0.5 + votes / clients_per_round
         new = old * jnp.exp(-adaptive.rate * (share - adaptive.quantile))
-        return params, Private(state, new.astype(old.dtype))
+        return seen, new.astype(old.dtype)
 
-    def metrics(task: Task, params: Params, server_state: Private) -> Metrics:
-        inner = algorithm.metrics
-        own = inner(task, params, server_state.state) if inner else {}
-        return own if adaptive is None else own | {"clip": server_state.clip}
-
-    def num_steps(task: Task, client: Any, server_state: Private) -> Any:
-        inner: Any = algorithm.num_steps
-        return inner(task, client, server_state.state)
-
-    return algorithm._replace(
+    return wrap_algorithm(
+        algorithm,
+        "private",
+        send=send,
+        serve=serve,
         init=init,
-        client=client,
-        server=server,
-        num_steps=None if algorithm.num_steps is None else num_steps,
+        metrics=lambda *given: {} if adaptive is None else {"clip": given[-1]},
         steps_idle=True,
-        metrics=metrics,
-        wrappers=(*algorithm.wrappers, "private"),
     )
 
 

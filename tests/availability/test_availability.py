@@ -148,7 +148,7 @@ def test_absent_clients_are_replaced():
 
 def _draw_key(t):
     one = keys.assignment_key(keys.round_key(KEY, t))
-    return jax.random.split(keys.presence_key(one, 0))[0]
+    return jax.random.split(keys.wrapper_key(one, 0))[0]
 
 
 def test_nothing_is_nan_before_round_1():

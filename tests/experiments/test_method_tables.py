@@ -477,4 +477,4 @@ def test_error_feedback_of_a_table_is_used(feedback):
     algorithm = method.compression.wrap(fedjax_mm.fedavg(0.1, local_steps=1), {})
     task = quadratic(4, 2, mu=0.1)
     _, state = algorithm.init(task, task.init(jax.random.key(0)))
-    assert isinstance(state.error, tuple) != feedback
+    assert isinstance(state.own, tuple) != feedback

@@ -233,7 +233,7 @@ def test_a_server_may_use_the_number_of_clients():
     counting = fed()._replace(init=lambda task, params: (jnp.zeros((), int), ()), server=server)
     algorithm, task = private(counting, **GIVEN), Towards(jnp.ones((N, 3)))
     state, _ = simulate(KEY, task, algorithm, mfa_rand(N, 2), 3)
-    assert state.models[0].server.state.tolist() == [3 * N] * 2
+    assert state.models[0].server.inner.tolist() == [3 * N] * 2
 
 
 def test_a_missing_extra_warns_before_training(monkeypatch):

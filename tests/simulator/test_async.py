@@ -254,7 +254,7 @@ def test_padding_of_a_list_takes_no_time():
     delay = shifted_exponential(24, 0.0, shift=1.0)
     clock = on_clock(waiting, delay)
     _, state = jax.jit(lambda: clock.assign(KEY, 1, clock.init(KEY), None))()
-    assert state.time == 0
+    assert state.own == 0
 
 
 def test_concretization_errors_explain_traced_values():

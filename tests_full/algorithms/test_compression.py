@@ -54,7 +54,7 @@ def test_every_rule_learns_by_default(rule):
     state, trace = simulate(KEY, task, algorithm, full_participation(24), 100)
     loss = trace.metrics["excess_loss"][:, 0]
     assert loss[-1] < 0.6 * loss[0]
-    assert isinstance(state.models[0].clients.error, tuple) == (rule.variance is not None)
+    assert isinstance(state.models[0].clients.own, tuple) == (rule.variance is not None)
 
 
 def test_error_feedback_preserves_the_sum_of_updates():
@@ -64,10 +64,10 @@ def test_error_feedback_preserves_the_sum_of_updates():
     algorithm = compressed(plain, top_k(0.25))
     state, _ = simulate(KEY, task, algorithm, full_participation(N), 1)
     later, _ = advance(state, task, algorithm, dropping(full_participation(N), 1.0), 2)
-    assert state.models[0].clients.error.any()
-    np.testing.assert_array_equal(later.models[0].clients.error, state.models[0].clients.error)
+    assert state.models[0].clients.own.any()
+    np.testing.assert_array_equal(later.models[0].clients.own, state.models[0].clients.own)
     free, _ = simulate(KEY, task, plain, full_participation(N), 1)
-    left = state.models[0].clients.error[0].mean(0)
+    left = state.models[0].clients.own[0].mean(0)
     np.testing.assert_allclose(
         state.models[0].params["w"][0] + left, free.models[0].params["w"][0], rtol=1e-5
     )

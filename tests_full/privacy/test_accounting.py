@@ -134,7 +134,7 @@ PRESENT = available(full_participation(100), bernoulli(0.1))
         Assignment(6, 1, lambda key: (), three_times),
         mfa_rand(100, 1)._replace(assign=three_times),
         PRESENT._replace(assign=full_participation(100).assign),
-        PRESENT._replace(init=lambda key: PRESENT.init(key)._replace(law=())),
+        PRESENT._replace(init=lambda key: PRESENT.init(key)._replace(own=((), jnp.full((), -1.0)))),
         mfa_rand(100, 1, cohort_size=5)._replace(num_clients=10**6),
         available(full_participation(100)._replace(assign=three_times), bernoulli(0.1)),
         dropping(mfa_rand(100, 1)._replace(assign=three_times), 0.1),

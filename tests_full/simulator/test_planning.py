@@ -107,7 +107,7 @@ def roll(strategy, num_rounds, key):
         return state, cohort.clients.reshape(M, -1)
 
     state, clients = jax.lax.scan(one_round, strategy.init(key), jnp.arange(1, num_rounds + 1))
-    return clients, state.time
+    return clients, state.own
 
 
 ROUNDS = planning.MEMORY + 16

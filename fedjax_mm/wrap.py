@@ -1,0 +1,197 @@
+"""The two ways to wrap: an assignment whose cohorts change, and an algorithm whose messages do.
+
+The wrapped part keeps its keys, its state and its functions.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from fedjax_mm import keys
+from fedjax_mm.asking import assign as ask
+from fedjax_mm.asking import contribute, start_states
+from fedjax_mm.asking import serve as step
+from fedjax_mm.base import (
+    Algorithm,
+    Assignment,
+    ClientContext,
+    Cohort,
+    Contribution,
+    Index,
+    Look,
+    Metrics,
+    Params,
+    Round,
+    Sampling,
+    ServerContext,
+    Steps,
+    Task,
+    Wraps,
+)
+
+
+class Wrapping(NamedTuple):
+    """State of a wrapped part.
+
+    Attributes:
+      inner: the state of the part inside.
+      own: the state of the wrapper.
+    """
+
+    inner: Any
+    own: Any
+
+
+ChangeFn: TypeAlias = Callable[[PRNGKeyArray, Round, Any, Cohort, Look], tuple[Cohort, Any]]
+"""``(rng_key, round, own, cohort, look) -> (cohort, own)``, with the wrapper's key and state."""
+
+KeysFn: TypeAlias = Callable[[PRNGKeyArray], tuple[PRNGKeyArray, PRNGKeyArray]]
+"""Maps the key of a round to those of the assignment inside and of the wrapper."""
+
+SendFn: TypeAlias = Callable[[ClientContext, Contribution, Any, Any], tuple[Contribution, Any]]
+"""``(context, sent, server, client) -> (sent, client)``, with the wrapper's states."""
+
+ServeFn: TypeAlias = Callable[[ServerContext, Any], tuple[ServerContext, Any]]
+"""``(context, server) -> (context, server)``, with the wrapper's state of the server."""
+
+
+def names_of(part: Algorithm | Assignment) -> list[str]:
+    """Returns the names of the wrappers around a part, from the outside in."""
+    return [] if part.wraps is None else [part.wraps.name, *names_of(part.wraps.inner)]
+
+
+def wrap_assignment(
+    inner: Assignment,
+    name: str,
+    change: ChangeFn,
+    *,
+    keys_of: KeysFn | None = None,
+    init: Callable[[PRNGKeyArray], Any] | None = None,
+    metrics: Callable[[Any], Metrics] = lambda own: {},
+    sampling: Sampling | None = None,
+) -> Assignment:
+    """Returns an assignment with changed cohorts.
+
+    Args:
+      inner: the assignment.
+      name: the wrapper's name.
+      change: changes a cohort.
+      keys_of: divides the key of a round. By default the wrapper's key depends on the number of
+        wrappers inside.
+      init: makes the wrapper's state. Without it, the state is that of the assignment.
+      metrics: returns numbers by name, from the wrapper's state, to record for all models.
+      sampling: how the clients are sampled.
+    """
+    split, join = (_alone, _first) if init is None else (tuple, Wrapping)
+    if keys_of is None:
+        depth = len(names_of(inner))
+
+        def keys_of(rng_key: PRNGKeyArray) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+            return rng_key, keys.wrapper_key(rng_key, depth)
+
+    def start(rng_key: PRNGKeyArray) -> Any:
+        own_key = keys_of(rng_key)[1]
+        return join(inner.init(rng_key), () if init is None else init(own_key))
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
+        inside, own = split(state)
+        inner_key, own_key = keys_of(rng_key)
+        cohort, inside = ask(inner, inner_key, round, inside, look)
+        cohort, own = change(own_key, round, own, cohort, look)
+        return cohort, join(inside, own)
+
+    def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
+        inside, own = split(state)
+        learn: Any = inner.observe
+        return join(learn(round, cohort, reports, inside), own)
+
+    def measured(state: Any) -> Metrics:
+        inside, own = split(state)
+        new = {key: jnp.full(inner.num_models, x) for key, x in metrics(own).items()}
+        return (inner.metrics(inside) if inner.metrics else {}) | new
+
+    return inner._replace(
+        init=start,
+        assign=assign,
+        observe=observe if inner.observe else None,
+        metrics=measured,
+        sampling=sampling,
+        wraps=Wraps(name, inner),
+    )
+
+
+def wrap_algorithm(
+    inner: Algorithm,
+    name: str,
+    *,
+    send: SendFn,
+    serve: ServeFn = lambda context, own: (context, own),
+    init: Callable[[Task, Params, Any, Any], tuple[Any, Any]] | None = None,
+    metrics: Callable[[Task, Params, Any, Any], Metrics] = lambda *_: {},
+    steps_idle: bool = False,
+) -> Algorithm:
+    """Returns an algorithm with changed contributions and sums.
+
+    Args:
+      inner: the algorithm.
+      name: the wrapper's name.
+      send: changes a client's contribution.
+      serve: changes the context of the server step, with the sum of the contributions.
+      init: returns the wrapper's states of the server and of one client, given the task, the
+        parameters and both states of the algorithm. Without it, states are those of the algorithm.
+      metrics: returns additional metrics by name, given the task, the parameters, and the server
+        states of the algorithm and of the wrapper.
+      steps_idle: whether the server also steps in rounds without participants.
+    """
+    split, join = (_alone, _first) if init is None else (tuple, Wrapping)
+    count: Any = inner.num_steps
+
+    def start(task: Task, params: Params) -> tuple[Any, Any]:
+        server, client = start_states(inner, task, params)
+        own = ((), ()) if init is None else init(task, params, server, client)
+        return join(server, own[0]), join(client, own[1])
+
+    def client(
+        context: ClientContext, server_state: Any, client_state: Any
+    ) -> tuple[Contribution, Any]:
+        (server, server_own), (inside, own) = split(server_state), split(client_state)
+        sent, inside = contribute(inner, context, server, inside)
+        sent, own = send(context, sent, server_own, own)
+        return sent, join(inside, own)
+
+    def server(context: ServerContext) -> tuple[Params, Any]:
+        (inside, own), states = split(context.server_state), context.client_states
+        states = states.inner if init and isinstance(states, Wrapping) else states
+        context, own = serve(context._replace(server_state=inside, client_states=states), own)
+        params, inside = step(inner, context)
+        return params, join(inside, own)
+
+    def num_steps(task: Task, client: Index, server: Any) -> Steps:
+        steps: Steps = count(task, client, split(server)[0])
+        return steps
+
+    def measured(task: Task, params: Params, server: Any) -> Metrics:
+        inside, own = split(server)
+        others = inner.metrics(task, params, inside) if inner.metrics else {}
+        return others | metrics(task, params, inside, own)
+
+    return inner._replace(
+        init=start,
+        client=client,
+        server=server,
+        num_steps=None if count is None else num_steps,
+        steps_idle=inner.steps_idle or steps_idle,
+        metrics=measured,
+        wraps=Wraps(name, inner),
+    )
+
+
+def _alone(state: Any) -> tuple[Any, tuple[()]]:
+    return state, ()
+
+
+def _first(inside: Any, own: Any) -> Any:
+    del own
+    return inside
