@@ -82,7 +82,19 @@ def wrap_assignment(
         wrappers inside.
       init: makes the wrapper's state. Without it, the state is that of the assignment.
       metrics: returns numbers by name, from the wrapper's state, to record for all models.
-      sampling: how the clients are sampled.
+      sampling: how the clients are sampled; None if unknown. Privacy accounting relies on it.
+
+    Example: every second message is lost.
+      >>> import dataclasses
+      >>> from fedjax_mm import fedavg, mfa_rr, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def change(rng_key, round, own, cohort, look):
+      ...     arrives = cohort.participates() & (round % 2 == 0)
+      ...     return dataclasses.replace(cohort, takes_part=arrives), own
+      >>> strategy = wrap_assignment(mfa_rr(24, 2), "every_second", change)
+      >>> task, algorithm = quadratic(24, 4, mu=0.1), fedavg(0.1, local_steps=5)
+      >>> simulate(0, task, algorithm, strategy, 4)[1].client_updates[:, 0].tolist()
+      [0, 0, 12, 0, 12]
     """
     split, join = (_alone, _first) if init is None else (tuple, Wrapping)
     if keys_of is None:
@@ -144,6 +156,21 @@ def wrap_algorithm(
       metrics: returns additional metrics by name, given the task, the parameters, and the server
         states of the algorithm and of the wrapper.
       steps_idle: whether the server also steps in rounds without participants.
+
+    Example: clients send half of their updates.
+      >>> import jax
+      >>> from fedjax_mm import fedavg, full_participation, simulate
+      >>> from fedjax_mm.sums import dense_update
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def send(context, sent, server, client):
+      ...     sent = dense_update(sent, context.params)  # a quadratic's updates are sparse
+      ...     return sent._replace(update=jax.tree.map(lambda x: x / 2, sent.update)), client
+      >>> halved = wrap_algorithm(fedavg(0.1, local_steps=1), "halved", send=send)
+      >>> task, everybody = quadratic(4, 2, mu=0.1), full_participation(4)
+      >>> _, trace = simulate(0, task, halved, everybody, 5)
+      >>> _, same = simulate(0, task, fedavg(0.05, local_steps=1), everybody, 5)
+      >>> bool(abs(trace.metrics["loss"] - same.metrics["loss"]).max() < 1e-6)
+      True
     """
     split, join = (_alone, _first) if init is None else (tuple, Wrapping)
     count: Any = inner.num_steps
