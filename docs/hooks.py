@@ -108,9 +108,9 @@ REFERENCE = {
     ),
     "contract": Area(
         "The contract",
-        "The types that your own tasks, methods and assignments implement.",
-        ("base",),
-        ("fedjax_mm.base", "fedjax_mm.checked"),
+        "The types that your own tasks, methods and assignments implement, and their wrappers.",
+        ("base", "wrap"),
+        ("fedjax_mm.base", "fedjax_mm.checked", "fedjax_mm.wrap"),
     ),
 }
 NAMESPACES = (

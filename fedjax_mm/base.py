@@ -327,7 +327,7 @@ class ServerFn(Protocol):
 
 
 class Wraps(NamedTuple):
-    """What a wrapper is around.
+    """A wrapper and the part inside it.
 
     Attributes:
       name: the wrapper's name.

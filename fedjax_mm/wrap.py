@@ -30,6 +30,7 @@ from fedjax_mm.base import (
     Task,
     Wraps,
 )
+from fedjax_mm.parts import check_algorithm, check_assignment
 
 
 class Wrapping(NamedTuple):
@@ -84,6 +85,9 @@ def wrap_assignment(
       metrics: returns numbers by name, from the wrapper's state, to record for all models.
       sampling: how the clients are sampled; None if unknown. Privacy accounting relies on it.
 
+    Raises:
+      TypeError: if `inner` is not an assignment.
+
     Example: every second message is lost.
       >>> import dataclasses
       >>> from fedjax_mm import fedavg, mfa_rr, simulate
@@ -97,19 +101,16 @@ def wrap_assignment(
       [0, 0, 12, 0, 12]
     """
     split, join = (_alone, _first) if init is None else (tuple, Wrapping)
-    if keys_of is None:
-        depth = len(names_of(inner))
-
-        def keys_of(rng_key: PRNGKeyArray) -> tuple[PRNGKeyArray, PRNGKeyArray]:
-            return rng_key, keys.wrapper_key(rng_key, depth)
+    depth = len(names_of(check_assignment(inner)))
+    both: KeysFn = keys_of or (lambda key: (key, keys.wrapper_key(key, depth)))
 
     def start(rng_key: PRNGKeyArray) -> Any:
-        own_key = keys_of(rng_key)[1]
+        _, own_key = both(rng_key)
         return join(inner.init(rng_key), () if init is None else init(own_key))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         inside, own = split(state)
-        inner_key, own_key = keys_of(rng_key)
+        inner_key, own_key = both(rng_key)
         cohort, inside = ask(inner, inner_key, round, inside, look)
         cohort, own = change(own_key, round, own, cohort, look)
         return cohort, join(inside, own)
@@ -157,6 +158,9 @@ def wrap_algorithm(
         states of the algorithm and of the wrapper.
       steps_idle: whether the server also steps in rounds without participants.
 
+    Raises:
+      TypeError: if `inner` is not an algorithm.
+
     Example: clients send half of their updates.
       >>> import jax
       >>> from fedjax_mm import fedavg, full_participation, simulate
@@ -173,7 +177,7 @@ def wrap_algorithm(
       True
     """
     split, join = (_alone, _first) if init is None else (tuple, Wrapping)
-    count: Any = inner.num_steps
+    count: Any = check_algorithm(inner).num_steps
 
     def start(task: Task, params: Params) -> tuple[Any, Any]:
         server, client = start_states(inner, task, params)

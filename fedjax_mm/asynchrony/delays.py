@@ -160,7 +160,7 @@ def _check_law(delay: Any) -> None:
 def delays_of(
     delay: Delay, rng_key: PRNGKeyArray, cohort: Cohort, num_models: int
 ) -> Float[Array, " slots"]:
-    """Returns the delays of a round's local trainings, with 0 for padding; see `delays_key`."""
+    """Returns the delays of a round's local trainings for a `delays_key`, with 0 for padding."""
 
     def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
         is_padding = (client < 0) | (model < 0)

@@ -40,7 +40,7 @@ jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: COMP
 
 @contextlib.contextmanager
 def compiling(number):
-    """What is inside compiles so many programs, or reads them from the cache."""
+    """Asserts how many programs are compiled, or read from the cache, inside."""
     COMPILED.clear()
     yield
     assert COMPILED.count("/jax/core/compile/backend_compile_duration") == number
