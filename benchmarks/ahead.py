@@ -86,7 +86,7 @@ def works(name: str) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...],
 
         def train(words: Any, task: Any) -> Any:
             state = init(jax.random.wrap_key_data(words), task, algorithm, assignment)
-            return params_of(run_of(task, algorithm, assignment, "auto").rounds(state, rounds)[0])
+            return params_of(run_of(task, algorithm, assignment).rounds(state, rounds)[0])
 
         yield name, train, (jax.random.key_data(jax.random.key(0)), task), 1, rounds
         return

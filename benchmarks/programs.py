@@ -128,7 +128,7 @@ def rounds_alone(
     num_rounds = trips * how.unroll
 
     def of_replica(words: Any, task: Task) -> Any:
-        run = run_of(task, algorithm, assignment, how.client_map)
+        run = run_of(task, algorithm, assignment, None, how.client_map)
 
         def several(state: Any, _: None) -> tuple[Any, None]:
             for _ in range(how.unroll):

@@ -18,7 +18,6 @@ from fedjax_mm.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.preflight import run_of
 from fedjax_mm.simulate import init, params_of, simulate
-from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import carry_out
 from fedjax_mm.sweeps.execution import Execution
@@ -132,7 +131,7 @@ def learning_program(
     def run(words: Any, task: Task, params: Params) -> Any:
         # Compose rounds by hand, because `simulate` would also evaluate the model.
         state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
-        run = run_of(task, algorithm, assignment, client_map, where.client_axis)
+        run = run_of(task, algorithm, assignment, None, client_map, where.client_axis)
         state, _ = run.rounds(state, workload.num_rounds)
         return params_of(state, 0)
 
@@ -182,7 +181,7 @@ def count_steps(
     )
     server = jax.tree.map(itemgetter(0), state.server)
     size = chunk_size_of(client_map, task, state.params, len(group))
-    (stack,) = stacks_of(task, algorithm, assignment)
+    (stack,) = run_of(task, algorithm, assignment).stacks
     count = algorithm.num_steps or (lambda *_: 1)
 
     def num_steps(client: Any) -> Any:

@@ -13,23 +13,20 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asking import Hidden, contribute
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
-    ClientState,
     Contribution,
     Metrics,
     Params,
     Scalar,
     ServerContext,
-    ServerState,
     Task,
 )
 from fedjax_mm.checked import TracedCount, checked
 from fedjax_mm.parts import check_algorithm, check_instance
-from fedjax_mm.sums import dense_update, root
-from fedjax_mm.wrap import names_of, wrap_algorithm
+from fedjax_mm.sums import dense_update, root, zero_message
+from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
 
 __all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
 
@@ -224,8 +221,8 @@ def compressed(
     def init(task: Task, params: Params, server: Any, state: Any) -> tuple[Any, Any]:
         if not feedback:
             return (), ()
-        message = _message_like(algorithm, task, params, server, state)
-        error = jnp.zeros_like(ravel_pytree(message)[0])
+        message = zero_message(algorithm, task, params, server, state).update
+        error, _ = ravel_pytree(message)
         _warn_of_divergence(compressor, error.size)
         return (), error
 
@@ -250,7 +247,7 @@ def compressed(
     def metrics(task: Task, params: Params, server: Any, own: Any) -> Metrics:
         del own
         _, state = algorithm.init(task, params)
-        message = _message_like(algorithm, task, params, server, state)
+        message = zero_message(algorithm, task, params, server, state).update
         return {"message_bits": jnp.asarray(compressor.bits(optax.tree.size(message)), float)}
 
     return wrap_algorithm(
@@ -270,25 +267,6 @@ def _warn_of_divergence(compressor: Compressor, size: int) -> None:
             "diverges); leave out error_feedback, because the compressor is unbiased",
             stacklevel=2,
         )
-
-
-def _message_like(
-    algorithm: Algorithm,
-    task: Task,
-    params: Params,
-    server_state: ServerState,
-    client_state: ClientState,
-) -> Any:
-    """Returns zeros shaped like a client's dense update, without computing an update."""
-
-    def send(rng_key: PRNGKeyArray, params: Params, server: Any, client: Any) -> Any:
-        context = ClientContext(rng_key, 1, task, jnp.int32(0), params)
-        sent, _ = contribute(algorithm, context, server, client)
-        return dense_update(sent._replace(report=()), params).update
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = jax.eval_shape(send, key, params, server_state, client_state)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def of_weight_one(sent: Contribution, params: Params) -> Any:

@@ -1,45 +1,598 @@
-"""The door of a run: checks the arguments of `simulate`, and returns what computes the rounds."""
+"""The door of a run: checks the arguments of `simulate` once, before anything is compiled.
 
-from collections.abc import Sequence
-from typing import TypeAlias
+Types and numbers are checked first, by `run_of`. Then `rehearse` calls every function of the parts
+for one model, one client and one round, on shapes alone. Modules behind this door call the
+functions without checks. Tracers have no values, so their values are not checked.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.asynchrony.run import Arrivals
-from fedjax_mm.base import Algorithm, Assignment, Task
-from fedjax_mm.chunks import ClientMap
+from fedjax_mm.asynchrony.run import CLOCK_METRICS, Arrivals
+from fedjax_mm.base import (
+    Algorithm,
+    AnalyticTask,
+    Assignment,
+    ClientContext,
+    ClientState,
+    Cohort,
+    Contribution,
+    Look,
+    Metrics,
+    Params,
+    ServerContext,
+    ServerState,
+    Task,
+)
+from fedjax_mm.checks import check_alike, described, tracing
+from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.compiler import check_fusions
-from fedjax_mm.parts import check_assignment
-from fedjax_mm.round import Rounds
-from fedjax_mm.stacks import stacks_of
-from fedjax_mm.tasks.view import changes
+from fedjax_mm.parts import check_assignment, check_trained
+from fedjax_mm.record import (
+    MESSAGE_BITS,
+    RESERVED,
+    MessageSizes,
+    check_dims,
+    metrics_per_client,
+    sizes_of,
+)
+from fedjax_mm.round import Rounds, draw_params, look, received
+from fedjax_mm.stacks import Stack, StackState, stacks_of
+from fedjax_mm.sums import as_arrays, dense_update
+from fedjax_mm.tasks.view import at_round, changes
 from fedjax_mm.train import Options
 
 Run: TypeAlias = Rounds | Arrivals
 """A run in rounds, or an asynchronous one, with the same methods."""
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Static facts about a run, which `jax.eval_shape` can return.
+
+    Attributes:
+      updates_per_round: the maximum number of local trainings per round.
+      message_sizes: the sizes of each model's messages.
+      has_closed_form: whether every task has a closed form of local updates.
+      is_synchronous: whether devices can share the clients of a round.
+      per_client: the names of metrics with one number per client.
+      vectorizes: whether a CPU device computes replicas faster under `vmap`. If local trainings
+        differ in length, replicas would wait for the longest. If clients are computed in chunks,
+        replicas would share the cache, and slices of data would become gathers.
+    """
+
+    updates_per_round: int
+    message_sizes: MessageSizes
+    has_closed_form: bool
+    is_synchronous: bool
+    per_client: tuple[str, ...]
+    vectorizes: bool
+
+
+def preflight(rng_key: PRNGKeyArray, run: Run) -> Facts:
+    """Returns the facts about a run after calling its parts' functions, without compilation."""
+    facts: Facts = jax.eval_shape(partial(rehearse, run), rng_key, np.int32(0))
+    return facts
+
+
 def run_of(
     tasks: Task | Sequence[Task],
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment | Dispatch,
+    params: Params | None = None,
     client_map: ClientMap = "auto",
     client_axis: str | None = None,
 ) -> Run:
-    """Returns a run, given the arguments of `simulate`.
+    """Returns a run, given the arguments of `simulate`, without calling the parts' functions.
 
-    Invalid arguments raise the same errors as in `simulate`.
+    Raises:
+      TypeError: if an argument has the wrong type.
+      ValueError: if arguments do not fit together.
     """
     check_fusions()
     options = Options(checks.check_client_map(client_map), checks.check_client_axis(client_axis))
-    if not isinstance(assignment, Dispatch):
-        stacks = stacks_of(tasks, algorithm, check_assignment(assignment))
-        how = options._replace(with_reports=assignment.observe is not None)
-        return Rounds(stacks, assignment, how)
-    stacks = stacks_of(tasks, algorithm, assignment, by="dispatch")
+    is_async = isinstance(assignment, Dispatch)
+    by = "dispatch" if is_async else "assignment"
+    chooses: Any = assignment if is_async else check_assignment(assignment)
+    check_trained(tasks, algorithm)
+    each = partial(checks.one_each, num_models=chooses.num_models, by=by)
+    each_task = each("tasks", tasks, is_one=isinstance(tasks, Task))
+    each_algorithm = each("algorithms", algorithm, is_one=isinstance(algorithm, Algorithm))
+    checks.check_num_clients([task.num_clients for task in each_task], chooses.num_clients, by)
+    stacks = stacks_of(each_task, each_algorithm)
+    first = None if params is None else _fitted(params, stacks)
+    if not is_async:
+        options = options._replace(with_reports=chooses.observe is not None)
+        return Rounds(stacks, chooses, options, first)
     if any(changes(stack.task) for stack in stacks):
         raise ValueError(
             "the task changes over rounds, but asynchronous jobs overlap rounds; use an assignment "
             "in rounds, such as mfa_rr"
         )
-    return Arrivals(stacks, assignment, options)
+    return Arrivals(stacks, chooses, options, first)
+
+
+def _fitted(params: Params, stacks: Sequence[Stack]) -> list[Params]:
+    """Returns the user's initial parameters of each stack."""
+    rng_key = jax.eval_shape(lambda: jax.random.key(0))
+    pairs = zip(stacks, checks.given_params(params, stacks), strict=True)
+    return [
+        checks.fit_params(given, jax.eval_shape(partial(draw_params, stack), rng_key))
+        for stack, given in pairs
+    ]
+
+
+def rehearse(run: Run, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> Facts:
+    """Returns the facts about a run, after calling every function of its parts once.
+
+    Call it on shapes alone, as in `preflight`. Clients and rounds are computed from `zero`, because
+    a constant would have a value.
+
+    Raises:
+      TypeError: if a function returns anything of another type than the contract.
+      ValueError: if shapes do not fit.
+    """
+    try:
+        return _rehearse(run, rng_key, zero)
+    except Exception:
+        # An error inside a wrapper is that of the part inside, if it fails alone, too.
+        failures = (_failure(fewer, rng_key, zero) for fewer in _unwrapped(run))
+        first = next((error for error in failures if error is not None), None)
+        if first is None:
+            raise
+    raise first
+
+
+def _failure(run: Run, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> Exception | None:
+    try:
+        _rehearse(run, rng_key, zero)
+    except Exception as error:
+        return error
+    return None
+
+
+def _unwrapped(run: Run) -> Iterator[Run]:
+    """Yields the run without wrappers, then with the innermost ones, and so on."""
+
+    def levels_of(part: Algorithm | Assignment) -> list[Any]:
+        return [part] if part.wraps is None else [*levels_of(part.wraps.inner), part]
+
+    algorithms = [levels_of(stack.algorithm) for stack in run.stacks]
+    assignment = levels_of(run.assignment) if isinstance(run, Rounds) else []
+    for depth in range(max(map(len, [*algorithms, assignment])) - 1):
+        hows = [each[min(depth, len(each) - 1)] for each in algorithms]
+        pairs = zip(run.stacks, hows, strict=True)
+        stacks = [stack._replace(algorithm=how) for stack, how in pairs]
+        if isinstance(run, Rounds):
+            inside = assignment[min(depth, len(assignment) - 1)]
+            yield run._replace(stacks=stacks, assignment=inside)
+        else:
+            yield run._replace(stacks=stacks)
+
+
+class _First(NamedTuple):
+    """The first model of a stack, with the states of its server and of one client."""
+
+    stack: Stack
+    task: Task
+    params: Params
+    server: ServerState
+    client: ClientState
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.stack.algorithm
+
+
+def _rehearse(run: Run, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> Facts:
+    # Every function gets another key, as in a run, so that `jax.debug_key_reuse` accepts it.
+    fold = partial(jax.random.fold_in, rng_key)
+    with tracing("the start of a run"):
+        firsts = [_start(run, stack, fold(4 + i), zero) for i, stack in enumerate(run.stacks)]
+        own = _traced(run.assignment.init(fold(0))) if isinstance(run, Rounds) else ()
+    with tracing("the record of a round"):
+        _check_record(run, firsts, fold(1), own)
+    if isinstance(run, Rounds):
+        with tracing("a round"):
+            cohort, chosen = _assign(run, firsts, fold(2), zero, own)
+            sent = [_train(cohort, first, fold(3), zero) for first in firsts]
+            _observe(run.assignment, cohort, [each.report for each in sent], zero, own, chosen)
+        updates = min(cohort.clients.size, run.assignment.num_clients)
+    else:
+        with tracing("an arrival"):
+            sent = [_train(None, first, fold(3), zero) for first in firsts]
+        updates = run.dispatch.arrivals_per_round
+    ups, downs = [each.update for each in sent], [first.params for first in firsts]
+    return Facts(
+        updates_per_round=updates,
+        message_sizes=MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs)),
+        has_closed_form=all(isinstance(stack.task, AnalyticTask) for stack in run.stacks),
+        is_synchronous=isinstance(run, Rounds),
+        per_client=metrics_per_client(run.stacks),
+        vectorizes=all(
+            stack.has_equal_steps
+            and chunk_size_of("auto", stack.task, _alike(params, 1), updates) is None
+            for stack, params in zip(run.stacks, downs, strict=True)
+        ),
+    )
+
+
+def _alike(tree: Any, *axes: int) -> Any:
+    """Returns equal arrays along new leading axes."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*axes, *jnp.shape(x))), tree)
+
+
+def _traced(tree: Any) -> Any:
+    """Returns equal arrays that have no value, as in a run."""
+    return jax.tree.map(lambda x: x[0], _alike(tree, 1))
+
+
+def _start(run: Run, stack: Stack, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> _First:
+    """Returns the first model of a stack before round 1."""
+    algorithm, task = stack.algorithm, _task_at_start(stack, zero)
+    weight = task.weight(zero)
+    if not hasattr(weight, "shape") or weight.shape:
+        raise TypeError(
+            f"{type(task).__name__}.weight returns {described(weight)}; return one number, n_k"
+        )
+    params = _traced(task.init(rng_key))
+    what = f"{name_of(algorithm)} returns from init"
+    with _told(algorithm, "init(task, params)"):
+        found = algorithm.init(task, params)
+    server, client = _two(what, found, "the server's state, and one client's state")
+    _check_arrays(f"{what} as the server's state", server)
+    _check_arrays(f"{what} as a client's state", client)
+    if isinstance(run, Arrivals) and jax.tree.leaves(client):
+        raise ValueError(
+            "the algorithm keeps client states, but asynchronous clients may run several jobs of "
+            "one model at once; use an algorithm without client states, such as fedavg"
+        )
+    server, client = _traced((server, client))
+    if algorithm.num_steps is not None:  # refuses epochs with too many steps
+        algorithm.num_steps(task, zero, server)
+    return _First(stack, task, params, server, client)
+
+
+def _task_at_start(stack: Stack, zero: Int[Array, ""]) -> Task:
+    def kinds_of(task: Task) -> Any:
+        leaves, structure = jax.tree.flatten(task)
+        return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+
+    task = stack.task_at(zero)
+    now = at_round(task, zero)
+    if changes(task) and kinds_of(now) != kinds_of(task):
+        raise ValueError(
+            f"at of {type(task).__name__} returns a task of another structure, shape or type; "
+            "return the task with other values"
+        )
+    return now
+
+
+def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own: Any) -> None:
+    """Raises an error if the metrics of a record do not fit together."""
+    of_clients, num_clients = metrics_per_client(run.stacks), run.stacks[0].num_clients
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for i, first in enumerate(firsts):
+        metrics = first.task.metrics(jax.random.fold_in(rng_key, i), first.params)
+        others = (first.algorithm.metrics or _no_metrics)(first.task, first.params, first.server)
+        _check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
+        _check_metrics(f"metrics of {name_of(first.algorithm)}", others, MESSAGE_BITS)
+        _check_no_repeats(metrics, others)
+        for name, value in (metrics | others).items():
+            found.setdefault(name, set()).add(jnp.shape(value))
+    for name, shapes in found.items():
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the metric {name!r} has shapes {sorted(shapes)} in different models; make them "
+                "equal, or give it several names"
+            )
+        (shape,) = shapes
+        if name in of_clients and shape[:1] != (num_clients,):
+            raise ValueError(
+                f"the metric {name!r} has shape {shape} but is one of `per_client`; give a number "
+                f"for each of {num_clients} clients"
+            )
+    dims = {name: len(shape) for name, (shape,) in found.items()}
+    if isinstance(run, Rounds):
+        others = (run.assignment.metrics or _no_metrics)(own)
+        _check_metrics(f"metrics of {name_of(run.assignment)}", others)
+        of_run = {name: jnp.ndim(value) - 1 for name, value in others.items()}
+    else:
+        of_run = dict.fromkeys(CLOCK_METRICS, 0)
+    _check_no_repeats(dims, of_run)
+    check_dims(dims | of_run, of_clients)
+
+
+def _no_metrics(*_: Any) -> Metrics:
+    return {}
+
+
+def _check_metrics(what: str, found: Any, allowed: str = "") -> None:
+    """Raises an error if a metrics function does not return a dict of real numbers or arrays.
+
+    Args:
+      what: the function, for error messages.
+      found: what it returned.
+      allowed: a reserved name that it may use.
+
+    Raises:
+      TypeError: if it returns anything else.
+      ValueError: if a metric's name is reserved or cannot be saved.
+    """
+    if not isinstance(found, dict):
+        raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")
+    for name, value in found.items():
+        checks.check_name("a metric", name)
+        if name in RESERVED and name != allowed:
+            raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
+        if isinstance(value, list | tuple | dict):
+            raise TypeError(f"the metric {name!r} is a {type(value).__name__}; give an array")
+        kind = getattr(value, "dtype", None) or np.asarray(value).dtype
+        if jnp.issubdtype(kind, jnp.complexfloating):
+            raise TypeError(
+                f"the metric {name!r} is of type {kind}; give real numbers, such as the real and "
+                "the imaginary part as two metrics"
+            )
+        if not (jnp.issubdtype(kind, jnp.number) or kind == np.bool_):
+            raise TypeError(f"the metric {name!r} is {described(value)}; give a number or an array")
+
+
+def _check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    for name in metrics.keys() & others.keys():
+        raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
+
+
+def _assign(
+    run: Rounds, firsts: Sequence[_First], rng_key: PRNGKeyArray, zero: Int[Array, ""], own: Any
+) -> tuple[Cohort, Any]:
+    """Returns the cohort of a round and the assignment's new state.
+
+    Raises:
+      TypeError: if `assign` does not return a `Cohort` and a state.
+      ValueError: if shapes do not fit.
+    """
+    assignment, look_key = run.assignment, jax.random.fold_in(rng_key, 0)
+    models = [_models(first) for first in firsts]
+    asked = look(run.stacks, look_key, zero, models, run.options)
+    asked = asked._replace(metric=partial(_metric, firsts, asked))
+    what, wanted = name_of(assignment), "return two from assign: a Cohort, and the state"
+    match assignment.assign(jax.random.fold_in(rng_key, 1), zero + 1, own, asked):
+        case Cohort() as found:
+            raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
+        case Cohort() as cohort, new:
+            pass
+        case [first, _] as found if isinstance(found, tuple | list):  # JAX arrays match too
+            raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
+        case found:
+            raise TypeError(f"{what} returns {described(found)}; {wanted}")
+    _check_cohort(what, cohort, assignment.num_models)
+    if assignment.observe is None:  # otherwise `observe` returns the next state
+        check_state(f"{what} returns", own, new)
+    return cohort, new
+
+
+def _models(first: _First) -> StackState:
+    """Returns the state of a stack whose models all equal its first."""
+    models, num_clients = first.stack.models, first.task.num_clients
+    params, server = _alike((first.params, first.server), len(models))
+    return StackState(params, server, _alike(first.client, len(models), num_clients), models)
+
+
+def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
+    """Returns the first of several metrics that every model has, or raises a `ValueError`."""
+    rng_key = jax.eval_shape(lambda: jax.random.key(0))
+    for first in firsts:
+        found = jax.eval_shape(first.task.metrics, rng_key, first.params)
+        if not found.keys() & set(names):
+            wanted, there = " or ".join(map(repr, names)), ", ".join(map(repr, found)) or "none"
+            raise ValueError(
+                f"the assignment looks at the metric {wanted}; {type(first.task).__name__} has "
+                f"{there}: choose another assignment, or give the task that metric"
+            )
+    return asked.metric(*names)
+
+
+def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
+    """Raises an error if a cohort does not consist of matching arrays."""
+    numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
+    for name, given in numbers.items():
+        if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
+            kind = f", {given.dtype}" if hasattr(given, "dtype") else ""
+            raise TypeError(
+                f"{what} returns as {name} {described(given)}{kind}; give an array of their "
+                "numbers, int32[slots]"
+            )
+    shape = cohort.clients.shape
+    if len(shape) != 1 or cohort.models.shape != shape:
+        raise ValueError(
+            f"{what} returns clients of shape {shape} and models of shape {cohort.models.shape}; "
+            "give a client and a model for each slot, or Cohort.of_rows(clients[models, width])"
+        )
+    if not shape[0]:
+        raise ValueError(
+            f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
+        )
+    for name, kind, types, wanted in (
+        ("scale", "floats", (jnp.floating, jnp.integer), shape),
+        ("takes_part", "bools", (jnp.bool_,), shape),
+        ("num_gradients", "ints", (jnp.integer,), (num_models,)),
+    ):
+        if (given := getattr(cohort, name)) is None:
+            continue
+        own = jnp.result_type(given)
+        if np.shape(given) != wanted or not any(jnp.issubdtype(own, each) for each in types):
+            raise ValueError(
+                f"{what} returns as {name} {own}{list(np.shape(given))}; give {kind} of shape "
+                f"{wanted}"
+            )
+
+
+def _train(
+    cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, zero: Int[Array, ""]
+) -> Contribution:
+    """Trains one client, takes the server step, and returns the client's dense contribution."""
+    is_scaled = cohort is not None and cohort.scale is not None
+    may_miss = cohort is not None and cohort.takes_part is not None
+    client_key, server_key = jax.random.split(jax.random.fold_in(rng_key, first.stack.models[0]))
+    # The scale and `takes_part` have values exactly when they have values in `train.py`.
+    context = ClientContext(
+        *(client_key, zero + 1, first.task, zero, first.params),
+        scale=zero + jnp.ones(()) if is_scaled or may_miss else 1.0,
+        takes_part=zero >= 0 if may_miss else True,
+        is_scaled=is_scaled,
+    )
+    sent = _contribute(first, context)
+    total = dense_update(sent._replace(report=()), first.params)
+    states = _alike(first.client, first.task.num_clients)
+    given = zero + 1, first.task, first.params, first.server, states, total, server_key
+    _serve(first, ServerContext(*given))
+    return total._replace(report=sent.report)
+
+
+def _contribute(first: _First, context: ClientContext) -> Contribution:
+    """Returns a client's contribution.
+
+    Raises:
+      TypeError: if the client function does not return a valid contribution and a state.
+      ValueError: if the state's shapes or types have changed.
+    """
+    algorithm = first.algorithm
+    what = f"{name_of(algorithm)} returns from client"
+    with _told(algorithm, "client(context, server_state, client_state)"):
+        found = algorithm.client(context, first.server, first.client)
+    sent, state = _two(what, found, "a Contribution, and the client's state")
+    if not isinstance(sent, Contribution):
+        raise TypeError(f"{what} {described(sent)}; give a Contribution first, then the state")
+    _check_arrays(f"{what} as a client's state", state)
+    check_state(what, first.client, state)
+    for name in ("update", "report"):
+        _check_arrays(f"{what} as {name}", getattr(sent, name))
+    if sent.update is None:
+        raise TypeError(f"{what} as update None; give a pytree of arrays")
+    for name in ("weight", "num_gradients"):
+        if not _is_array(value := getattr(sent, name)) or np.shape(value):
+            raise TypeError(f"{what} as {name} {described(value)}; give one number")
+    return as_arrays(sent)
+
+
+def _serve(first: _First, context: ServerContext) -> None:
+    """Takes a server step.
+
+    Raises:
+      TypeError: if the server function does not return parameters and a state.
+      ValueError: if shapes or types have changed.
+    """
+    algorithm = first.algorithm
+    what = f"{name_of(algorithm)} returns from server"
+    with _told(algorithm, "server(context)", context.params, context.total.update):
+        found = algorithm.server(context)
+    params, state = _two(what, found, "the parameters, and the server's state")
+    _check_arrays(f"{what} as parameters", params)
+    _check_arrays(f"{what} as the server's state", state)
+    check_state(what, context.params, params, "parameters", "the model has")
+    check_state(what, context.server_state, state)
+
+
+def _observe(
+    assignment: Assignment,
+    cohort: Cohort,
+    reports: Sequence[Any],
+    zero: Int[Array, ""],
+    before: Any,
+    chosen: Any,
+) -> None:
+    """Lets an assignment observe a round, given its states before and after `assign`."""
+    if assignment.observe is None:
+        return
+    check_alike("the models' algorithms report differently, but one observes all", *reports)
+    each = jax.tree.map(jnp.zeros_like, _alike(reports[0], len(cohort.clients)))
+    new = assignment.observe(zero + 1, *received(cohort, each), chosen)
+    check_state(f"{name_of(assignment)} returns from observe", before, new)
+
+
+@contextlib.contextmanager
+def _told(
+    algorithm: Algorithm, call: str, params: Params = None, update: Any = None
+) -> Iterator[None]:
+    """Adds a note about the called function to errors that JAX or Python raise in it.
+
+    Args:
+      algorithm: the algorithm whose function is called.
+      call: the call, written as in the function's signature.
+      params: the model's parameters, if the function receives a sum of updates.
+      update: the sum of updates.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        note = f"in {call} of {name_of(algorithm)}"
+        shapes = [jax.tree.map(lambda x: jax.typeof(x).str_short(), x) for x in (params, update)]
+        if shapes[0] != shapes[1]:
+            note += f", which gets params {shapes[0]} and total.update {shapes[1]}"
+        error.add_note(note)
+        raise
+
+
+def _check_arrays(what: str, tree: Any) -> None:
+    """Raises `TypeError` if a leaf of a pytree is neither a number nor an array."""
+    for leaf in jax.tree.leaves(tree):
+        if not _is_array(leaf):
+            raise TypeError(f"{what} {described(leaf)}; give a pytree of arrays")
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, jax.Array | bool | int | float):
+        return True
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcV"
+
+
+def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
+    """Returns a function's two results, or raises `TypeError` if it does not return two."""
+    if type(found) not in (tuple, list) or len(found) != 2:
+        raise TypeError(f"{what} {described(found)}; return two: {wanted}")
+    first, second = found
+    return first, second
+
+
+def name_of(part: Assignment | Algorithm) -> str:
+    """Returns the name of an assignment or algorithm for messages, preferably its factory's."""
+    function: Any
+    if isinstance(part, Assignment):
+        kind, function = "assignment", part.assign
+    else:
+        kind, function = "algorithm", part.client
+    name = getattr(function, "__qualname__", type(function).__name__).split(".<locals>")[0]
+    if part.wraps and name.startswith("wrap_"):
+        name = part.wraps.name
+    return f"the {kind} {name}"
+
+
+def check_state(
+    who: str,
+    old: Any,
+    new: Any,
+    what: str = "a state",
+    source: str = "init returned",
+    remedy: str = "keep shapes and types",
+) -> None:
+    """Raises `ValueError` if a round changes the structure, shapes or types of a state."""
+    check_alike(f"{who} {what} of another structure than {source}", old, new)
+    for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
+        before, after = jax.typeof(one), jax.typeof(other)
+        is_same = before.weak_type or before.dtype == after.dtype  # `scan` promotes weak types
+        if before.shape != after.shape or not is_same:
+            raise ValueError(
+                f"{who} {after.str_short()} in its {what.removeprefix('a ').removeprefix('an ')} "
+                f"where {source} {before.str_short()}; {remedy}"
+            )

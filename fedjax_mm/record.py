@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -14,10 +13,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asking import name_of
 from fedjax_mm.base import (
     Algorithm,
-    Assignment,
     Metrics,
     Params,
     Round,
@@ -26,12 +23,11 @@ from fedjax_mm.base import (
     Trace,
 )
 from fedjax_mm.checked import brief
-from fedjax_mm.checks import check_alike, check_name, described, tracing
+from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
-from fedjax_mm.train import message_of
 
 T = TypeVar("T")
 
@@ -127,7 +123,7 @@ class Bundle:
 
 
 def make_trace(
-    stacks: Sequence[Stack], rounds: Array, first: Record, rest: Record, sizes: MessageSizes
+    rounds: Array, first: Record, rest: Record, sizes: MessageSizes, per_client: tuple[str, ...]
 ) -> Trace:
     """Joins the first record of a run with the later ones into a trace."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
@@ -138,7 +134,7 @@ def make_trace(
         **made,
         upload_size=sizes.up,
         download_size=sizes.down,
-        per_client=metrics_per_client(stacks),
+        per_client=per_client,
     )
 
 
@@ -195,14 +191,13 @@ class Measured(NamedTuple):
     is_finite: Bool[Array, " models"]
 
 
-@tracing("the record of a round")
 def measure(
     stacks: list[Stack],
     rng_key: PRNGKeyArray,
     round: Round,
     states: Sequence[StackState],
     client_map: ClientMap,
-    own: Metrics | None = None,
+    own: Metrics,
 ) -> Measured:
     """Evaluates all models' metrics after a round, with NaN for metrics that a task lacks.
 
@@ -220,10 +215,7 @@ def measure(
     ) -> Measured:
         metrics = task.metrics(key, params)
         of_algorithm = algorithm.metrics(task, params, server) if algorithm.metrics else {}
-        check_metrics(f"metrics of the task {type(task).__name__}", metrics)
-        check_metrics(f"metrics of {name_of(algorithm)}", of_algorithm, MESSAGE_BITS)
         leaves = jax.tree.leaves(params) + ([metrics["loss"]] if "loss" in metrics else [])
-        check_no_repeats(metrics, of_algorithm)
         is_finite = jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves]))
         return Measured(metrics | of_algorithm, is_finite)
 
@@ -236,21 +228,8 @@ def measure(
 
     metrics, finite = zip(*map(of_stack, stacks, states), strict=True)
 
-    of_clients = metrics_per_client(stacks)
-
     def of_all(name: str) -> Array:
-        shapes = {each[name].shape[1:] for each in metrics if name in each}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"the metric {name!r} has shapes {sorted(shapes)} in different models; make them "
-                "equal, or give it several names"
-            )
-        (shape,) = shapes
-        if name in of_clients and shape[:1] != (stacks[0].num_clients,):
-            raise ValueError(
-                f"the metric {name!r} has shape {shape} but is one of `per_client`; give a number "
-                f"for each of {stacks[0].num_clients} clients"
-            )
+        shape = next(each[name].shape[1:] for each in metrics if name in each)
         each = [
             given[name] if name in given else jnp.full((len(stack.models), *shape), jnp.nan)
             for given, stack in zip(metrics, stacks, strict=True)
@@ -258,46 +237,7 @@ def measure(
         return by_model(stacks, each)
 
     names = dict.fromkeys(name for each in metrics for name in each)
-    check_no_repeats(names, own or {})
-    all_of = {name: of_all(name) for name in names} | (own or {})
-    check_dims(all_of, of_clients)
-    return Measured(all_of, by_model(stacks, finite))
-
-
-def check_metrics(what: str, found: Any, allowed: str = "") -> None:
-    """Raises an error if a metrics function does not return a dict of real numbers or arrays.
-
-    Args:
-      what: the function, for error messages.
-      found: what it returned.
-      allowed: a reserved name that it may use.
-
-    Raises:
-      TypeError: if it returns anything else.
-      ValueError: if a metric's name is reserved or cannot be saved.
-    """
-    if not isinstance(found, dict):
-        raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")
-    for name, value in found.items():
-        check_name("a metric", name)
-        if name in RESERVED and name != allowed:
-            raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
-        if isinstance(value, list | tuple | dict):
-            raise TypeError(f"the metric {name!r} is a {type(value).__name__}; give an array")
-        kind = getattr(value, "dtype", None) or np.asarray(value).dtype
-        if jnp.issubdtype(kind, jnp.complexfloating):
-            raise TypeError(
-                f"the metric {name!r} is of type {kind}; give real numbers, such as the real and "
-                "the imaginary part as two metrics"
-            )
-        if not (jnp.issubdtype(kind, jnp.number) or kind == np.bool_):
-            raise TypeError(f"the metric {name!r} is {described(value)}; give a number or an array")
-
-
-def check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if a task's metric has the name of one recorded by the run itself."""
-    for name in metrics.keys() & others.keys():
-        raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
+    return Measured({name: of_all(name) for name in names} | own, by_model(stacks, finite))
 
 
 def own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
@@ -306,21 +246,21 @@ def own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
 
 
 def check_dims(
-    metrics: Mapping[str, Any], of_clients: Sequence[str], axes: Mapping[str, Any] | None = None
+    dims: Mapping[str, int], of_clients: Sequence[str], axes: Mapping[str, Any] | None = None
 ) -> None:
     """Raises `ValueError` if a dimension of a metric has the name of a metric or axis.
 
     xarray would take a metric of this name for the coordinates of the dimension.
 
     Args:
-      metrics: arrays ``[models, ...]`` by name.
+      dims: the number of each metric's dimensions after the model dimension, by name.
       of_clients: the names of metrics with one number per client.
       axes: the axes of a sweep.
     """
-    for name, x in metrics.items():
-        for dim in own_dims(name, x.ndim - 1, name in of_clients):
-            if dim in metrics or dim in (axes or {}):
-                kind = "a metric" if dim in metrics else "an axis"
+    for name, number in dims.items():
+        for dim in own_dims(name, number, name in of_clients):
+            if dim in dims or dim in (axes or {}):
+                kind = "a metric" if dim in dims else "an axis"
                 raise ValueError(
                     f"{kind} is called {dim!r}, like a dimension of the metric {name!r}; rename it"
                 )
@@ -329,16 +269,6 @@ def check_dims(
 def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
     """Returns the names of all tasks' metrics with one number per client."""
     return tuple(dict.fromkeys(name for stack in stacks for name in per_client(stack.task)))
-
-
-@tracing("the record of a round")
-def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
-    """Returns the metrics of an assignment's state, or None if it has none."""
-    if assignment.metrics is None:
-        return None
-    found = assignment.metrics(state)
-    check_metrics(f"metrics of {name_of(assignment)}", found)
-    return found
 
 
 def add_counts(done: T, new: T) -> T:
@@ -354,14 +284,8 @@ def add_counts(done: T, new: T) -> T:
     return total
 
 
-def message_sizes(stacks: Sequence[Stack], states: Sequence[StackState]) -> MessageSizes:
-    """Returns the sizes of each model's messages, from shapes alone."""
-
-    def sizes(trees: Sequence[Any]) -> tuple[int, ...]:
-        each = [sum(math.prod(x.shape) for x in jax.tree.leaves(tree)) for tree in trees]
-        of = {m: size for stack, size in zip(stacks, each, strict=True) for m in stack.models}
-        return tuple(of[model] for model in sorted(of))
-
-    up = [message_of(*pair).update for pair in zip(stacks, states, strict=True)]
-    down = [jax.eval_shape(partial(jax.tree.map, itemgetter(0)), state.params) for state in states]
-    return MessageSizes(sizes(up), sizes(down))
+def sizes_of(stacks: Sequence[Stack], trees: Sequence[Any]) -> tuple[int, ...]:
+    """Returns the number of values of each model, given those of one model of each stack."""
+    each = [sum(math.prod(x.shape) for x in jax.tree.leaves(tree)) for tree in trees]
+    of = {model: size for stack, size in zip(stacks, each, strict=True) for model in stack.models}
+    return tuple(of[model] for model in sorted(of))

@@ -18,10 +18,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, checks, keys, sums
-from fedjax_mm.asking import assign, check_state, check_weight, name_of, serve, start_states
+from fedjax_mm import base, keys, sums
 from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
-from fedjax_mm.record import Counts, Measured, Work, add_counts, measure, own_metrics
+from fedjax_mm.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import appeals, at_round, changes, client_losses, client_weights
 from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as_it_is, train
@@ -43,31 +42,31 @@ class Rounds(NamedTuple):
       stacks: the models.
       assignment: chooses the cohorts.
       options: the options of the run.
+      params: the initial parameters of each stack, ``[models, ...]``; None lets tasks draw them.
     """
 
     stacks: list[Stack]
     assignment: Assignment
     options: Options
+    params: list[Params] | None = None
 
-    @checks.tracing("the start of a run")
-    def start(self, rng_key: PRNGKeyArray, params: Params | None) -> State:
-        """Returns the state before round 1, given a key and initial parameters."""
-        models = start_models(rng_key, stacks_at(self.stacks, jnp.int32(0)), params)
+    def start(self, rng_key: PRNGKeyArray) -> State:
+        """Returns the state before round 1."""
+        models = start_models(rng_key, stacks_at(self.stacks, jnp.int32(0)), self.params)
         own = self.assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
         return State(rng_key, jnp.asarray(0), models, own)
 
-    @checks.tracing("a round")
     def one_round(self, state: State) -> tuple[State, Work]:
         """Computes the next round, and returns its work."""
         t, assignment, models = state.round + 1, self.assignment, state.models
         rng_key, stacks = keys.round_key(state.rng_key, t), stacks_at(self.stacks, t)
         asked = look(stacks, state.rng_key, state.round, models, self.options)
         assign_key = keys.assignment_key(rng_key)
-        cohort, own = assign(assignment, assign_key, t, state.assignment, asked)
+        cohort, own = assignment.assign(assign_key, t, state.assignment, asked)
         now = CurrentRound(t, rng_key, cohort)
         trained = train_cohort(stacks, now, models, self.options)
         models = aggregate(stacks, now, models, trained)
-        own = observe(assignment, stacks, now, own, trained, like=state.assignment)
+        own = observe(assignment, stacks, now, own, trained)
         return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained))
 
     def rounds(self, state: State, number: int) -> tuple[State, Work]:
@@ -88,20 +87,10 @@ class Rounds(NamedTuple):
     def measure(self, state: State, work: Work) -> Measured:
         """Evaluates all models after a round."""
         del work
-        own, stacks = own_metrics(self.assignment, state.assignment), self.stacks
-        with checks.tracing("the record of a round"):
-            stacks = stacks_at(stacks, state.round)
-        return measure(
-            stacks, state.rng_key, state.round, state.models, self.options.client_map, own
-        )
-
-    @checks.tracing("a round")
-    def most_updates(self, state: State) -> int:
-        """Returns the maximum number of local trainings in a round, given the prior state."""
-        asked = look(self.stacks, state.rng_key, state.round, state.models, self.options)
-        at = state.rng_key, state.round, state.assignment
-        cohort, _ = assign(self.assignment, *at, asked)
-        return min(cohort.clients.size, self.assignment.num_clients)
+        measured = self.assignment.metrics
+        own = measured(state.assignment) if measured else {}
+        at = state.rng_key, state.round, state.models
+        return measure(stacks_at(self.stacks, state.round), *at, self.options.client_map, own)
 
 
 class CurrentRound(NamedTuple):
@@ -113,49 +102,29 @@ class CurrentRound(NamedTuple):
 
 
 def start_models(
-    rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None
+    rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Sequence[Params] | None
 ) -> tuple[StackState, ...]:
     """Returns the models before round 1, with parameters given by the user or drawn by tasks."""
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
-        algorithm = stack.algorithm
-        check_weight(task)
-        server, client = start_states(algorithm, task, params)
-        if algorithm.num_steps is not None:
-            # Trace `num_steps` here, so that epochs with too many steps fail before round 1.
-            jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)
+        server, client = stack.algorithm.init(task, params)
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
         return StackState(params, server, own, stack.models)
 
-    def start_stack(stack: Stack, given: Params | None) -> StackState:
-        each = keys.start_keys(rng_key, stack.models)
-        draw = partial(over_models, lambda task, key: task.init(key), stack, each)
-        first = draw() if given is None else checks.fit_params(given, jax.eval_shape(draw))
-        return over_models(partial(start_model, stack), stack, first)
+    drawn = [draw_params(stack, rng_key) for stack in stacks] if params is None else params
+    pairs = zip(stacks, drawn, strict=True)
+    return tuple(over_models(partial(start_model, stack), stack, first) for stack, first in pairs)
 
-    given = checks.given_params(params, stacks)
-    return tuple(map(start_stack, stacks, given))
+
+def draw_params(stack: Stack, rng_key: PRNGKeyArray) -> Params:
+    """Returns the initial parameters of a stack's models, given the key of the seed."""
+    each = keys.start_keys(rng_key, stack.models)
+    return over_models(lambda task, key: task.init(key), stack, each)
 
 
 def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
-    """Returns the stacks with the tasks of a round.
-
-    Raises:
-      ValueError: if a task changes its structure, shapes or types.
-    """
-
-    def kinds_of(task: Task) -> Any:
-        leaves, structure = jax.tree.flatten(task)
-        return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
-
-    def at(task: Task) -> Task:
-        now = at_round(task, round)
-        if kinds_of(now) != kinds_of(task):
-            raise ValueError(
-                f"at of {type(task).__name__} returns a task of another structure, shape or type; "
-                "return the task with other values"
-            )
-        return now
+    """Returns the stacks with the tasks of a round."""
+    at = partial(at_round, round=round)
 
     def of_stack(stack: Stack) -> Stack:
         if not changes(stack.task):
@@ -231,20 +200,9 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
 def metric_of(
     names: Sequence[str], task: Task, rng_key: PRNGKeyArray, params: Params
 ) -> Float[Array, ""]:
-    """Returns the first of several named metrics that the task has.
-
-    Raises:
-      ValueError: if the task has none of them.
-    """
+    """Returns the first of several named metrics that the task has."""
     metrics = task.metrics(rng_key, params)
-    for name in names:
-        if name in metrics:
-            return metrics[name]
-    wanted, there = " or ".join(map(repr, names)), ", ".join(map(repr, metrics)) or "none"
-    raise ValueError(
-        f"the assignment looks at the metric {wanted}; {type(task).__name__} has {there}: choose "
-        "another assignment, or give the task that metric"
-    )
+    return next(metrics[name] for name in names if name in metrics)
 
 
 def train_cohort(
@@ -294,7 +252,7 @@ def aggregate(
             old, states = (model.params, model.server), trained.client_states
             server_key = keys.server_key(key)
             given = base.ServerContext(now.round, task, *old, states, total, server_key)
-            new = serve(stack.algorithm, given)
+            new = stack.algorithm.server(given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return StackState(params, server_state, states, stack.models)
 
@@ -312,29 +270,20 @@ def observe(
     now: CurrentRound,
     state: Any,
     trained: list[Trained],
-    *,
-    like: Any,
 ) -> Any:
-    """Returns the assignment's state after `observe`, or unchanged if it has no `observe`.
-
-    Raises:
-      ValueError: if structure, shapes or types differ from `like`, the state before the round.
-    """
+    """Returns the assignment's state after `observe`, or unchanged if it has no `observe`."""
     if assignment.observe is None:
         return state
     reports = [each.reports for each in trained]
-    checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
     if now.cohort.is_known:
         order = np.argsort(np.concatenate([stack.slots(now.cohort)[1] for stack in stacks]))
         all_reports = jax.tree.map(lambda *each: jnp.concatenate(each)[order], *reports)
     else:  # a slot's report is 0 except in its model's stack
         all_reports = jax.tree.map(lambda *each: reduce(jnp.add, each), *reports)
-    new = assignment.observe(now.round, *_received(now.cohort, all_reports), state)
-    check_state(f"{name_of(assignment)} returns from observe", like, new)
-    return new
+    return assignment.observe(now.round, *received(now.cohort, all_reports), state)
 
 
-def _received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
+def received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
     """Returns the cohort and the reports, without clients that do not participate."""
     if cohort.takes_part is None:
         return cohort, reports

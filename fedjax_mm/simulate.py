@@ -17,15 +17,14 @@ from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks, chunks
-from fedjax_mm.asking import check_state
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.asynchrony.run import AsyncState
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
 from fedjax_mm.checked import brief
 from fedjax_mm.parts import check_instance, key_of
-from fedjax_mm.preflight import Run, run_of
+from fedjax_mm.preflight import Facts, Run, check_state, preflight, run_of
 from fedjax_mm.pytrees import compiled
-from fedjax_mm.record import Bundle, Record, Work, make_trace, message_sizes
+from fedjax_mm.record import Bundle, Record, Work, make_trace
 from fedjax_mm.round import State
 from fedjax_mm.stacks import each_params
 
@@ -108,8 +107,10 @@ def _simulate(
     record_every: int,
     client_axis: str | None,
 ) -> tuple[State, Trace]:
-    run = run_of(tasks, algorithm, assignment, client_map, client_axis)
-    return _recorded(run, run.start(key_of(rng_key), params), num_rounds, record_every)
+    rng_key = key_of(rng_key)
+    run = run_of(tasks, algorithm, assignment, params, client_map, client_axis)
+    facts = preflight(rng_key, run)
+    return _recorded(run, facts, run.start(rng_key), num_rounds, record_every)
 
 
 @brief
@@ -131,7 +132,9 @@ def _init(
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment | Dispatch,
 ) -> State:
-    return run_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
+    rng_key, run = key_of(rng_key), run_of(tasks, algorithm, assignment, params)
+    preflight(rng_key, run)
+    return run.start(rng_key)
 
 
 def _compiled(
@@ -177,7 +180,7 @@ def _advance(
     record_every: int,
     client_axis: str | None,
 ) -> tuple[State, Trace]:
-    run = run_of(tasks, algorithm, assignment, client_map, client_axis)
+    run = run_of(tasks, algorithm, assignment, None, client_map, client_axis)
     is_async = isinstance(assignment, Dispatch)
     if isinstance(state.assignment, AsyncState) != is_async:
         given = ("an asynchronous run", "a run in rounds")[is_async]
@@ -185,17 +188,18 @@ def _advance(
             f"state is of {given}, but the assignment is {checks.described(assignment)}; give the "
             "assignment that the state began with"
         )
-    _check_began_with(run, state)
-    return _recorded(run, state, num_rounds, record_every)
-
-
-def _check_began_with(run: Run, state: State) -> None:
-    """Raises `ValueError` if a state differs in structure or shape from the states of a run."""
     if jnp.ndim(state.round):
         raise ValueError(
             f"state is of runs {list(jnp.shape(state.round))}; call advance inside jax.vmap, too"
         )
-    wanted = jax.eval_shape(lambda key: run.start(key, None), state.rng_key)
+    facts = preflight(state.rng_key, run)
+    _check_began_with(run, state)
+    return _recorded(run, facts, state, num_rounds, record_every)
+
+
+def _check_began_with(run: Run, state: State) -> None:
+    """Raises `ValueError` if a state differs in structure or shape from the states of a run."""
+    wanted = jax.eval_shape(run.start, state.rng_key)
     remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
     given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))
     if given != have:
@@ -207,7 +211,9 @@ def _check_began_with(run: Run, state: State) -> None:
         check_state("state has", old, new, what, "runs of these tasks have", remedy)
 
 
-def _recorded(run: Run, state: State, num_rounds: int, record_every: int) -> tuple[State, Trace]:
+def _recorded(
+    run: Run, facts: Facts, state: State, num_rounds: int, record_every: int
+) -> tuple[State, Trace]:
     """Returns the state after some rounds, and the trace starting at the given state."""
 
     @partial(jax.jit, inline=True)
@@ -221,8 +227,8 @@ def _recorded(run: Run, state: State, num_rounds: int, record_every: int) -> tup
     rounds = state.round + jnp.arange(0, num_rounds + 1, record_every, dtype=jnp.int32)
     first = record(state, run.no_work())
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    sizes = message_sizes(run.stacks, state.models)
-    return state, make_trace(run.stacks, rounds, first, rest.records(), sizes)
+    later, sizes = rest.records(), facts.message_sizes
+    return state, make_trace(rounds, first, later, sizes, facts.per_client)
 
 
 @brief

@@ -12,10 +12,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from fedjax_mm import checks
 from fedjax_mm.base import Algorithm, ClientState, Cohort, Params, ServerState, Task
 from fedjax_mm.chunks import vmap_unless_one
-from fedjax_mm.parts import check_trained
 
 
 @jax.tree_util.register_dataclass
@@ -113,26 +111,8 @@ class Stack(NamedTuple):
         return jax.tree.map(lambda x, same: x if same else x[row], self.task, self.shared)
 
 
-def stacks_of(
-    tasks: Task | Sequence[Task],
-    algorithm: Algorithm | Sequence[Algorithm],
-    assignment: Any,
-    by: str = "assignment",
-) -> list[Stack]:
-    """Groups models into stacks, ordered by each stack's first model.
-
-    Args:
-      tasks: one for all models, or one per model.
-      algorithm: one for all models, or one per model.
-      assignment: an `Assignment` or a `Dispatch`, with the numbers of clients and models.
-      by: the kind of `assignment`, for error messages.
-
-    Raises:
-      TypeError: if a task or an algorithm has the wrong type.
-      ValueError: if the number of tasks, algorithms or clients does not match the assignment.
-    """
-    check_trained(tasks, algorithm)
-    num_models = assignment.num_models
+def stacks_of(tasks: Sequence[Task], algorithms: Sequence[Algorithm]) -> list[Stack]:
+    """Groups models into stacks, ordered by each stack's first model."""
     # Convert to jax.Array, because NumPy arrays cannot be indexed by a traced index. Convert shared
     # arrays only once, so that they stay shared.
     arrays: dict[int, Array] = {}
@@ -140,17 +120,13 @@ def stacks_of(
         lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,
         tasks,
     )
-    each = partial(checks.one_each, num_models=num_models, by=by)
-    each_task = each("tasks", tasks, is_one=isinstance(tasks, Task))
-    each_algorithm = each("algorithms", algorithm, is_one=isinstance(algorithm, Algorithm))
-    checks.check_num_clients([task.num_clients for task in each_task], assignment.num_clients, by)
     alike: dict[Any, list[int]] = {}
-    for model, (task, how) in enumerate(zip(each_task, each_algorithm, strict=True)):
+    for model, (task, how) in enumerate(zip(tasks, algorithms, strict=True)):
         leaves, structure = jax.tree.flatten(task)
         shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         alike.setdefault((structure, shapes, how), []).append(model)
     return [
-        Stack(tuple(which), *_stack([each_task[m] for m in which]), each_algorithm[which[0]])
+        Stack(tuple(which), *_stack([tasks[model] for model in which]), algorithms[which[0]])
         for which in alike.values()
     ]
 

@@ -9,13 +9,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from fedjax_mm.base import Contribution, Params, Scalar, SparseUpdate
+from fedjax_mm.base import (
+    Algorithm,
+    ClientContext,
+    ClientState,
+    Contribution,
+    Params,
+    Scalar,
+    ServerState,
+    SparseUpdate,
+    Task,
+)
 
 
 def _is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, SparseUpdate)
+
+
+def as_arrays(contribution: Contribution) -> Contribution:
+    """Converts the two numbers that a client sends to arrays."""
+    weight, number = jnp.asarray(contribution.weight), contribution.num_gradients
+    return contribution._replace(weight=weight, num_gradients=jnp.asarray(number, jnp.int32))
 
 
 def scale_update(update: Any, factor: Scalar) -> Any:
@@ -94,6 +110,22 @@ def dense_update(contribution: Contribution, params: Params) -> Contribution:
     alone = jax.tree.map(lambda x: x[None], contribution)
     total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
     return contribution._replace(update=finish_sum(total, params).update)
+
+
+def zero_message(
+    algorithm: Algorithm, task: Task, params: Params, server: ServerState, client: ClientState
+) -> Contribution:
+    """Returns zeros with the shapes and types of a client's dense contribution."""
+
+    def send(rng_key: PRNGKeyArray, *given: Any) -> Contribution:
+        params, *states = given
+        context = ClientContext(rng_key, 1, task, jnp.int32(0), params)
+        sent, _ = algorithm.client(context, *states)
+        return dense_update(as_arrays(sent)._replace(report=()), params)
+
+    rng_key = jax.eval_shape(jax.random.key, 0)
+    shapes = jax.eval_shape(send, rng_key, params, server, client)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:

@@ -18,7 +18,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, chunks, sums
-from fedjax_mm.asking import contribute
 from fedjax_mm.base import ClientState, Contribution, Params, Round, Scalar, ServerState, Task
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.stacks import Stack, StackState, over_models
@@ -249,29 +248,12 @@ def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Tra
 
     def send(scale: Scalar) -> tuple[Contribution, ClientState]:
         local = context._replace(scale=scale)
-        return contribute(how.stack.algorithm, local, began.server_state, state)
+        sent, new = how.stack.algorithm.client(local, began.server_state, state)
+        return sums.as_arrays(sent), new
 
     sent, new = how.message(send, scale, began.params)
     reports = sent.report if how.options.with_reports else ()
     return Trained(sent._replace(report=()), new if how.keeps_states else (), reports)
-
-
-def message_of(stack: Stack, state: StackState) -> Contribution:
-    """Returns the shapes of a client's dense contribution, without computing it."""
-
-    def send(rng_key: PRNGKeyArray, state: StackState) -> Contribution:
-        def start(_: Any, model: StackState, job: Jobs) -> Start:
-            del job
-            return Start(rng_key, 1, model.params, model.server)
-
-        how = _How(stack, start, Options("vmap", None), None, None, as_it_is, keeps_states=False)
-        model, first = jax.tree.map(itemgetter(0), state), jnp.int32(0)
-        models, own = _Models(lambda _: stack.task_at(first), (), model), model.clients
-        job = Jobs(first, None, scale=jnp.ones(()))
-        sent = _train_one(how, models, job, jax.tree.map(itemgetter(0), own)).total
-        return sums.dense_update(sent, model.params)
-
-    return jax.eval_shape(send, jax.eval_shape(jax.random.key, 0), state)
 
 
 def _zero_sums(num_segments: int | None, one: Contribution, params: Params) -> Contribution:

@@ -10,9 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asking import assign as ask
-from fedjax_mm.asking import contribute, start_states
-from fedjax_mm.asking import serve as step
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -31,6 +28,7 @@ from fedjax_mm.base import (
     Wraps,
 )
 from fedjax_mm.parts import check_algorithm, check_assignment
+from fedjax_mm.sums import as_arrays
 
 
 class Wrapping(NamedTuple):
@@ -43,6 +41,17 @@ class Wrapping(NamedTuple):
 
     inner: Any
     own: Any
+
+
+class Hidden:
+    """Stand-in for an argument that the server of a wrapped algorithm must not read."""
+
+    def __init__(self, refusal: str, **public: Any) -> None:
+        """Stores the message of the error, and the attributes that the server may read."""
+        vars(self).update(public, _refusal=refusal)
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(self._refusal)
 
 
 ChangeFn: TypeAlias = Callable[[PRNGKeyArray, Round, Any, Cohort, Look], tuple[Cohort, Any]]
@@ -111,7 +120,7 @@ def wrap_assignment(
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         inside, own = split(state)
         inner_key, own_key = both(rng_key)
-        cohort, inside = ask(inner, inner_key, round, inside, look)
+        cohort, inside = inner.assign(inner_key, round, inside, look)
         cohort, own = change(own_key, round, own, cohort, look)
         return cohort, join(inside, own)
 
@@ -180,7 +189,7 @@ def wrap_algorithm(
     count: Any = check_algorithm(inner).num_steps
 
     def start(task: Task, params: Params) -> tuple[Any, Any]:
-        server, client = start_states(inner, task, params)
+        server, client = inner.init(task, params)
         own = ((), ()) if init is None else init(task, params, server, client)
         return join(server, own[0]), join(client, own[1])
 
@@ -188,15 +197,15 @@ def wrap_algorithm(
         context: ClientContext, server_state: Any, client_state: Any
     ) -> tuple[Contribution, Any]:
         (server, server_own), (inside, own) = split(server_state), split(client_state)
-        sent, inside = contribute(inner, context, server, inside)
-        sent, own = send(context, sent, server_own, own)
+        sent, inside = inner.client(context, server, inside)
+        sent, own = send(context, as_arrays(sent), server_own, own)
         return sent, join(inside, own)
 
     def server(context: ServerContext) -> tuple[Params, Any]:
         (inside, own), states = split(context.server_state), context.client_states
         states = states.inner if init and isinstance(states, Wrapping) else states
         context, own = serve(context._replace(server_state=inside, client_states=states), own)
-        params, inside = step(inner, context)
+        params, inside = inner.server(context)
         return params, join(inside, own)
 
     def num_steps(task: Task, client: Index, server: Any) -> Steps:

@@ -33,7 +33,7 @@ LAYERS = [
         "schedules",
         "shuffles",
     },
-    {"asking", "parts"},
+    {"parts"},
     {"chunks", "cohorts", "keys", "local", "stacks", "sums", "wrap"},
     {"assignments", "availability", "compression", "data", "tasks"},
     {"algorithms", "privacy", "theory"},

@@ -11,7 +11,6 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys
-from fedjax_mm.asking import serve as step
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -144,7 +143,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
 
     def serve(context: ServerContext, own: Any) -> tuple[ServerContext, Any]:
         def step_with(update: Any) -> tuple[Params, base.ServerState]:
-            return step(algorithm, context._replace(total=context.total._replace(update=update)))
+            return algorithm.server(context._replace(total=context.total._replace(update=update)))
 
         if not _reads(step_with, context.total.update):
             raise ValueError(

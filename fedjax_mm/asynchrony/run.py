@@ -23,15 +23,17 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, checks, chunks, keys, sums
-from fedjax_mm.asking import serve
+from fedjax_mm import base, chunks, keys, sums
 from fedjax_mm.asynchrony.arrivals import Arrived, Batch, Bounds, next_batch
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, first_jobs, share_out
 from fedjax_mm.base import Cohort, Contribution, Metrics, Params, Scalar, Task
 from fedjax_mm.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.round import State, start_models
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
-from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, message_of, train
+from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, train
+
+CLOCK_METRICS = "time", "steps", "staleness", "at_work"
+"""The names of the metrics of the clock."""
 
 
 class Version(NamedTuple):
@@ -86,7 +88,8 @@ def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
         return jnp.zeros((len(stack.models), *axes, *x.shape), x.dtype)
 
     versions = jax.tree.map(put, Version(state.params, state.server))
-    sent = message_of(stack, state)
+    task, first = stack.task_at(jnp.int32(0)), jax.tree.map(itemgetter(0), state)
+    sent = sums.zero_message(stack.algorithm, task, first.params, first.server, ())
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
     return Store(versions, jax.tree.map(zeros, sent), recent)
 
@@ -98,26 +101,21 @@ class Arrivals(NamedTuple):
       stacks: the models.
       dispatch: the dispatch rule.
       options: the options of the run.
+      params: the initial parameters of each stack, ``[models, ...]``; None lets tasks draw them.
     """
 
     stacks: list[Stack]
     dispatch: Dispatch
     options: Options
+    params: list[Params] | None = None
 
-    @checks.tracing("the start of a run")
-    def start(self, rng_key: PRNGKeyArray, params: Params | None) -> State:
-        """Returns the state at time 0, given a key and initial parameters."""
-        models = start_models(rng_key, self.stacks, params)
-        if jax.tree.leaves([state.clients for state in models]):
-            raise ValueError(
-                "the algorithm keeps client states, but asynchronous clients may run several jobs "
-                "of one model at once; use an algorithm without client states, such as fedavg"
-            )
+    def start(self, rng_key: PRNGKeyArray) -> State:
+        """Returns the state at time 0."""
+        models = start_models(rng_key, self.stacks, self.params)
         stores = tuple(map(partial(first_store, self.dispatch), self.stacks, models))
         clock = AsyncState(first_jobs(self.dispatch, rng_key), stores)
         return State(rng_key, jnp.asarray(0), models, clock)
 
-    @checks.tracing("an arrival")
     def rounds(self, state: State, number: int) -> tuple[State, Work]:
         """Computes a static number of rounds, and returns their work."""
         arrivals = number * self.dispatch.arrivals_per_round
@@ -134,11 +132,6 @@ class Arrivals(NamedTuple):
         own = clock_metrics(state.assignment, work)
         at = state.rng_key, state.round, state.models
         return measure(self.stacks, *at, self.options.client_map, own)
-
-    def most_updates(self, state: State) -> int:
-        """Returns the number of local trainings in a round."""
-        del state
-        return self.dispatch.arrivals_per_round
 
 
 class _Progress(NamedTuple):
@@ -283,7 +276,7 @@ def _step(
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
             key = keys.step_key(rng_key, model, number)
             given = base.ServerContext(number, task, old.params, old.server, (), full, key)
-            new = Version(*serve(stack.algorithm, given))
+            new = Version(*stack.algorithm.server(given))
             return jax.tree.map(partial(jnp.where, is_due), new, old)
 
         each = jnp.array(stack.models, jnp.int32), is_due, steps_before + i + 1
@@ -312,13 +305,13 @@ def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -
 def clock_metrics(own: AsyncState, work: Work) -> Metrics:
     """Returns metrics of the clock and of the work since the last record."""
     clock = own.clock
-    return {
-        "time": jnp.full(clock.steps.shape, clock.time),
-        "steps": clock.steps.astype(float),
-        # 0 / 0 is NaN for a model without arrivals
-        "staleness": work.staleness / work.counts.client_updates,
-        "at_work": clock.targets.astype(float),
-    }
+    each = (
+        jnp.full(clock.steps.shape, clock.time),
+        clock.steps.astype(float),
+        work.staleness / work.counts.client_updates,  # 0 / 0 is NaN for a model without arrivals
+        clock.targets.astype(float),
+    )
+    return dict(zip(CLOCK_METRICS, each, strict=True))
 
 
 def _reallocate(

@@ -10,7 +10,6 @@ import optax
 from annotated_types import Interval
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm.asking import Hidden
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -24,7 +23,7 @@ from fedjax_mm.checked import NonNegative, Positive, check_argument, checked
 from fedjax_mm.compression import of_weight_one
 from fedjax_mm.parts import check_algorithm, check_instance
 from fedjax_mm.sums import root
-from fedjax_mm.wrap import names_of, wrap_algorithm
+from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
 
 
 class AdaptiveClip(NamedTuple):

@@ -325,7 +325,8 @@ def _place(
     metrics = {name: x for traced in each for name, x in traced.record.metrics.items()}
     for name in metrics.keys() & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, like one of the task's metrics; rename it")
-    check_dims(metrics, [name for traced in each for name in traced.facts.per_client], grid.axes)
+    dims = {name: x.ndim - 1 for name, x in metrics.items()}
+    check_dims(dims, [name for traced in each for name in traced.facts.per_client], grid.axes)
     for program in programs:
         facts = program.traced.facts
         arrivals = grid.num_rounds * facts.updates_per_round

@@ -13,21 +13,11 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import AnalyticTask
 from fedjax_mm.checks import tracing
-from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
-from fedjax_mm.preflight import Run, run_of
-from fedjax_mm.record import (
-    Bundle,
-    Counts,
-    MessageSizes,
-    Record,
-    Work,
-    add_counts,
-    message_sizes,
-    metrics_per_client,
-)
-from fedjax_mm.round import Rounds, State
+from fedjax_mm.chunks import vmap_unless_one
+from fedjax_mm.preflight import Facts, Run, rehearse, run_of
+from fedjax_mm.record import Bundle, Counts, Record, Work, add_counts
+from fedjax_mm.round import State
 from fedjax_mm.stacks import StackState
 from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
@@ -89,47 +79,6 @@ class Replica(NamedTuple):
     total: Counts | tuple[()] = ()
     watch: Watch | tuple[()] = ()
     has_ended: Any = ()
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """Static facts from tracing a program, which `jax.eval_shape` can return.
-
-    Attributes:
-      updates_per_round: the maximum number of local trainings of one replica per round.
-      message_sizes: the sizes of each model's messages.
-      has_closed_form: whether every task has a closed form of local updates.
-      is_synchronous: whether devices can share the clients of a round.
-      per_client: the names of metrics with one number per client.
-      vectorizes: whether a CPU device computes replicas faster under `vmap`. If local trainings
-        differ in length, replicas would wait for the longest. If clients are computed in chunks,
-        replicas would share the cache, and slices of data would become gathers.
-    """
-
-    updates_per_round: int
-    message_sizes: MessageSizes
-    has_closed_form: bool
-    is_synchronous: bool
-    per_client: tuple[str, ...]
-    vectorizes: bool
-
-    @classmethod
-    def of(cls, run: Run, state: State) -> "Facts":
-        """Returns the facts about a run and its initial state."""
-        updates, stacks = run.most_updates(state), run.stacks
-        return cls(
-            updates_per_round=updates,
-            message_sizes=message_sizes(stacks, state.models),
-            has_closed_form=all(isinstance(each.task, AnalyticTask) for each in stacks),
-            is_synchronous=isinstance(run, Rounds),
-            per_client=metrics_per_client(stacks),
-            vectorizes=all(
-                stack.has_equal_steps
-                and chunk_size_of("auto", stack.task, each.params, updates) is None
-                for stack, each in zip(stacks, state.models, strict=True)
-            ),
-        )
 
 
 class Traced(NamedTuple):
@@ -202,7 +151,7 @@ class Program:
         # Rebuild in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self.setup(numbers, shared, prepared)
-        return run_of(*setup[:3], self.grid.client_map, client_axis), setup
+        return run_of(*setup[:4], self.grid.client_map, client_axis), setup
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
         """Returns one replica's state before round 1."""
@@ -210,8 +159,8 @@ class Program:
         return self._watched(self._start(rng_key, numbers, shared, prepared), self.traced.record)
 
     def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Replica:
-        run, setup = self._run(numbers, shared, prepared)
-        state = run.start(rng_key, setup.params)
+        run, _ = self._run(numbers, shared, prepared)
+        state = run.start(rng_key)
         return Replica(state.models, state.assignment, run.no_work(), prepared)
 
     def _watched(self, replica: Replica, record: Record) -> Replica:
@@ -292,9 +241,9 @@ class Program:
         def first_record(
             rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any
         ) -> Traced:
-            replica = self._start(rng_key, numbers, shared, prepared)
             run, _ = self._run(numbers, shared, prepared)
-            facts = Facts.of(run, State(rng_key, round, replica.models, replica.assignment))
+            facts = rehearse(run, rng_key, round)
+            replica = self._start(rng_key, numbers, shared, prepared)
             record = self.measure(rng_key, numbers, shared, replica, round)
             return Traced(self._watched(replica, record), record, facts)
 

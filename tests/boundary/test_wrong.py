@@ -26,7 +26,7 @@ def test_wrong_input_is_refused_in_one_line(call, words, kind, monkeypatch):
 
     # All programs that take long to compile contain one of these three.
     monkeypatch.setattr(run, "compute_arrivals", computed)
-    monkeypatch.setattr(rounds, "aggregate", computed)
+    monkeypatch.setattr(rounds.Rounds, "one_round", computed)
     monkeypatch.setattr(Program, "segment", computed)
     with pytest.raises(kind, match=words) as refusal:
         call()

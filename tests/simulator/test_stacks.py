@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate, sweep
-from fedjax_mm.stacks import by_model, stacks_of
+from fedjax_mm.preflight import run_of
+from fedjax_mm.stacks import by_model
 from fedjax_mm.sweeps import (
     Setup,
 )
@@ -136,9 +137,9 @@ def test_one_compilation_for_all_stacks():
 
 def test_models_share_a_stack_if_their_algorithm_is_the_same_object():
     task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 3)
-    assert len(stacks_of(task, FAST, assignment)) == 1
-    assert len(stacks_of([task] * 3, [FAST] * 3, assignment)) == 1
-    assert [stack.models for stack in stacks_of(task, [SLOW, FAST, SLOW], assignment)] == [
+    assert len(run_of(task, FAST, assignment).stacks) == 1
+    assert len(run_of([task] * 3, [FAST] * 3, assignment).stacks) == 1
+    assert [stack.models for stack in run_of(task, [SLOW, FAST, SLOW], assignment).stacks] == [
         (0, 2),
         (1,),
     ]
@@ -149,7 +150,7 @@ def test_an_array_is_shared_if_all_tasks_have_it():
     one, other = jnp.arange(4.0), jnp.arange(4.0) + 10
     for targets, is_shared in (((one, one, one), True), ((one, other, one), False)):
         tasks = [Towards(each) for each in targets]
-        (stack,) = stacks_of(tasks, FAST, mfa_rr(4, 3))
+        (stack,) = run_of(tasks, FAST, mfa_rr(4, 3)).stacks
         assert stack.shared.targets == is_shared
         for row, task in enumerate(tasks):
             np.testing.assert_array_equal(stack.task_at(jnp.int32(row)).targets, task.targets)
@@ -158,7 +159,7 @@ def test_an_array_is_shared_if_all_tasks_have_it():
 def test_rows_of_stacks_come_in_the_order_of_the_models():
     """The order is not its own inverse."""
     task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 4)
-    stacks = stacks_of(task, [SLOW, FAST, fedavg(0.2, local_steps=1), SLOW], assignment)
+    stacks = run_of(task, [SLOW, FAST, fedavg(0.2, local_steps=1), SLOW], assignment).stacks
     assert [stack.models for stack in stacks] == [(0, 3), (1,), (2,)]
     rows = [jnp.array(stack.models) for stack in stacks]
     np.testing.assert_array_equal(by_model(stacks, rows), range(4))

@@ -11,7 +11,7 @@ from fedjax_mm.papers import ITEMS, multi_attributes
 from fedjax_mm.papers.bhuyan2022 import learners
 from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS
 from fedjax_mm.plots import save_figure
-from fedjax_mm.stacks import stacks_of
+from fedjax_mm.preflight import run_of
 from fedjax_mm.tasks.networks import CelebACNN
 from tests.helpers import plain, slow_unless
 from tests_full.papers.test_bhuyan2022_training import plain_gain
@@ -250,7 +250,7 @@ def test_models_of_one_learner_train_in_one_stack(small):
     config = small.model_copy(update={"learners": small.learners[:1], "num_models": (2,)})
     data = [each.data(config) for each in config.learners]
     setup = config.together("MFA-RR", 2, data, 0, np.zeros((2, 2, 2), np.float32))
-    (stack,) = stacks_of(setup.tasks, setup.algorithm, setup.assignment)
+    (stack,) = run_of(setup.tasks, setup.algorithm, setup.assignment).stacks
     assert stack.models == (0, 1)
     check_ends(ATTRIBUTES.make(config))
 

@@ -26,7 +26,7 @@ from fedjax_mm.base import Assignment, ClientContext, Cohort
 from fedjax_mm.chunks import chunks_of
 from fedjax_mm.data import client_data
 from fedjax_mm.data.synthetic import sample_counts
-from fedjax_mm.stacks import stacks_of
+from fedjax_mm.preflight import run_of
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import least_squares
 from tests.helpers import Towards, replay, roll_out, slow_unless
@@ -316,9 +316,9 @@ def test_equal_lengths_are_computed_in_lockstep():
     task = least_squares(features, [x[:, 0] for x in features], ridge=0.1)
     for size, is_equal in ((10, True), (9, False)):
         algorithm = fedavg(local_sgd(0.1, epochs=1, batch_size=size))
-        (stack,) = stacks_of(task, algorithm, full_participation(3))
+        (stack,) = run_of(task, algorithm, full_participation(3)).stacks
         assert stack.has_equal_steps == is_equal
-    (stack,) = stacks_of(task, fedavg(0.1, local_steps=2), full_participation(3))
+    (stack,) = run_of(task, fedavg(0.1, local_steps=2), full_participation(3)).stacks
     assert stack.has_equal_steps
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate, sweep
 from fedjax_mm.data.federated import stack_data
-from fedjax_mm.stacks import stacks_of
+from fedjax_mm.preflight import run_of
 from fedjax_mm.sweeps import (
     Checkpoints,
     DivergenceError,
@@ -54,7 +54,7 @@ def test_shared_arrays_are_stored_once():
     data = labelled_data(10, dim=5000, columns=9)
     image_bytes = data.train.examples[0].nbytes + data.test.examples[0].nbytes
     tasks = [classification(data, LINEAR, column=c) for c in range(9)]
-    (stack,) = stacks_of(tasks, FAST, mfa_rr(10, 9))
+    (stack,) = run_of(tasks, FAST, mfa_rr(10, 9)).stacks
     assert stack.task.train.examples[0] is data.train.examples[0]
     assert stack.task.column.tolist() == list(range(9))
 
@@ -88,7 +88,7 @@ def test_stacked_data_train_like_separate_data(epochs):
     options = {"epochs": 2, "batch_size": 4} if epochs else {"steps": 4, "batch_size": 3}
     algorithm = fedavg(local_sgd(0.1, **options))
     stacked = [classification(both.select(i), LINEAR) for i in range(2)]
-    (stack,) = stacks_of(stacked, algorithm, assignment)
+    (stack,) = run_of(stacked, algorithm, assignment).stacks
     assert stack.task.train.examples[0] is both.train.examples[0]
     together = run(stacked, algorithm, assignment)
     apart = run([classification(each, LINEAR) for each in draws], algorithm, assignment)
