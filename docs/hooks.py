@@ -109,8 +109,14 @@ REFERENCE = {
     "contract": Area(
         "The contract",
         "The types that your own tasks, methods and assignments implement, and their wrappers.",
-        ("base", "wrap"),
-        ("fedjax_mm.base", "fedjax_mm.checked", "fedjax_mm.wrap"),
+        ("base", "calls", "capabilities", "cohorts", "sums", "wrap"),
+        tuple(
+            f"fedjax_mm.{name}"
+            for name in (
+                *("base", "capabilities", "cohorts", "sums"),
+                *("calls", "checked", "wrap"),
+            )
+        ),
     ),
 }
 NAMESPACES = (
@@ -135,7 +141,7 @@ EXPERIMENTAL = {
     ("tasks.drift",): _RECENT,
     ("sweeps.parts", "sweeps.structures"): "the files of parts may change",
     ("sweeps.devices.agree", "sweeps.devices.layout"): "JAX's interface for devices may change",
-    ("base.Padded", "base.Sampling", "base.SparseUpdate", "base.Updates"): (
+    ("base.Padded", "cohorts.Sampling", "sums.SparseUpdate", "base.Updates"): (
         "only some tasks, methods and assignments need them, and others may need more"
     ),
     ("theory",): "arguments follow the papers' notation, and may be grouped otherwise",

@@ -9,24 +9,21 @@ axes. An assignment sees all models and all clients. The simulator passes argume
 Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, padded with -1
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 # These protocols ignore what `__getattr__` finds on Python 3.11 too, because a wrapper that changes
 # the loss must not inherit the closed form of the task that it wraps.
 from typing_extensions import Protocol, runtime_checkable
 
-from fedjax_mm.checks import described, needs
+from fedjax_mm.calls import Part, Wraps, wrapper_of
+from fedjax_mm.checks import needs
+from fedjax_mm.cohorts import Cohort, Sampling
 
 __all__ = [
     "Algorithm",
-    "AnalyticTask",
     "AssignFn",
     "Assignment",
     "BatchSize",
@@ -37,7 +34,6 @@ __all__ = [
     "Cohort",
     "Contribution",
     "DemandingTask",
-    "EpochTask",
     "Index",
     "InitFn",
     "Look",
@@ -47,17 +43,14 @@ __all__ = [
     "Padded",
     "Params",
     "Round",
-    "RoundTask",
     "Sampling",
     "Scalar",
     "ServerContext",
     "ServerFn",
     "ServerState",
-    "SparseUpdate",
     "Steps",
     "Task",
     "Updates",
-    "Wraps",
 ]
 
 Params: TypeAlias = Any  # a pytree of arrays
@@ -149,14 +142,6 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class EpochTask(Task, Protocol):
-    """A task with num_batches(client, size), the number of batches per epoch."""
-
-    def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
-
-
-@runtime_checkable
 class MeasuredTask(Task, Protocol):
     """A task with client_loss(params, client), the loss F_k(w) of one client."""
 
@@ -173,30 +158,6 @@ class DemandingTask(MeasuredTask, Protocol):
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
         """Returns, for each client, whether F_k(w) < rho_k; such a client would participate."""
-
-
-@runtime_checkable
-class AnalyticTask(Task, Protocol):
-    """A task with a closed form of full-gradient local SGD."""
-
-    def local_sgd(
-        self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
-    ) -> Any:
-        """Returns the (possibly sparse) update after full-gradient local steps."""
-
-
-@runtime_checkable
-class RoundTask(Task, Protocol):
-    """A task that changes over rounds, for example because the clients' data drift.
-
-    At the beginning of round t the task is replaced with that of round t, which is used by
-    local training, the server step, the functions of `Look` and the metrics recorded after the
-    round. Initial parameters, states and metrics use the task of round 0. Asynchronous runs do not
-    support such tasks, because jobs overlap rounds.
-    """
-
-    def at(self, round: Round) -> Self:
-        """Returns the task of round t, with the same structure, shapes and types."""
 
 
 class ClientContext(NamedTuple):
@@ -242,19 +203,6 @@ class ClientContext(NamedTuple):
           ValueError: if clients have no thresholds.
         """
         return needs(self.task, DemandingTask).threshold(self.client)
-
-
-class SparseUpdate(NamedTuple):
-    """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
-
-    It may replace an array in `Contribution.update`, so that a client that changes few coordinates
-    of a large model takes time and memory only for these. A sum of such updates has a value for
-    every coordinate and no indices.
-    """
-
-    scale: Float[Array, ""]
-    indices: Int[Array, " block"] | tuple[()]
-    values: Float[Array, " block"]
 
 
 class Contribution(NamedTuple):
@@ -326,19 +274,16 @@ class ServerFn(Protocol):
         """Returns the new parameters and the new server state."""
 
 
-class Wraps(NamedTuple):
-    """A wrapper and the part inside it.
-
-    Attributes:
-      name: the wrapper's name.
-      inner: the algorithm or the assignment inside.
-    """
-
-    name: str
-    inner: Any
+class _AlgorithmFields(NamedTuple):
+    init: InitFn
+    client: ClientFn
+    server: ServerFn
+    num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
+    steps_idle: bool = False
+    metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
 
 
-class Algorithm(NamedTuple):
+class Algorithm(Part, _AlgorithmFields):
     """Functions for client training and server aggregation.
 
     Attributes:
@@ -346,118 +291,18 @@ class Algorithm(NamedTuple):
       client: computes one client's contribution.
       server: applies the sum of the contributions.
       num_steps: returns the number of local steps that a client will take, so that clients with
-        similar numbers can be computed together. None if all numbers are equal.
-      equal_steps: whether all clients of a given task take the same number of steps, as in epochs
-        over equally large clients, in which case `num_steps` is ignored.
+        similar numbers can be computed together. None if all numbers are equal. They are also equal
+        if it does not read the client, as in epochs over equally large clients.
       steps_idle: whether the server also steps in rounds without participants, with sums of 0, as
         in methods that use earlier updates.
-      asks_for_thresholds: whether clients need thresholds, stated so that experiment files can be
-        checked before tracing.
       metrics: returns additional metrics by name, from a model and its server state, to record
         along with the task's metrics; None means no additional ones.
-      wraps: the wrapper, if the algorithm is wrapped.
     """
 
-    init: InitFn
-    client: ClientFn
-    server: ServerFn
-    num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
-    equal_steps: Callable[[Task], bool] = lambda task: False
-    steps_idle: bool = False
-    asks_for_thresholds: bool = False
-    metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
-    wraps: Wraps | None = None
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True, eq=False)
-class Cohort:
-    """Clients that train in a round, and the model that each of them trains.
-
-    A NumPy array of models is static. If each model has a row of slots, as in `of_rows`, rows are
-    computed in parallel. Static models are part of the pytree's structure, and stay static in
-    states and in `jax.lax.cond`. Traced models cost one local training per slot, regardless of
-    how clients are distributed over models.
-
-    Attributes:
-      clients: client indices; -1 in any slot is padding and contributes nothing. A client may train
-        several models, each at most once.
-      models: model indices; -1 is padding.
-      scale: factors that multiply the clients' weights, such as 1/p in unbiased sampling; None
-        means 1.
-      num_gradients: all gradients of the round, including those computed to choose clients; None
-        counts the cohort's gradients.
-      takes_part: whether each client participates; None means all do. The others train and their
-        gradients count, but their weight is 0.
-      is_known: whether models are static.
-
-    Example:
-      >>> cohort = Cohort.of_rows(jnp.array([[4, -1], [0, 2]]))
-      >>> cohort.clients.tolist(), cohort.models.tolist(), cohort.sizes(2).tolist()
-      ([4, -1, 0, 2], [0, 0, 1, 1], [1, 2])
-    """
-
-    clients: Int[Array, " slots"] | Int[np.ndarray, " slots"]
-    models: Int[Array, " slots"] | Int[np.ndarray, " slots"]
-    scale: Float[Array, " slots"] | None = None
-    num_gradients: Int[Array, " models"] | None = None
-    takes_part: Bool[Array, " slots"] | None = None
-    is_known: bool = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        """Stores whether models are static, because the type of the array may change later.
-
-        For example, even traced models become NumPy arrays when a state is fetched from a device.
-        """
-        object.__setattr__(self, "is_known", isinstance(self.models, np.ndarray))
-
-    @classmethod
-    def of_rows(
-        cls,
-        clients: Int[Array, "models width"] | Int[np.ndarray, "models width"],
-        scale: Float[Array, "models width"] | None = None,
-        num_gradients: Int[Array, " models"] | None = None,
-        takes_part: Bool[Array, "models width"] | None = None,
-    ) -> Self:
-        """Returns the cohort with one row of clients per model."""
-        if getattr(clients, "ndim", 0) != 2:
-            raise ValueError(
-                f"clients are {described(clients)}; give an array of one row for each model, as in "
-                "clients[None] for one model"
-            )
-        models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])
-        scale, takes_part = jax.tree.map(jnp.ravel, (scale, takes_part))
-        return cls(clients.ravel(), models, scale, num_gradients, takes_part)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], bytes | None]:
-        """Returns the arrays, and static models as bytes."""
-        known = np.asarray(self.models, np.int32).tobytes() if self.is_known else None
-        models = None if self.is_known else self.models
-        return (self.clients, models, self.scale, self.num_gradients, self.takes_part), known
-
-    @classmethod
-    def tree_unflatten(cls, models: bytes | None, fields: Sequence[Any]) -> Self:
-        """Rebuilds the cohort from its leaves, which JAX may have replaced by other objects."""
-        cohort, (clients, given, *rest) = object.__new__(cls), fields
-        given = given if models is None else np.frombuffer(models, np.int32)
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name, value in zip(names, (clients, given, *rest, models is not None), strict=True):
-            object.__setattr__(cohort, name, value)
-        return cohort
-
-    def participates(self) -> Bool[Array, " slots"]:
-        """Returns, for each slot, whether its client participates."""
-        is_there = (jnp.asarray(self.clients) >= 0) & (self.models >= 0)
-        return is_there if self.takes_part is None else is_there & self.takes_part
-
-    def sizes(self, num_models: int) -> Int[Array, " models"]:
-        """Returns the number of participants of each model."""
-        counted = self.participates().astype(jnp.int32)
-        width = len(counted) // num_models
-        rows = np.repeat(np.arange(num_models), width)
-        if self.is_known and np.array_equal(self.models, rows):
-            return counted.reshape(num_models, width).sum(1)
-        return jnp.zeros(num_models, jnp.int32).at[self.models].add(counted, mode="drop")
+    @property
+    def wraps(self) -> Wraps | None:
+        """The wrapper, if there is one. It stays when one of the functions is replaced."""
+        return wrapper_of(self.client, self.server)
 
 
 class Updates(NamedTuple):
@@ -520,24 +365,6 @@ class ObserveFn(Protocol):
         """
 
 
-class Sampling(NamedTuple):
-    """How an assignment samples clients independently of their data.
-
-    Privacy accounting uses this.
-
-    Attributes:
-      most_models: the maximum number of models that a client trains in a round, each once.
-      rate: the maximum probability that a client participates in a round, if clients and rounds are
-        independent; otherwise 1, which is always valid.
-      cohort_size: the maximum number of participants per round, if they are a uniform subset that
-        is redrawn every round; otherwise None.
-    """
-
-    most_models: int
-    rate: float = 1.0
-    cohort_size: int | None = None
-
-
 class _AssignmentFields(NamedTuple):
     num_clients: int
     num_models: int
@@ -545,11 +372,9 @@ class _AssignmentFields(NamedTuple):
     assign: AssignFn
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
-    sampling: Sampling | None = None
-    wraps: Wraps | None = None
 
 
-class Assignment(_AssignmentFields):
+class Assignment(Part, _AssignmentFields):
     """A strategy that chooses which clients train which models.
 
     Attributes:
@@ -560,46 +385,19 @@ class Assignment(_AssignmentFields):
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns additional metrics ``[models, ...]`` by name, from the state, to record along
         with the tasks' metrics; None means no additional ones.
-      sampling: how clients are sampled; None if unknown or data-dependent. Privacy accounting
-        relies on it, so `_replace` drops it unless it is given again.
-      wraps: the wrapper, if the assignment is wrapped.
+      sampling: how clients are sampled, as stated by `sampled`; None if unknown or data-dependent.
+        Privacy accounting relies on it, so ``assignment._replace(...)`` has none.
     """
 
-    __slots__ = ()
+    sampling: Sampling | None = None
 
-    def _replace(self, **changes: Any) -> Self:
-        return super()._replace(**({"sampling": None} | changes))
+    @property
+    def wraps(self) -> Wraps | None:
+        """The wrapper, if there is one. It stays when one of the functions is replaced."""
+        return wrapper_of(self.assign, self.init)
 
-    __replace__ = _replace  # of `copy.replace`
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Trace:
-    """Records of a run.
-
-    The first entry of every array describes the state before the recorded rounds.
-
-    Attributes:
-      round: ``int32[records]``, the number of completed rounds.
-      metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
-        for each model, ``float[records, models, ...]``.
-      client_updates: ``int32[records, models]``, local trainings of participants since the previous
-        record. Clients that do not participate are not counted, but their gradients are.
-      gradients: ``int32[records, models]``, gradients computed since the previous record. In both
-        counts, -1 marks an overflow of 32 bits.
-      idle_rounds: ``int32[records, models]``, rounds since the previous record in which the model
-        had no participants.
-      upload_size: the number of values one client sends per local training of each model.
-      download_size: the number of values one client receives per local training of each model.
-      per_client: names of metrics with one number per client, on the axis after the models axis.
-    """
-
-    round: Array
-    metrics: dict[str, Array]
-    client_updates: Array
-    gradients: Array
-    idle_rounds: Array
-    upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    per_client: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+    def sampled(self, sampling: Sampling | None) -> Self:
+        """Returns the assignment with a statement of how it samples clients."""
+        made = self._replace()
+        made.sampling = sampling
+        return made

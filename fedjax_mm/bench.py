@@ -187,7 +187,7 @@ def count_steps(
     def num_steps(client: Any) -> Any:
         return count(task, client, server)
 
-    order = None if stack.has_equal_steps else longest_first(num_steps, clients, clients)
+    order = None if stack.has_equal_steps(server) else longest_first(num_steps, clients, clients)
     steps = jax.vmap(num_steps)(clients)
 
     def of_device(_: Any) -> Any:

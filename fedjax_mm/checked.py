@@ -31,6 +31,7 @@ import numpy as np
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from fedjax_mm.base import Scalar, Steps
+from fedjax_mm.calls import Call, Part
 from fedjax_mm.checks import check_choice, check_known, check_numbers, described, whole
 
 P = ParamSpec("P")
@@ -116,7 +117,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
     values. Counts of any integer type become ints. Traced numbers, which have no value yet, are
     accepted where the annotation has an array type. Other annotations are ignored.
-    Unknown arguments raise an error that names them.
+    Unknown arguments raise an error that names them. A `Part` gets its call.
 
     Example:
       >>> @checked
@@ -144,9 +145,11 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             name: by_name[name](value) if name in by_name else value
             for name, value in kwargs.items()
         }
-        return function(*first, *rest, **named)
+        made = function(*first, *rest, **named)
+        return made.made_by(Call(outer, args, kwargs)) if isinstance(made, Part) else made
 
-    return brief(call)
+    outer = brief(call)
+    return outer
 
 
 def refusing_unknown(kind: type[T]) -> type[T]:

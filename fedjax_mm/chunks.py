@@ -11,7 +11,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Int
 
-from fedjax_mm.base import AnalyticTask, Params, Steps, Task
+from fedjax_mm.base import Params, Steps, Task
+from fedjax_mm.capabilities import AnalyticTask
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """How local trainings are computed: "vmap" computes all clients of all models at once, "scan" one
@@ -54,6 +55,14 @@ def longest_first(
     """
     steps = jax.vmap(num_steps)(jobs)
     return jnp.argsort(-jnp.where(clients >= 0, steps, 0))
+
+
+def reads(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
+    """Returns whether a function reads its first argument; only shapes of arguments matter."""
+    jaxpr = jax.make_jaxpr(function)(argument, *others).jaxpr
+    used = [*jaxpr.outvars, *(value for equation in jaxpr.eqns for value in equation.invars)]
+    own = jaxpr.invars[: len(jax.tree.leaves(argument))]
+    return not {*map(id, used)}.isdisjoint(map(id, own))
 
 
 def in_chunks(

@@ -23,6 +23,7 @@ from fedjax_mm.base import (
     ServerContext,
     Task,
 )
+from fedjax_mm.calls import Part
 from fedjax_mm.checked import TracedCount, checked
 from fedjax_mm.parts import check_algorithm, check_instance
 from fedjax_mm.sums import dense_update, root, zero_message
@@ -36,7 +37,13 @@ SomeShare = Annotated[Scalar, Interval(gt=0, le=1)]
 """A fraction of the coordinates, which may be traced."""
 
 
-class Compressor(NamedTuple):
+class _CompressorFields(NamedTuple):
+    compress: Callable[[PRNGKeyArray, Float[Array, " d"]], Float[Array, " d"]]
+    bits: Callable[[int], Scalar]
+    variance: Callable[[int], Scalar] | None = None
+
+
+class Compressor(Part, _CompressorFields):
     """A compression operator for vectors of d numbers.
 
     Attributes:
@@ -45,10 +52,6 @@ class Compressor(NamedTuple):
       variance: maps d to omega, where ``E|C(v) - v|^2 <= omega |v|^2``, for an unbiased operator;
         None means that the operator is biased, and so needs error feedback.
     """
-
-    compress: Callable[[PRNGKeyArray, Float[Array, " d"]], Float[Array, " d"]]
-    bits: Callable[[int], Scalar]
-    variance: Callable[[int], Scalar] | None = None
 
 
 @checked
@@ -145,6 +148,7 @@ def qsgd(levels: TracedCount) -> Compressor:
     return Compressor(compress, bits, variance)
 
 
+@checked
 def sign() -> Compressor:
     """Keeps the signs of the coordinates, scaled by their mean absolute value.
 

@@ -21,6 +21,9 @@ from fedjax_mm.base import (
     Steps,
     Task,
 )
+from fedjax_mm.calls import Part
+from fedjax_mm.capabilities import AnalyticTask, EpochTask
+from fedjax_mm.checked import checked
 from fedjax_mm.checks import check_choice, check_count, check_epochs, described, needs
 from fedjax_mm.loops import local_steps
 from fedjax_mm.parts import check_optimizer_factory, check_rate, check_schedule
@@ -142,7 +145,15 @@ class Epochs(NamedTuple):
     batch_size: int | None
 
 
-class LocalSGD(NamedTuple):
+class _LocalSGDFields(NamedTuple):
+    learning_rate: Scalar | Schedule
+    steps: Steps | Epochs | None
+    batch_size: BatchSize | Schedule
+    order: Literal["iid", "epochs"]
+    optimizer: LocalOptimizer
+
+
+class LocalSGD(Part, _LocalSGDFields):
     """Settings of local training, built and documented by `local_sgd`.
 
     Attributes:
@@ -152,12 +163,6 @@ class LocalSGD(NamedTuple):
       order: the order in which batches are drawn.
       optimizer: makes the optimizer from the round's learning rate.
     """
-
-    learning_rate: Scalar | Schedule
-    steps: Steps | Epochs | None
-    batch_size: BatchSize | Schedule
-    order: Literal["iid", "epochs"]
-    optimizer: LocalOptimizer
 
     def rate(self, round: base.Round) -> Scalar:
         """Returns the learning rate in a round."""
@@ -175,14 +180,9 @@ class LocalSGD(NamedTuple):
         if not isinstance(self.steps, Epochs):
             return self.steps
         epochs, size = self.steps
-        batches = needs(task, base.EpochTask).num_batches(client, size)
+        batches = needs(task, EpochTask).num_batches(client, size)
         check_epochs(epochs, batches if isinstance(batches, int) else _most_batches(task, size))
         return epochs * batches
-
-    def equal_steps(self, task: Task) -> bool:
-        """Returns whether all clients take the same number of steps, which may be traced."""
-        is_given = not isinstance(self.steps, Epochs)
-        return is_given or isinstance(self.num_steps(task, jnp.int32(0)), int)
 
     def batching(self, round: base.Round) -> Batching:
         """Returns how clients' batches are drawn in a round."""
@@ -225,7 +225,7 @@ class LocalSGD(NamedTuple):
         """
         task, is_plain = context.task, self.batch_size is None and self.optimizer is optax.sgd
         steps = self.steps if is_plain else None
-        if isinstance(steps, Epochs | None) or not isinstance(task, base.AnalyticTask):
+        if isinstance(steps, Epochs | None) or not isinstance(task, AnalyticTask):
             return self.train(context)
         update = task.local_sgd(context.params, context.client, self.rate(context.round), steps)
         loss = context.loss() if isinstance(task, base.MeasuredTask) else jnp.full((), jnp.nan)
@@ -241,6 +241,7 @@ def _most_batches(task: Task, size: int | None) -> int:
     return -(-counts[0] // (size or counts[0])) if counts else 1
 
 
+@checked
 def local_sgd(
     learning_rate: Scalar | Schedule,
     *,

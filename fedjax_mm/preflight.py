@@ -21,7 +21,6 @@ from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.asynchrony.run import CLOCK_METRICS, Arrivals
 from fedjax_mm.base import (
     Algorithm,
-    AnalyticTask,
     Assignment,
     ClientContext,
     ClientState,
@@ -34,6 +33,8 @@ from fedjax_mm.base import (
     ServerState,
     Task,
 )
+from fedjax_mm.calls import Wraps
+from fedjax_mm.capabilities import AnalyticTask
 from fedjax_mm.checks import check_alike, described, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.compiler import check_fusions
@@ -221,9 +222,9 @@ def _rehearse(run: Run, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> Facts:
         is_synchronous=isinstance(run, Rounds),
         per_client=metrics_per_client(run.stacks),
         vectorizes=all(
-            stack.has_equal_steps
-            and chunk_size_of("auto", stack.task, _alike(params, 1), updates) is None
-            for stack, params in zip(run.stacks, downs, strict=True)
+            first.stack.has_equal_steps(first.server)
+            and chunk_size_of("auto", first.task, _alike(first.params, 1), updates) is None
+            for first in firsts
         ),
     )
 
@@ -572,9 +573,9 @@ def name_of(part: Assignment | Algorithm) -> str:
         kind, function = "assignment", part.assign
     else:
         kind, function = "algorithm", part.client
+    if isinstance(function, Wraps):
+        return f"the {kind} {function.name}"
     name = getattr(function, "__qualname__", type(function).__name__).split(".<locals>")[0]
-    if part.wraps and name.startswith("wrap_"):
-        name = part.wraps.name
     return f"the {kind} {name}"
 
 

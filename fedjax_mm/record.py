@@ -20,7 +20,6 @@ from fedjax_mm.base import (
     Round,
     ServerState,
     Task,
-    Trace,
 )
 from fedjax_mm.checked import brief
 from fedjax_mm.checks import check_alike
@@ -30,6 +29,38 @@ from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
 
 T = TypeVar("T")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Records of a run.
+
+    The first entry of every array describes the state before the recorded rounds.
+
+    Attributes:
+      round: ``int32[records]``, the number of completed rounds.
+      metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
+        for each model, ``float[records, models, ...]``.
+      client_updates: ``int32[records, models]``, local trainings of participants since the previous
+        record. Clients that do not participate are not counted, but their gradients are.
+      gradients: ``int32[records, models]``, gradients computed since the previous record. In both
+        counts, -1 marks an overflow of 32 bits.
+      idle_rounds: ``int32[records, models]``, rounds since the previous record in which the model
+        had no participants.
+      upload_size: the number of values one client sends per local training of each model.
+      download_size: the number of values one client receives per local training of each model.
+      per_client: names of metrics with one number per client, on the axis after the models axis.
+    """
+
+    round: Array
+    metrics: dict[str, Array]
+    client_updates: Array
+    gradients: Array
+    idle_rounds: Array
+    upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    per_client: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
 
 
 class Counts(NamedTuple):

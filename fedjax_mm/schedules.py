@@ -3,6 +3,7 @@
 Any optax schedule works too. It is evaluated once per round, and all local steps use that value.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -25,7 +26,16 @@ def inverse_time(beta: Any, gamma: Any) -> Schedule:
       >>> inverse_time(30.0, 100.0)(20)
       0.25
     """
-    return lambda t: beta / (t + gamma)
+    return _InverseTime(beta, gamma)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _InverseTime:
+    beta: Any
+    gamma: Any
+
+    def __call__(self, t: Any) -> Any:
+        return self.beta / (t + self.gamma)
 
 
 def per_frame(schedule: Schedule, num_models: int) -> Schedule:
@@ -36,7 +46,16 @@ def per_frame(schedule: Schedule, num_models: int) -> Schedule:
       >>> rate(1) == rate(12) == 30 / 100, rate(13) == 30 / 101
       (True, True)
     """
-    return lambda t: schedule(1 + (t - 1) // num_models)
+    return _PerFrame(schedule, num_models)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PerFrame:
+    schedule: Schedule
+    num_models: int
+
+    def __call__(self, t: Any) -> Any:
+        return self.schedule(1 + (t - 1) // self.num_models)
 
 
 @checked

@@ -19,12 +19,12 @@ from jaxtyping import PRNGKeyArray
 from fedjax_mm import checks, chunks
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.asynchrony.run import AsyncState
-from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
+from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.checked import brief
 from fedjax_mm.parts import check_instance, key_of
 from fedjax_mm.preflight import Facts, Run, check_state, preflight, run_of
 from fedjax_mm.pytrees import compiled
-from fedjax_mm.record import Bundle, Record, Work, make_trace
+from fedjax_mm.record import Bundle, Record, Trace, Work, make_trace
 from fedjax_mm.round import State
 from fedjax_mm.stacks import each_params
 

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm.base import Algorithm, ClientState, Cohort, Params, ServerState, Task
-from fedjax_mm.chunks import vmap_unless_one
+from fedjax_mm.chunks import reads, vmap_unless_one
 
 
 @jax.tree_util.register_dataclass
@@ -77,10 +77,16 @@ class Stack(NamedTuple):
         """N, which is the same for all models."""
         return self.task.num_clients
 
-    @property
-    def has_equal_steps(self) -> bool:
-        """Whether all clients take the same number of local steps."""
-        return self.algorithm.num_steps is None or self.algorithm.equal_steps(self.task)
+    def has_equal_steps(self, server: ServerState) -> bool:
+        """Returns whether all clients take the same number of local steps.
+
+        Args:
+          server: the server state of one model; only its shapes matter.
+        """
+        count, first = self.algorithm.num_steps, jnp.int32(0)
+        if count is None:
+            return True
+        return not reads(partial(count, self.task_at(first)), first, server)
 
     def rows(self, tree: Any) -> Any:
         """Selects this stack's rows of arrays ``[models, ...]``."""

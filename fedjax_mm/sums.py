@@ -5,11 +5,11 @@ the memory of a single chunk.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import (
     Algorithm,
@@ -19,9 +19,21 @@ from fedjax_mm.base import (
     Params,
     Scalar,
     ServerState,
-    SparseUpdate,
     Task,
 )
+
+
+class SparseUpdate(NamedTuple):
+    """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
+
+    It may replace an array in `Contribution.update`, so that a client that changes few coordinates
+    of a large model takes time and memory only for these. A sum of such updates has a value for
+    every coordinate and no indices.
+    """
+
+    scale: Float[Array, ""]
+    indices: Int[Array, " block"] | tuple[()]
+    values: Float[Array, " block"]
 
 
 def _is_sparse(leaf: Any) -> bool:

@@ -135,7 +135,7 @@ def train(
 
     places = places_of(jobs.client, jobs.model, num_models, most_per_model)
     rows = by_rows(jobs._replace(model=None), places)
-    one_by_one = size is not None or not stack.has_equal_steps
+    one_by_one = size is not None or not stack.has_equal_steps(_one_of(state.server))
     trained = over_models(train_row, stack, rows, shared, state, one_by_one=one_by_one)
     return trained._replace(reports=by_slots(trained.reports, places, len(jobs.client)))
 
@@ -165,6 +165,11 @@ class _Models(NamedTuple):
         if row := _row(job):
             shared, model = jax.tree.map(itemgetter(row), (shared, model))
         return self.task_at(job.model), start(shared, model, job)
+
+
+def _one_of(tree: Any) -> Any:
+    """Returns the shapes of one model's entry in arrays ``[models, ...]``."""
+    return jax.eval_shape(partial(jax.tree.map, itemgetter(0)), tree)
 
 
 def _row(jobs: Jobs) -> tuple[Any, ...]:
@@ -223,8 +228,9 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
 
 def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots"] | None:
     """Returns the slots in decreasing order of local steps, or None if steps are equal."""
-    count = how.stack.algorithm.num_steps
-    if count is None or how.stack.has_equal_steps:
+    count, server = how.stack.algorithm.num_steps, models.state.server
+    server = _one_of(server) if _row(jobs) else server
+    if count is None or how.stack.has_equal_steps(server):
         return None
 
     def num_steps(job: Jobs) -> base.Steps:

@@ -4,6 +4,7 @@ The wrapped part keeps its keys, its state and its functions.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -25,8 +26,8 @@ from fedjax_mm.base import (
     ServerContext,
     Steps,
     Task,
-    Wraps,
 )
+from fedjax_mm.calls import Wraps
 from fedjax_mm.parts import check_algorithm, check_assignment
 from fedjax_mm.sums import as_arrays
 
@@ -134,14 +135,13 @@ def wrap_assignment(
         new = {key: jnp.full(inner.num_models, x) for key, x in metrics(own).items()}
         return (inner.metrics(inside) if inner.metrics else {}) | new
 
+    mine: Any = partial(Wraps, name, inner)
     return inner._replace(
-        init=start,
-        assign=assign,
+        init=mine(start),
+        assign=mine(assign),
         observe=observe if inner.observe else None,
         metrics=measured,
-        sampling=sampling,
-        wraps=Wraps(name, inner),
-    )
+    ).sampled(sampling)
 
 
 def wrap_algorithm(
@@ -217,14 +217,14 @@ def wrap_algorithm(
         others = inner.metrics(task, params, inside) if inner.metrics else {}
         return others | metrics(task, params, inside, own)
 
+    mine: Any = partial(Wraps, name, inner)
     return inner._replace(
         init=start,
-        client=client,
-        server=server,
+        client=mine(client),
+        server=mine(server),
         num_steps=None if count is None else num_steps,
         steps_idle=inner.steps_idle or steps_idle,
         metrics=measured,
-        wraps=Wraps(name, inner),
     )
 
 

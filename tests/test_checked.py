@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from jaxtyping import Array, Float
 from pydantic import TypeAdapter, ValidationError
 
-from fedjax_mm import mfa_rand
+from fedjax_mm import fedavg, fedprox, local_sgd, mfa_rand, mfa_rr
+from fedjax_mm.availability import available, bernoulli
 from fedjax_mm.base import Padded, Scalar
 from fedjax_mm.checked import (
     Count,
@@ -31,6 +33,7 @@ from fedjax_mm.checked import (
     limits_of,
     members_of,
 )
+from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.experiments.fields import columns_of
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.tasks import quadratic
@@ -256,3 +259,52 @@ def is_allowed_in_files(kind, value):
 def test_an_assignment_accepts_counts_of_any_integer_type():
     assignment = mfa_rand(np.uint8(200), jnp.int32(2), cohort_size=np.int8(100))
     assert assignment.num_clients * 2 == 400
+
+
+PARTS = [
+    "mfa_rr(24, 2)",
+    "fedavg(0.1, local_steps=5)",
+    "fedprox(local_sgd(0.1, steps=2, optimizer=adam), mu=1.0)",
+    "compressed(fedavg(0.1, local_steps=1), top_k(0.1))",
+    "available(mfa_rand(24, 2, cohort_size=12), bernoulli(0.5))",
+]
+FACTORIES = {"adam": optax.adam} | {
+    each.__name__: each
+    for each in (
+        *(available, bernoulli, compressed, fedavg, fedprox, local_sgd, mfa_rand, mfa_rr, top_k),
+    )
+}
+
+
+@pytest.mark.parametrize("call", PARTS)
+def test_a_part_prints_as_its_call_and_pickle_saves_it(call):
+    part = eval(call, FACTORIES)
+    loaded = pickle.loads(pickle.dumps(part))
+    assert repr(part) == repr(loaded) == call
+    assert type(loaded) is type(part)
+
+
+def test_a_changed_part_has_no_call():
+    changed = mfa_rand(24, 2)._replace(num_clients=25)
+    assert changed.call is None
+    assert changed.sampling is None
+    assert repr(changed).startswith("Assignment(num_clients=25")
+
+
+def test_a_wrapper_that_returns_its_part_does_not_rename_it():
+    @checked
+    def same(part):
+        return part
+
+    inner = mfa_rr(24, 2)
+    assert repr(same(inner)) == "same(mfa_rr(24, 2))"
+    assert repr(inner) == "mfa_rr(24, 2)"
+
+
+def test_calls_show_types_of_arrays_and_short_lists():
+    law, strategy = bernoulli(jnp.full(24, 0.5)), mfa_rand(24, 2, processors=[1] * 24)
+    assert repr(law) == "bernoulli(float32[24])"
+    assert repr(strategy) == "mfa_rand(24, 2, processors=[1, 1, 1, 1, 1, 1, ...])"
+    traced = []
+    jax.eval_shape(lambda p: traced.append(repr(bernoulli(p))), 0.5)
+    assert traced == ["bernoulli(float32[])"]

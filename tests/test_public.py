@@ -22,8 +22,11 @@ ROOT = Path(fedjax_mm.__file__).parent
 LAYERS = [
     {
         "base",
+        "calls",
+        "capabilities",
         "checked",
         "checks",
+        "cohorts",
         "compiler",
         "files",
         "interrupts",
@@ -34,7 +37,7 @@ LAYERS = [
         "shuffles",
     },
     {"parts"},
-    {"chunks", "cohorts", "keys", "local", "stacks", "sums", "wrap"},
+    {"chunks", "keys", "local", "stacks", "sums", "wrap"},
     {"assignments", "availability", "compression", "data", "tasks"},
     {"algorithms", "privacy", "theory"},
     {"record", "round", "train"},

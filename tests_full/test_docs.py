@@ -178,7 +178,7 @@ def test_all_methods_and_settings_are_documented():
     }
     for name, cell in rows:
         method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
-        assert method.build(1).asks_for_thresholds == ("needs `[requirement]`" in cell), name
+        assert method.needs_thresholds == ("needs `[requirement]`" in cell), name
 
 
 PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*.md")}

@@ -1,7 +1,6 @@
 """Attackers: clients that report inflated losses or add noise to their updates."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.checked import NonNegative, Positive, checked
 from fedjax_mm.checks import check_flags
+from fedjax_mm.chunks import reads
 from fedjax_mm.parts import check_algorithm, check_task
 from fedjax_mm.sums import dense_update, root
 from fedjax_mm.tasks.view import View
@@ -145,7 +145,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
         def step_with(update: Any) -> tuple[Params, base.ServerState]:
             return algorithm.server(context._replace(total=context.total._replace(update=update)))
 
-        if not _reads(step_with, context.total.update):
+        if not reads(step_with, context.total.update):
             raise ValueError(
                 "noisy: the server of this method does not read the sum of updates, so noise would "
                 "change nothing; take a method whose server reads it, such as fedavg"
@@ -153,12 +153,6 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
         return context, own
 
     return wrap_algorithm(algorithm, "noisy", send=send, serve=serve)
-
-
-def _reads(function: Callable[[Any], Any], argument: Any) -> bool:
-    jaxpr = jax.make_jaxpr(function)(argument).jaxpr
-    used = [*jaxpr.outvars, *(value for equation in jaxpr.eqns for value in equation.invars)]
-    return not {*map(id, used)}.isdisjoint(map(id, jaxpr.invars))
 
 
 def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:

@@ -81,9 +81,7 @@ def fedavg(
         updates, state = optimizer.update(gradient, context.server_state, context.params)
         return optax.apply_updates(context.params, updates), state
 
-    return Algorithm(
-        init, client, server, lambda task, k, _: sgd.num_steps(task, k), sgd.equal_steps
-    )
+    return Algorithm(init, client, server, lambda task, k, _: sgd.num_steps(task, k))
 
 
 def _settings(local: LocalSGD | Scalar | Schedule, local_steps: Steps | None) -> LocalSGD:

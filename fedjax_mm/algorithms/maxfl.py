@@ -80,5 +80,4 @@ def maxfl(
         # would initialize a backend.
         known = all(isinstance(number, int) for number in each)
         num_gradients = max(each) if known else jnp.maximum(*each)
-    method = averaging(local.train, q, num_gradients=num_gradients, server=server)
-    return method._replace(asks_for_thresholds=True)
+    return averaging(local.train, q, num_gradients=num_gradients, server=server)

@@ -8,11 +8,13 @@ import optax
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
+from fedjax_mm.checked import checked
 from fedjax_mm.local import LocalSGD, steps_of
 from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_weights
 
 
+@checked
 def mifa(local: LocalSGD) -> Algorithm:
     """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, where h_k is client k's latest update.
 

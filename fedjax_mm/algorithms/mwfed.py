@@ -78,4 +78,4 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
         params, old = add_mean(context.params, context.total), context.server_state
         return params, grown(context.task, params, old).astype(old.dtype)
 
-    return Algorithm(init, client, server, num_steps, asks_for_thresholds=True)
+    return Algorithm(init, client, server, num_steps)

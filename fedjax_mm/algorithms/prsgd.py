@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
+from fedjax_mm.checked import checked
 from fedjax_mm.local import (
     LocalSGD,
     equal_weight,
@@ -18,6 +19,7 @@ from fedjax_mm.local import (
 from fedjax_mm.sums import scale_update
 
 
+@checked
 def prsgd(local: LocalSGD) -> Algorithm:
     """Parallel restarted SGD with a stale gradient at each averaging step, as stated by Pawlik.
 

@@ -93,7 +93,7 @@ def mfa_rand(
 
     most_of_a_client = int(min(most, most_models))
     sampling = _sampling(num_clients, cohort_size)._replace(most_models=most_of_a_client)
-    return Assignment(num_clients, most_models, no_state, assign, sampling=sampling)
+    return Assignment(num_clients, most_models, no_state, assign).sampled(sampling)
 
 
 @checked
@@ -155,7 +155,7 @@ def mfa_rr(
 
     # The same clients participate throughout a frame.
     sampling = _sampling(num_clients, cohort_size if redraw == "round" else num_clients)
-    return Assignment(num_clients, most_models, init, assign, sampling=sampling)
+    return Assignment(num_clients, most_models, init, assign).sampled(sampling)
 
 
 @checked
@@ -196,7 +196,7 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
         order = lax.cond(visit == 0, lambda: permutation(rng_key, num_clusters), lambda: order)
         return Cohort.of_rows(clusters[order[visit]][None]), (clusters, order)
 
-    return Assignment(num_clients, 1, init, assign, sampling=Sampling(1))
+    return Assignment(num_clients, 1, init, assign).sampled(Sampling(1))
 
 
 @checked
@@ -259,7 +259,7 @@ def sequential(
         return Cohort(clients, jnp.broadcast_to(turn, clients.shape)), state
 
     sampling = _sampling(num_clients, cohort_size or num_clients)
-    return Assignment(num_clients, num_models, no_state, assign, sampling=sampling)
+    return Assignment(num_clients, num_models, no_state, assign).sampled(sampling)
 
 
 def _sampling(num_clients: int, cohort_size: int) -> Sampling:

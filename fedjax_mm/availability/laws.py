@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Round, Scalar
+from fedjax_mm.calls import Part
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import check_numbers, described
 from fedjax_mm.parts import check_instance
@@ -19,7 +20,15 @@ Probability = Scalar | Float[Array, " clients"] | tuple[float, ...]
 """One number for all clients, or one per client; it may be traced."""
 
 
-class Law(NamedTuple):
+class _LawFields(NamedTuple):
+    init: Callable[[PRNGKeyArray, int], Any]
+    step: Callable[[PRNGKeyArray, Round, Any, int], tuple[Bool[Array, " clients"], Any]]
+    share: Probability
+    num_clients: int | None = None
+    is_independent: bool = False
+
+
+class Law(Part, _LawFields):
     """A random process of client availability.
 
     Attributes:
@@ -32,13 +41,8 @@ class Law(NamedTuple):
       is_independent: whether presence is independent across clients and rounds.
     """
 
-    init: Callable[[PRNGKeyArray, int], Any]
-    step: Callable[[PRNGKeyArray, Round, Any, int], tuple[Bool[Array, " clients"], Any]]
-    share: Probability
-    num_clients: int | None = None
-    is_independent: bool = False
 
-
+@checked
 def bernoulli(probability: Probability) -> Law:
     """Each client is present with a given probability, independently of other clients and rounds.
 
@@ -66,6 +70,7 @@ def bernoulli(probability: Probability) -> Law:
     return Law(_no_state, step, probability, number, is_independent=True)
 
 
+@checked
 def markov(comes: Probability, leaves: Probability) -> Law:
     """Each client alternates between present and absent, as a two-state Markov chain.
 

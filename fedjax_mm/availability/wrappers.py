@@ -167,6 +167,7 @@ def _is_known(share: Probability) -> bool:
     return isinstance(share, jax.core.Tracer) or bool(np.all(np.asarray(share) > 0))
 
 
+@checked
 def dropping(assignment: Assignment, probability: Probability) -> Assignment:
     """Wraps an assignment so that some messages are lost on their way to the server.
 

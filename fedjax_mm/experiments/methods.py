@@ -229,6 +229,11 @@ class Method(OptimizingClients):
         settings = {argument: getattr(here, key) for argument, key in _LOCAL_KEYS.items()}
         return local_sgd(learning_rate, optimizer=optimizer, **settings)
 
+    @property
+    def needs_thresholds(self) -> bool:
+        """Whether clients need thresholds, as of a table `requirement`."""
+        return self.name in ("maxfl", "mwfed")
+
     def schedule(self, num_models: int, num_rounds: int = 1, numbers: Numbers | None = None) -> Any:
         """Returns the learning rate for factories, as a number or a schedule over rounds."""
         given = (numbers or {}).get("learning_rate")

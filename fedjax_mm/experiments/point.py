@@ -165,11 +165,11 @@ class Point(Seeded):
                 )
 
     def _check_method(self, method: Method) -> None:
-        algorithm = method.build(self.num_models, self.num_rounds)
+        method.build(self.num_models, self.num_rounds)
         assignment = self._assignment_of(method)
         if self.requirement is None:
             asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
-            if assignment.appealing or algorithm.asks_for_thresholds:
+            if assignment.appealing or method.needs_thresholds:
                 raise ValueError(
                     f"{asking} for clients with thresholds; add a table requirement, such as "
                     "requirement = { num_steps = 100 }"

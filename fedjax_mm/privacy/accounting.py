@@ -167,7 +167,10 @@ def _sampling_of(assignment: Assignment) -> Sampling:
     jax.eval_shape(one_round, jax.random.key(0))
     sampling = assignment.sampling
     if sampling is None:
-        _refuse("states no sampling, which _replace drops", ", or state it: sampling=Sampling(K)")
+        _refuse(
+            "states no sampling, which _replace drops",
+            ", or state it: assignment.sampled(Sampling(K))",
+        )
     check_argument("sampling.most_models", sampling.most_models, Count)
     check_argument("sampling.rate", sampling.rate, Annotated[float, Interval(gt=0, le=1)])
     return sampling

@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.base import Trace
 from fedjax_mm.checked import brief
 from fedjax_mm.compiler import flags_of_results
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
-from fedjax_mm.record import MESSAGE_BITS, Counts, own_dims
+from fedjax_mm.record import MESSAGE_BITS, Counts, Trace, own_dims
 from fedjax_mm.results.labels import check_selectable, label
 
 _BITS = 32  # per uncompressed number

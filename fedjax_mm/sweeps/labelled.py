@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.base import Params, Trace
-from fedjax_mm.record import Counts, Record
+from fedjax_mm.base import Params
+from fedjax_mm.record import Counts, Record, Trace
 from fedjax_mm.results.dataset import first_not_finite, manifest, to_dataset
 from fedjax_mm.stacks import each_params, with_params
 from fedjax_mm.sweeps.callbacks import Segment

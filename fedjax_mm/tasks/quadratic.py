@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Index, Metrics, Scalar, SparseUpdate, Steps
+from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.loops import local_steps
+from fedjax_mm.sums import SparseUpdate
 
 Vector: TypeAlias = Float[Array, " dim"]
 Block: TypeAlias = Float[Array, " block"]

@@ -12,15 +12,14 @@ from typing_extensions import Protocol, runtime_checkable
 from fedjax_mm.base import (
     Batching,
     DemandingTask,
-    EpochTask,
     Index,
     MeasuredTask,
     Metrics,
     Params,
     Round,
-    RoundTask,
     Task,
 )
+from fedjax_mm.capabilities import EpochTask, RoundTask
 from fedjax_mm.checks import needs
 
 

@@ -13,7 +13,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from typing_extensions import Protocol, runtime_checkable
 
-from fedjax_mm.base import Batching, EpochTask, Params, Task
+from fedjax_mm.base import Batching, Params, Task
+from fedjax_mm.capabilities import EpochTask
 from fedjax_mm.checked import Count, checked
 
 

@@ -45,9 +45,10 @@ from fedjax_mm.asynchrony import (
     on_clock,
     shifted_exponential,
 )
-from fedjax_mm.base import Cohort, Padded, Trace
+from fedjax_mm.base import Cohort, Padded
 from fedjax_mm.data import federate
 from fedjax_mm.plots import sweep_overview
+from fedjax_mm.record import Trace
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps import Grid, Setup, Until
 from fedjax_mm.tasks import (

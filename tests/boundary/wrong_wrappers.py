@@ -207,11 +207,11 @@ CASES = {
         "noise_multiplier is 1 for 1,000,000,000 rounds, too little",
     ),
     "sampling no models": (
-        spent(ALL._replace(sampling=Sampling(0))),
+        spent(ALL.sampled(Sampling(0))),
         "sampling.most_models is 0; it must be a positive whole number",
     ),
     "sampling at a negative rate": (
-        spent(ALL._replace(sampling=Sampling(1, rate=-1.0))),
+        spent(ALL.sampled(Sampling(1, rate=-1.0))),
         r"sampling.rate is -1.0; it must be in \(0, 1\]",
     ),
     "noise for any epsilon": (

@@ -14,9 +14,10 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import fedavg, full_participation, mfa_rand, mfa_rr, sequential, simulate, to_dataset
-from fedjax_mm.base import Contribution, Trace
+from fedjax_mm.base import Contribution
 from fedjax_mm.cli.results import show
 from fedjax_mm.files import prepare_directory, save_json, write_aside
+from fedjax_mm.record import Trace
 from fedjax_mm.results import dataset as results
 from fedjax_mm.results.dataset import join_seeds, manifest, save_dataset
 from fedjax_mm.results.finished import open_result, save_about

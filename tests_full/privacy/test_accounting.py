@@ -108,8 +108,7 @@ def test_models_cost_privacy_only_if_one_client_trains_several():
         4,
         lambda key: (),
         lambda key, t, state, look: (Cohort.of_rows(clients), state),
-        sampling=Sampling(4),
-    )
+    ).sampled(Sampling(4))
     rare = [1] * 999 + [4]  # few clients are drawn
     for strategy in (
         own,
@@ -148,7 +147,7 @@ def test_epsilon_needs_stated_sampling(strategy):
         epsilon(strategy, **HOW)
     with pytest.raises(UncoveredError, match="states no sampling"):
         noise_for(strategy, epsilon=1.0, num_rounds=10, delta=1e-5)
-    stated = strategy._replace(sampling=Sampling(3))
+    stated = strategy.sampled(Sampling(3))
     assert epsilon(stated, **HOW) > epsilon(full_participation(100), **HOW)
 
 

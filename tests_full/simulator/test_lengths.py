@@ -317,9 +317,9 @@ def test_equal_lengths_are_computed_in_lockstep():
     for size, is_equal in ((10, True), (9, False)):
         algorithm = fedavg(local_sgd(0.1, epochs=1, batch_size=size))
         (stack,) = run_of(task, algorithm, full_participation(3)).stacks
-        assert stack.has_equal_steps == is_equal
+        assert stack.has_equal_steps(()) == is_equal
     (stack,) = run_of(task, fedavg(0.1, local_steps=2), full_participation(3)).stacks
-    assert stack.has_equal_steps
+    assert stack.has_equal_steps(())
 
 
 def test_epochs_need_an_epoch_task():

@@ -1,0 +1,42 @@
+"""What some tasks can do in addition to the methods of every `Task`."""
+
+from typing import Any, Self
+
+from jaxtyping import Array, Int
+from typing_extensions import Protocol, runtime_checkable
+
+from fedjax_mm.base import Index, Params, Round, Scalar, Steps, Task
+
+__all__ = ["AnalyticTask", "EpochTask", "RoundTask"]
+
+
+@runtime_checkable
+class AnalyticTask(Task, Protocol):
+    """A task with a closed form of full-gradient local SGD."""
+
+    def local_sgd(
+        self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
+    ) -> Any:
+        """Returns the (possibly sparse) update after full-gradient local steps."""
+
+
+@runtime_checkable
+class EpochTask(Task, Protocol):
+    """A task with num_batches(client, size), the number of batches per epoch."""
+
+    def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
+        """Returns the steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
+
+
+@runtime_checkable
+class RoundTask(Task, Protocol):
+    """A task that changes over rounds, for example because the clients' data drift.
+
+    At the beginning of round t the task is replaced with that of round t, which is used by
+    local training, the server step, the functions of `Look` and the metrics recorded after the
+    round. Initial parameters, states and metrics use the task of round 0. Asynchronous runs do not
+    support such tasks, because jobs overlap rounds.
+    """
+
+    def at(self, round: Round) -> Self:
+        """Returns the task of round t, with the same structure, shapes and types."""
