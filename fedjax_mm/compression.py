@@ -26,8 +26,8 @@ from fedjax_mm.base import (
 from fedjax_mm.calls import Part
 from fedjax_mm.checked import TracedCount, checked
 from fedjax_mm.parts import check_algorithm, check_instance
-from fedjax_mm.sums import dense_update, root, zero_message
-from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
+from fedjax_mm.sums import dense_update, root
+from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm, zero_message
 
 __all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.asynchrony.run import CLOCK_METRICS, Arrivals
+from fedjax_mm.asynchrony.run import CLOCK_METRICS, Arrivals, AsyncState
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -47,7 +47,7 @@ from fedjax_mm.record import (
     metrics_per_client,
     sizes_of,
 )
-from fedjax_mm.round import Rounds, draw_params, look, received
+from fedjax_mm.round import Rounds, State, draw_params, look, received
 from fedjax_mm.stacks import Stack, StackState, stacks_of
 from fedjax_mm.sums import as_arrays, dense_update
 from fedjax_mm.tasks.view import at_round, changes
@@ -81,10 +81,53 @@ class Facts:
     vectorizes: bool
 
 
-def preflight(rng_key: PRNGKeyArray, run: Run) -> Facts:
-    """Returns the facts about a run after calling its parts' functions, without compilation."""
+def preflight(rng_key: PRNGKeyArray, run: Run, *, began: State | None = None) -> Facts:
+    """Returns the facts about a run after calling its parts' functions, without compilation.
+
+    Args:
+      rng_key: the key of the seed.
+      run: the run.
+      began: the state from which the run goes on, which is checked too.
+
+    Raises:
+      TypeError: as `rehearse`, or if a state is of the other kind of run.
+      ValueError: as `rehearse`, or if a state does not fit the run.
+    """
+    if began is not None:
+        _check_kind(run, began)
     facts: Facts = jax.eval_shape(partial(rehearse, run), rng_key, np.int32(0))
+    if began is not None:
+        _check_began(run, began)
     return facts
+
+
+def _check_kind(run: Run, state: State) -> None:
+    is_async = isinstance(run, Arrivals)
+    assignment = run.dispatch if isinstance(run, Arrivals) else run.assignment
+    if isinstance(state.assignment, AsyncState) != is_async:
+        given = ("an asynchronous run", "a run in rounds")[is_async]
+        raise TypeError(
+            f"state is of {given}, but the assignment is {described(assignment)}; give the "
+            "assignment that the state began with"
+        )
+    if jnp.ndim(state.round):
+        raise ValueError(
+            f"state is of runs {list(jnp.shape(state.round))}; call advance inside jax.vmap, too"
+        )
+
+
+def _check_began(run: Run, state: State) -> None:
+    """Raises `ValueError` if a state differs in structure or shape from the states of a run."""
+    wanted = jax.eval_shape(run.start, state.rng_key)
+    remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
+    given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))
+    if given != have:
+        raise ValueError(f"state has {given} models, but the assignment has {have}; {remedy}")
+    for what, old, new in (
+        ("models", wanted.models, state.models),
+        ("an assignment's state", wanted.assignment, state.assignment),
+    ):
+        _check_state("state has", old, new, what, "runs of these tasks have", remedy)
 
 
 def run_of(
@@ -379,7 +422,7 @@ def _assign(
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
     _check_cohort(what, cohort, assignment.num_models)
     if assignment.observe is None:  # otherwise `observe` returns the next state
-        check_state(f"{what} returns", own, new)
+        _check_state(f"{what} returns", own, new)
     return cohort, new
 
 
@@ -476,7 +519,7 @@ def _contribute(first: _First, context: ClientContext) -> Contribution:
     if not isinstance(sent, Contribution):
         raise TypeError(f"{what} {described(sent)}; give a Contribution first, then the state")
     _check_arrays(f"{what} as a client's state", state)
-    check_state(what, first.client, state)
+    _check_state(what, first.client, state)
     for name in ("update", "report"):
         _check_arrays(f"{what} as {name}", getattr(sent, name))
     if sent.update is None:
@@ -501,8 +544,8 @@ def _serve(first: _First, context: ServerContext) -> None:
     params, state = _two(what, found, "the parameters, and the server's state")
     _check_arrays(f"{what} as parameters", params)
     _check_arrays(f"{what} as the server's state", state)
-    check_state(what, context.params, params, "parameters", "the model has")
-    check_state(what, context.server_state, state)
+    _check_state(what, context.params, params, "parameters", "the model has")
+    _check_state(what, context.server_state, state)
 
 
 def _observe(
@@ -519,7 +562,7 @@ def _observe(
     check_alike("the models' algorithms report differently, but one observes all", *reports)
     each = jax.tree.map(jnp.zeros_like, _alike(reports[0], len(cohort.clients)))
     new = assignment.observe(zero + 1, *received(cohort, each), chosen)
-    check_state(f"{name_of(assignment)} returns from observe", before, new)
+    _check_state(f"{name_of(assignment)} returns from observe", before, new)
 
 
 @contextlib.contextmanager
@@ -579,7 +622,7 @@ def name_of(part: Assignment | Algorithm) -> str:
     return f"the {kind} {name}"
 
 
-def check_state(
+def _check_state(
     who: str,
     old: Any,
     new: Any,

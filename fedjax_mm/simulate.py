@@ -18,11 +18,10 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks, chunks
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.asynchrony.run import AsyncState
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.checked import brief
 from fedjax_mm.parts import check_instance, key_of
-from fedjax_mm.preflight import Facts, Run, check_state, preflight, run_of
+from fedjax_mm.preflight import Facts, Run, preflight, run_of
 from fedjax_mm.pytrees import compiled
 from fedjax_mm.record import Bundle, Record, Trace, Work, make_trace
 from fedjax_mm.round import State
@@ -181,34 +180,8 @@ def _advance(
     client_axis: str | None,
 ) -> tuple[State, Trace]:
     run = run_of(tasks, algorithm, assignment, None, client_map, client_axis)
-    is_async = isinstance(assignment, Dispatch)
-    if isinstance(state.assignment, AsyncState) != is_async:
-        given = ("an asynchronous run", "a run in rounds")[is_async]
-        raise TypeError(
-            f"state is of {given}, but the assignment is {checks.described(assignment)}; give the "
-            "assignment that the state began with"
-        )
-    if jnp.ndim(state.round):
-        raise ValueError(
-            f"state is of runs {list(jnp.shape(state.round))}; call advance inside jax.vmap, too"
-        )
-    facts = preflight(state.rng_key, run)
-    _check_began_with(run, state)
+    facts = preflight(state.rng_key, run, began=state)
     return _recorded(run, facts, state, num_rounds, record_every)
-
-
-def _check_began_with(run: Run, state: State) -> None:
-    """Raises `ValueError` if a state differs in structure or shape from the states of a run."""
-    wanted = jax.eval_shape(run.start, state.rng_key)
-    remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
-    given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))
-    if given != have:
-        raise ValueError(f"state has {given} models, but the assignment has {have}; {remedy}")
-    for what, old, new in (
-        ("models", wanted.models, state.models),
-        ("an assignment's state", wanted.assignment, state.assignment),
-    ):
-        check_state("state has", old, new, what, "runs of these tasks have", remedy)
 
 
 def _recorded(

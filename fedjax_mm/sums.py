@@ -9,18 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.base import (
-    Algorithm,
-    ClientContext,
-    ClientState,
-    Contribution,
-    Params,
-    Scalar,
-    ServerState,
-    Task,
-)
+from fedjax_mm.base import Contribution, Params, Scalar
 
 
 class SparseUpdate(NamedTuple):
@@ -122,22 +113,6 @@ def dense_update(contribution: Contribution, params: Params) -> Contribution:
     alone = jax.tree.map(lambda x: x[None], contribution)
     total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
     return contribution._replace(update=finish_sum(total, params).update)
-
-
-def zero_message(
-    algorithm: Algorithm, task: Task, params: Params, server: ServerState, client: ClientState
-) -> Contribution:
-    """Returns zeros with the shapes and types of a client's dense contribution."""
-
-    def send(rng_key: PRNGKeyArray, *given: Any) -> Contribution:
-        params, *states = given
-        context = ClientContext(rng_key, 1, task, jnp.int32(0), params)
-        sent, _ = algorithm.client(context, *states)
-        return dense_update(as_arrays(sent)._replace(report=()), params)
-
-    rng_key = jax.eval_shape(jax.random.key, 0)
-    shapes = jax.eval_shape(send, rng_key, params, server, client)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
@@ -15,6 +16,7 @@ from fedjax_mm.base import (
     Algorithm,
     Assignment,
     ClientContext,
+    ClientState,
     Cohort,
     Contribution,
     Index,
@@ -24,12 +26,13 @@ from fedjax_mm.base import (
     Round,
     Sampling,
     ServerContext,
+    ServerState,
     Steps,
     Task,
 )
 from fedjax_mm.calls import Wraps
 from fedjax_mm.parts import check_algorithm, check_assignment
-from fedjax_mm.sums import as_arrays
+from fedjax_mm.sums import as_arrays, dense_update
 
 
 class Wrapping(NamedTuple):
@@ -226,6 +229,22 @@ def wrap_algorithm(
         steps_idle=inner.steps_idle or steps_idle,
         metrics=measured,
     )
+
+
+def zero_message(
+    algorithm: Algorithm, task: Task, params: Params, server: ServerState, client: ClientState
+) -> Contribution:
+    """Returns zeros with the shapes and types of a client's dense contribution."""
+
+    def send(rng_key: PRNGKeyArray, *given: Any) -> Contribution:
+        params, *states = given
+        context = ClientContext(rng_key, 1, task, jnp.int32(0), params)
+        sent, _ = algorithm.client(context, *states)
+        return dense_update(as_arrays(sent)._replace(report=()), params)
+
+    rng_key = jax.eval_shape(jax.random.key, 0)
+    shapes = jax.eval_shape(send, rng_key, params, server, client)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _alone(state: Any) -> tuple[Any, tuple[()]]:

@@ -31,6 +31,7 @@ from fedjax_mm.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.round import State, start_models
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, train
+from fedjax_mm.wrap import zero_message
 
 CLOCK_METRICS = "time", "steps", "staleness", "at_work"
 """The names of the metrics of the clock."""
@@ -89,7 +90,7 @@ def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
 
     versions = jax.tree.map(put, Version(state.params, state.server))
     task, first = stack.task_at(jnp.int32(0)), jax.tree.map(itemgetter(0), state)
-    sent = sums.zero_message(stack.algorithm, task, first.params, first.server, ())
+    sent = zero_message(stack.algorithm, task, first.params, first.server, ())
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
     return Store(versions, jax.tree.map(zeros, sent), recent)
 
