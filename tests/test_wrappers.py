@@ -1,11 +1,13 @@
-"""Neutral wrappers change nothing, gradients are right, and seeds are independent."""
+"""Neutral wrappers change nothing, gradients are right, runs resume and split, seeds are independent."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from fedjax_mm import fedavg, mfa_rand, noisy, params_of, simulate
+from fedjax_mm import advance, fedavg, mfa_rand, noisy, params_of, simulate
+from fedjax_mm.asynchrony import on_clock, shifted_exponential
 from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.compression import compressed, random_k, top_k
 from fedjax_mm.privacy import private
@@ -34,6 +36,10 @@ WRAPPERS = {
         lambda f, a: (f, dropping(a, 0.0)),
         lambda f, a: (f, dropping(a, 0.4)),
     ),
+    "on a clock": (
+        lambda f, a: (f, on_clock(a, shifted_exponential(N))),
+        lambda f, a: (f, on_clock(a, shifted_exponential(N), first=2)),
+    ),
     "noisy": (
         lambda f, a: (noisy(f, EVENS, noise=0.0), a),
         lambda f, a: (noisy(f, EVENS, noise=0.5), a),
@@ -49,11 +55,11 @@ WRAPPERS = {
     "all of them": (
         lambda f, a: (
             hidden(compressed(noisy(f, EVENS, noise=0.0), top_k(1.0)), 1e6, 0.0),
-            dropping(available(a, bernoulli(1.0)), 0.0),
+            on_clock(dropping(available(a, bernoulli(1.0)), 0.0), shifted_exponential(N)),
         ),
         lambda f, a: (
             hidden(compressed(noisy(f, EVENS, noise=0.5), random_k(0.6)), 0.05, 0.3),
-            dropping(available(a, bernoulli(0.8)), 0.2),
+            on_clock(dropping(available(a, bernoulli(0.8)), 0.2), shifted_exponential(N), first=2),
         ),
     ),
 }
@@ -107,3 +113,29 @@ def test_seeds_do_not_depend_on_their_neighbours(name):
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), together, alone
     )
+
+
+@pytest.mark.parametrize(
+    "name", [slow_unless(name in ("replaced", "all of them"), name) for name in WRAPPERS]
+)
+def test_runs_resume_exactly_and_split_over_two_devices(name):
+    algorithm, assignment = WRAPPERS[name][1](fedavg(0.2, local_steps=2), mfa_rand(N, M))
+    parts, key = (quadratic(N, 3, mu=0.1), algorithm, assignment), jax.random.key(0)
+    expected, _ = simulate(key, *parts, ROUNDS)
+    first, _ = simulate(key, *parts, 1)
+    resumed, _ = advance(first, *parts, ROUNDS - 1)
+    jax.tree.map(np.testing.assert_array_equal, *map(numbers_of, (resumed, expected)))
+
+    def run(key):
+        return simulate(key, *parts, ROUNDS, client_axis="clients")[0]
+
+    mesh = jax.make_mesh((2,), ("clients",), devices=jax.devices()[:2])
+    split = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+        *map(numbers_of, (split(key), expected)),
+    )
+
+
+def numbers_of(state):
+    return state._replace(rng_key=jax.random.key_data(state.rng_key))
