@@ -49,7 +49,7 @@ from fedjax_mm.record import (
 )
 from fedjax_mm.round import Rounds, State, draw_params, look, received
 from fedjax_mm.stacks import Stack, StackState, stacks_of
-from fedjax_mm.sums import as_arrays, dense_update
+from fedjax_mm.sums import as_arrays, dense_update, is_sparse
 from fedjax_mm.tasks.view import at_round, changes
 from fedjax_mm.train import Options
 
@@ -351,6 +351,13 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
     if isinstance(run, Rounds):
         others = (run.assignment.metrics or _no_metrics)(own)
         _check_metrics(f"metrics of {name_of(run.assignment)}", others)
+        for name, value in others.items():
+            if jnp.shape(value)[:1] != (run.assignment.num_models,):
+                raise ValueError(
+                    f"the metric {name!r} of {name_of(run.assignment)} has shape "
+                    f"{jnp.shape(value)}; give a number for each of {run.assignment.num_models} "
+                    "models"
+                )
         of_run = {name: jnp.ndim(value) - 1 for name, value in others.items()}
     else:
         of_run = dict.fromkeys(CLOCK_METRICS, 0)
@@ -411,7 +418,9 @@ def _assign(
     asked = look(run.stacks, look_key, zero, models, run.options)
     asked = asked._replace(metric=partial(_metric, firsts, asked))
     what, wanted = name_of(assignment), "return two from assign: a Cohort, and the state"
-    match assignment.assign(jax.random.fold_in(rng_key, 1), zero + 1, own, asked):
+    with _told(assignment, "assign(rng_key, round, state, look)"):
+        answer = assignment.assign(jax.random.fold_in(rng_key, 1), zero + 1, own, asked)
+    match answer:
         case Cohort() as found:
             raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
         case Cohort() as cohort, new:
@@ -466,6 +475,11 @@ def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
     if not shape[0]:
         raise ValueError(
             f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
+        )
+    if cohort.is_known and not -1 <= np.min(cohort.models) <= np.max(cohort.models) < num_models:
+        raise ValueError(
+            f"{what} returns models {np.min(cohort.models)} ... {np.max(cohort.models)}; there are "
+            f"{num_models}, with numbers from 0, and -1 is padding"
         )
     for name, kind, types, wanted in (
         ("scale", "floats", (jnp.floating, jnp.integer), shape),
@@ -524,6 +538,12 @@ def _contribute(first: _First, context: ClientContext) -> Contribution:
         _check_arrays(f"{what} as {name}", getattr(sent, name))
     if sent.update is None:
         raise TypeError(f"{what} as update None; give a pytree of arrays")
+    for leaf in jax.tree.leaves(sent.update, is_leaf=is_sparse):
+        if is_sparse(leaf) and not jnp.issubdtype(jnp.result_type(leaf.indices), jnp.integer):
+            raise TypeError(
+                f"{what} a SparseUpdate with indices of {jnp.result_type(leaf.indices)}; scale it "
+                "by sums.scale_update, which leaves the indices as they are"
+            )
     for name in ("weight", "num_gradients"):
         if not _is_array(value := getattr(sent, name)) or np.shape(value):
             raise TypeError(f"{what} as {name} {described(value)}; give one number")
@@ -567,12 +587,12 @@ def _observe(
 
 @contextlib.contextmanager
 def _told(
-    algorithm: Algorithm, call: str, params: Params = None, update: Any = None
+    part: Algorithm | Assignment, call: str, params: Params = None, update: Any = None
 ) -> Iterator[None]:
     """Adds a note about the called function to errors that JAX or Python raise in it.
 
     Args:
-      algorithm: the algorithm whose function is called.
+      part: the algorithm or the assignment whose function is called.
       call: the call, written as in the function's signature.
       params: the model's parameters, if the function receives a sum of updates.
       update: the sum of updates.
@@ -580,7 +600,7 @@ def _told(
     try:
         yield
     except (TypeError, ValueError, AttributeError) as error:
-        note = f"in {call} of {name_of(algorithm)}"
+        note = f"in {call} of {name_of(part)}"
         shapes = [jax.tree.map(lambda x: jax.typeof(x).str_short(), x) for x in (params, update)]
         if shapes[0] != shapes[1]:
             note += f", which gets params {shapes[0]} and total.update {shapes[1]}"

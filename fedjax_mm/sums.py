@@ -27,7 +27,8 @@ class SparseUpdate(NamedTuple):
     values: Float[Array, " block"]
 
 
-def _is_sparse(leaf: Any) -> bool:
+def is_sparse(leaf: Any) -> bool:
+    """Returns whether a part of an update is sparse."""
     return isinstance(leaf, SparseUpdate)
 
 
@@ -41,11 +42,11 @@ def scale_update(update: Any, factor: Scalar) -> Any:
     """Multiplies an update by a number, including its sparse parts."""
 
     def scale(leaf: Any) -> Any:
-        if _is_sparse(leaf):
+        if is_sparse(leaf):
             return SparseUpdate(leaf.scale * factor, leaf.indices, leaf.values * factor)
         return leaf * factor
 
-    return jax.tree.map(scale, update, is_leaf=_is_sparse)
+    return jax.tree.map(scale, update, is_leaf=is_sparse)
 
 
 def root(square: Array) -> Array:
@@ -88,7 +89,7 @@ def add_chunk(
         return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 
     def add(total: Any, leaf: Any) -> Any:
-        if _is_sparse(leaf):
+        if is_sparse(leaf):
             place = (*(row[:, None] for row in rows), leaf.indices)
             values = total.values.at[place].add(leaf.values)
             return SparseUpdate(add(total.scale, leaf.scale), (), values)
@@ -96,7 +97,7 @@ def add_chunk(
             return total + leaf.sum(0, dtype=total.dtype)
         return total.at[rows].add(leaf.astype(total.dtype))
 
-    return jax.tree.map(add, total, jax.tree.map(select, chunk), is_leaf=_is_sparse)
+    return jax.tree.map(add, total, jax.tree.map(select, chunk), is_leaf=is_sparse)
 
 
 def finish_sum(total: Contribution, params: Params) -> Contribution:
@@ -117,10 +118,10 @@ def dense_update(contribution: Contribution, params: Params) -> Contribution:
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
     # Do not map over both, because a dense update may differ from the parameters in structure.
-    if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):
+    if not any(map(is_sparse, jax.tree.leaves(update, is_leaf=is_sparse))):
         return update
 
     def of_leaf(leaf: Any, param: Array) -> Any:
-        return function(leaf, param) if _is_sparse(leaf) else leaf
+        return function(leaf, param) if is_sparse(leaf) else leaf
 
-    return jax.tree.map(of_leaf, update, params, is_leaf=_is_sparse)
+    return jax.tree.map(of_leaf, update, params, is_leaf=is_sparse)

@@ -31,6 +31,7 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.calls import Wraps
+from fedjax_mm.checks import described
 from fedjax_mm.parts import check_algorithm, check_assignment
 from fedjax_mm.sums import as_arrays, dense_update
 
@@ -91,7 +92,8 @@ def wrap_assignment(
     Args:
       inner: the assignment.
       name: the wrapper's name.
-      change: changes a cohort.
+      change: changes a cohort. It gets the wrapper's key, the round, the wrapper's state, the
+        cohort and the `Look` of the round, and returns the new cohort and the wrapper's new state.
       keys_of: divides the key of a round. By default the wrapper's key depends on the number of
         wrappers inside.
       init: makes the wrapper's state. Without it, the state is that of the assignment.
@@ -101,7 +103,7 @@ def wrap_assignment(
     Raises:
       TypeError: if `inner` is not an assignment.
 
-    Example: every second message is lost.
+    Example: the messages of every second round are lost.
       >>> import dataclasses
       >>> from fedjax_mm import fedavg, mfa_rr, simulate
       >>> from fedjax_mm.tasks import quadratic
@@ -125,7 +127,8 @@ def wrap_assignment(
         inside, own = split(state)
         inner_key, own_key = both(rng_key)
         cohort, inside = inner.assign(inner_key, round, inside, look)
-        cohort, own = change(own_key, round, own, cohort, look)
+        found = change(own_key, round, own, cohort, look)
+        cohort, own = _two(name, "change", found, "a Cohort", has_state=init is not None)
         return cohort, join(inside, own)
 
     def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
@@ -201,13 +204,15 @@ def wrap_algorithm(
     ) -> tuple[Contribution, Any]:
         (server, server_own), (inside, own) = split(server_state), split(client_state)
         sent, inside = inner.client(context, server, inside)
-        sent, own = send(context, as_arrays(sent), server_own, own)
+        found = send(context, as_arrays(sent), server_own, own)
+        sent, own = _two(name, "send", found, "a Contribution", has_state=init is not None)
         return sent, join(inside, own)
 
     def server(context: ServerContext) -> tuple[Params, Any]:
         (inside, own), states = split(context.server_state), context.client_states
         states = states.inner if init and isinstance(states, Wrapping) else states
-        context, own = serve(context._replace(server_state=inside, client_states=states), own)
+        found = serve(context._replace(server_state=inside, client_states=states), own)
+        context, own = _two(name, "serve", found, "a ServerContext", has_state=init is not None)
         params, inside = inner.server(context)
         return params, join(inside, own)
 
@@ -245,6 +250,21 @@ def zero_message(
     rng_key = jax.eval_shape(jax.random.key, 0)
     shapes = jax.eval_shape(send, rng_key, params, server, client)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def _two(name: str, function: str, found: Any, first: str, *, has_state: bool) -> tuple[Any, Any]:
+    """Returns the two results of a wrapper's function, or raises an error if it has others."""
+    if type(found) is not tuple or len(found) != 2:
+        raise TypeError(
+            f"{function} of {name} returns {described(found)}; return two: {first}, and the "
+            "wrapper's state, which is () without init"
+        )
+    if not has_state and jax.tree.leaves(found[1]):
+        raise ValueError(
+            f"{function} of {name} returns a state, but the wrapper has none; give init, which "
+            "makes the first one"
+        )
+    return found
 
 
 def _alone(state: Any) -> tuple[Any, tuple[()]]:

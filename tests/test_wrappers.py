@@ -1,4 +1,4 @@
-"""Neutral wrappers change nothing, gradients are right, runs resume and split, seeds are independent."""
+"""Neutral wrappers change nothing, gradients are right, runs resume, and seeds are independent."""
 
 import jax
 import jax.numpy as jnp

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_mm import fedavg, full_participation, mfa_rand
+from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, simulate
 from fedjax_mm.asynchrony import on_clock, shifted_exponential
 from fedjax_mm.availability import (
     available,
@@ -15,9 +15,12 @@ from fedjax_mm.availability import (
     share_of_examples,
     timetable,
 )
-from fedjax_mm.base import Sampling
+from fedjax_mm.base import Contribution, Sampling
 from fedjax_mm.compression import compressed, qsgd, random_k, top_k
+from fedjax_mm.local import stateless
 from fedjax_mm.privacy import AdaptiveClip, epsilon, noise_for, private
+from fedjax_mm.tasks import quadratic
+from fedjax_mm.wrap import wrap_algorithm, wrap_assignment
 
 ALL, FEDAVG = full_participation(4), fedavg(0.1, local_steps=1)
 DELAY = shifted_exponential(4)
@@ -33,7 +36,54 @@ def spent(assignment=ALL, **change):
     return lambda: epsilon(assignment, **given)
 
 
+def run(algorithm=FEDAVG, assignment=ALL):
+    return lambda: simulate(0, quadratic(4, 2, mu=0.1), algorithm, assignment, 1)
+
+
+def changing(change, **how):
+    return run(assignment=wrap_assignment(ALL, "mine", change, **how))
+
+
+def scaled_by_tree_map(context):
+    update = local_sgd(0.1, steps=1).train_or_solve(context).update
+    return Contribution(jax.tree.map(lambda x: x * context.weight(), update), context.weight(), 1)
+
+
+def sending(**how):
+    given = {"send": lambda context, sent, server, own: (sent, own)} | how
+    return run(wrap_algorithm(FEDAVG, "mine", **given))
+
+
 CASES = {
+    # Wrappers of one's own.
+    "change returns a cohort alone": (
+        changing(lambda key, t, own, cohort, look: cohort),
+        "change of mine returns a Cohort; return two: a Cohort, and the wrapper's state",
+        TypeError,
+    ),
+    "change returns a state without init": (
+        changing(lambda key, t, own, cohort, look: (cohort, jnp.zeros(3))),
+        "change of mine returns a state, but the wrapper has none; give init",
+    ),
+    "change returns another state": (
+        changing(lambda *given: (given[3], jnp.zeros(3)), init=lambda key: jnp.zeros(2)),
+        r"the assignment mine returns float\d+\[3\] in its state where init returned float\d+\[2\]",
+    ),
+    "send returns a contribution alone": (
+        sending(send=lambda context, sent, server, own: sent),
+        "send of mine returns a Contribution; return two",
+        TypeError,
+    ),
+    "serve returns a context alone": (
+        sending(serve=lambda context, own: context),
+        "serve of mine returns a ServerContext; return two",
+        TypeError,
+    ),
+    "indices of a sparse update are scaled": (
+        run(stateless(scaled_by_tree_map, lambda params, total: params)),
+        "a SparseUpdate with indices of float32; scale it by sums.scale_update",
+        TypeError,
+    ),
     # Presence.
     "probability above 1": (lambda: bernoulli(1.2), "probability is 1.2; it must lie between 0"),
     "probability below 0": (lambda: bernoulli(-0.1), "probability is -0.1; it must lie between"),

@@ -295,6 +295,11 @@ def simulated(assignment):
             r"no slots; .* the client -1 if nobody",
         ),
         (
+            (Cohort(CLIENTS, np.array([0, 1, 2, 0])), EVENS),
+            ValueError,
+            r"returns models 0 \.\.\. 2; there are 2, with numbers from 0",
+        ),
+        (
             (Cohort(CLIENTS, EVENS, np.ones(2)), EVENS),
             ValueError,
             r"as scale float\d+\[2\]; give floats of shape \(4,\)",
@@ -360,11 +365,18 @@ def copy_out(rng_key, round, state, look):
 def test_concretization_errors_explain_traced_values(assign):
     with pytest.raises(TypeError) as refusal:
         simulated(evens_first(None)._replace(assign=assign))
+    assert any("in assign(rng_key, round, state, look) of" in x for x in refusal.value.__notes__)
     (note,) = [
         note for note in refusal.value.__notes__ if note.startswith("a round is")
     ]  # not JAX's
     assert "compiled once and then serves all rounds" in note
     assert "Instead of `if` use jax.numpy.where" in note
+
+
+def test_metrics_of_an_assignment_have_a_number_for_each_model():
+    strategy = full_participation(4)._replace(metrics=lambda state: {"a": jnp.zeros(3)})
+    with pytest.raises(ValueError, match=r"the metric 'a' of the assignment sequential has shape"):
+        simulated(strategy)
 
 
 @pytest.mark.parametrize("part", ["init", "assign", "observe", "metrics"])
