@@ -301,8 +301,8 @@ class Algorithm(Part, _AlgorithmFields):
 
     @property
     def wraps(self) -> Wraps | None:
-        """The wrapper, if there is one. It stays when one of the functions is replaced."""
-        return wrapper_of(self.client, self.server)
+        """The wrapper, if there is one. It stays until all functions are replaced."""
+        return wrapper_of(self)
 
 
 class Updates(NamedTuple):
@@ -393,11 +393,9 @@ class Assignment(Part, _AssignmentFields):
 
     @property
     def wraps(self) -> Wraps | None:
-        """The wrapper, if there is one. It stays when one of the functions is replaced."""
-        return wrapper_of(self.assign, self.init)
+        """The wrapper, if there is one. It stays until all functions are replaced."""
+        return wrapper_of(self)
 
     def sampled(self, sampling: Sampling | None) -> Self:
         """Returns the assignment with a statement of how it samples clients."""
-        made = self._replace()
-        made.sampling = sampling
-        return made
+        return self._replace().stating(sampling=sampling)

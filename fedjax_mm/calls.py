@@ -1,11 +1,14 @@
 """Parts, which print as the calls that made them, and the functions of wrapped parts."""
 
-import functools
+import dataclasses
+import importlib
+import operator
 import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
+import numpy as np
 
 
 class Call(NamedTuple):
@@ -15,11 +18,25 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @classmethod
+    def of(cls, factory: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Self:
+        """A call, with copies of arguments that may change later."""
+        return cls(factory, tuple(map(_kept, args)), {key: _kept(x) for key, x in kwargs.items()})
+
     def __repr__(self) -> str:
-        """Returns the call as in a program, except that arrays show only their types."""
+        """The call as in a program, except that arrays show only their types."""
         short = _Short().repr
         named = [f"{name}={short(value)}" for name, value in self.kwargs.items()]
         return f"{self.factory.__name__}({', '.join([*map(short, self.args), *named])})"
+
+
+def _kept(value: Any) -> Any:
+    return value.copy() if type(value) in (list, dict, set, np.ndarray) else value
+
+
+def _called(module: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    # Look the factory up, because its decorator has replaced the function by another one.
+    return operator.attrgetter(name)(importlib.import_module(module))(*args, **kwargs)
 
 
 class _Short(reprlib.Repr):
@@ -43,33 +60,53 @@ class Part:
         saves only the call. ``part._replace(...)`` has none, because the call made another part.
 
     Example:
-      >>> from fedjax_mm import available, mfa_rr
-      >>> from fedjax_mm.availability import bernoulli
+      >>> from fedjax_mm import mfa_rr
+      >>> from fedjax_mm.availability import available, bernoulli
       >>> available(mfa_rr(24, 2), bernoulli(0.5))
       available(mfa_rr(24, 2), bernoulli(0.5))
     """
 
     call: Call | None = None
 
-    def made_by(self, call: Call) -> Self:
-        """Returns the part with its call."""
+    def stating(self, **statements: Any) -> Self:
+        """A copy of the part with statements about it, which `_replace` drops."""
         fields: Any = self
         made: Self = type(self)(*fields)
-        vars(made).update(vars(self), call=call)
+        vars(made).update(vars(self), **statements)
         return made
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses every change.
+
+        Raises:
+          AttributeError: always.
+        """
+        del value
+        raise AttributeError(f"{name} cannot be set; parts do not change: use _replace")
+
     def __repr__(self) -> str:
-        """Returns the call, or else the fields."""
+        """The call, or else the fields."""
         return super().__repr__() if self.call is None else repr(self.call)
 
+    def __copy__(self) -> Self:
+        """The part itself, because it does not change."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The part itself, because it does not change."""
+        del memo
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Returns the call for `pickle`, or else the fields."""
+        """The call for `pickle`, or else the fields."""
         if self.call is None:
             return super().__reduce_ex__(protocol)
-        return functools.partial(self.call.factory, **self.call.kwargs), self.call.args
+        factory, args, kwargs = self.call
+        return _called, (factory.__module__, factory.__qualname__, args, kwargs)
 
 
-class Wraps(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wraps:
     """A function of a wrapped algorithm or assignment.
 
     Attributes:
@@ -87,6 +124,6 @@ class Wraps(NamedTuple):
         return self.function(*args, **kwargs)
 
 
-def wrapper_of(*functions: Any) -> Wraps | None:
-    """Returns the first of several functions that belongs to a wrapper."""
-    return next((each for each in functions if isinstance(each, Wraps)), None)
+def wrapper_of(part: Any) -> Wraps | None:
+    """The wrapper to which a function of a part belongs, if there is one."""
+    return next((each for each in part if isinstance(each, Wraps)), None)

@@ -145,11 +145,11 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             name: by_name[name](value) if name in by_name else value
             for name, value in kwargs.items()
         }
-        made = function(*first, *rest, **named)
-        return made.made_by(Call(outer, args, kwargs)) if isinstance(made, Part) else made
+        made: Any = function(*first, *rest, **named)
+        is_part = isinstance(made, Part)
+        return made.stating(call=Call.of(function, args, kwargs)) if is_part else made
 
-    outer = brief(call)
-    return outer
+    return brief(call)
 
 
 def refusing_unknown(kind: type[T]) -> type[T]:

@@ -42,6 +42,11 @@ def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
     remedy = "such as fedavg(0.1, local_steps=5)"
     algorithm: Algorithm = _check(name, value, "an algorithm", Algorithm, remedy)
     _check_functions("algorithm", algorithm, ("init", "client", "server"), ("num_steps", "metrics"))
+    idle: Any = algorithm.steps_idle
+    if not isinstance(idle, bool):
+        raise TypeError(
+            f"the algorithm's steps_idle is {described(idle)}; it must be True or False"
+        )
     return algorithm
 
 

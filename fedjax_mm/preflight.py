@@ -95,7 +95,11 @@ def preflight(rng_key: PRNGKeyArray, run: Run, *, began: State | None = None) ->
     """
     if began is not None:
         _check_kind(run, began)
-    facts: Facts = jax.eval_shape(partial(rehearse, run), rng_key, np.int32(0))
+    at = jnp.asarray(0) if began is None else began.round
+    if getattr(jax.config, "jax_disable_jit", False):  # for debuggers, which need values
+        facts: Facts = rehearse(run, rng_key, at)
+    else:
+        facts = jax.eval_shape(partial(rehearse, run), rng_key, at)
     if began is not None:
         _check_began(run, began)
     return facts
@@ -177,52 +181,72 @@ def _fitted(params: Params, stacks: Sequence[Stack]) -> list[Params]:
     ]
 
 
-def rehearse(run: Run, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> Facts:
+def rehearse(run: Run, rng_key: PRNGKeyArray, round: Int[Array, ""]) -> Facts:
     """Returns the facts about a run, after calling every function of its parts once.
 
-    Call it on shapes alone, as in `preflight`. Clients and rounds are computed from `zero`, because
-    a constant would have a value.
+    Call it on shapes alone, as in `preflight`. Clients are computed from the round, because a
+    constant would have a value.
 
     Raises:
       TypeError: if a function returns anything of another type than the contract.
       ValueError: if shapes do not fit.
     """
     try:
-        return _rehearse(run, rng_key, zero)
+        facts: Any = _rehearse(run, rng_key, round)
     except Exception:
         # An error inside a wrapper is that of the part inside, if it fails alone, too.
-        failures = (_failure(fewer, rng_key, zero) for fewer in _unwrapped(run))
+        failures = (_failure(*fewer, rng_key, round) for fewer in _unwrapped(run))
         first = next((error for error in failures if error is not None), None)
         if first is None:
             raise
+    else:
+        return facts
     raise first
 
 
-def _failure(run: Run, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> Exception | None:
+def _failure(
+    run: Run, trains: bool, rng_key: PRNGKeyArray, round: Int[Array, ""]
+) -> Exception | None:
     try:
-        _rehearse(run, rng_key, zero)
+        _rehearse(run, rng_key, round, trains=trains)
     except Exception as error:
         return error
     return None
 
 
-def _unwrapped(run: Run) -> Iterator[Run]:
-    """Yields the run without wrappers, then with the innermost ones, and so on."""
+def _unwrapped(run: Run) -> Iterator[tuple[Run, bool]]:
+    """Runs without some wrappers, from the inside out, and whether to train.
 
-    def levels_of(part: Algorithm | Assignment) -> list[Any]:
-        return [part] if part.wraps is None else [*levels_of(part.wraps.inner), part]
+    Wrappers of algorithms are left out first, and then those of the assignment. The algorithm may
+    need these, and so nobody trains without them.
+    """
 
-    algorithms = [levels_of(stack.algorithm) for stack in run.stacks]
-    assignment = levels_of(run.assignment) if isinstance(run, Rounds) else []
-    for depth in range(max(map(len, [*algorithms, assignment])) - 1):
-        hows = [each[min(depth, len(each) - 1)] for each in algorithms]
-        pairs = zip(run.stacks, hows, strict=True)
-        stacks = [stack._replace(algorithm=how) for stack, how in pairs]
-        if isinstance(run, Rounds):
-            inside = assignment[min(depth, len(assignment) - 1)]
-            yield run._replace(stacks=stacks, assignment=inside)
-        else:
-            yield run._replace(stacks=stacks)
+    def inside(part: Algorithm | Assignment) -> list[Any]:
+        return [] if part.wraps is None else [*inside(part.wraps.inner), part.wraps.inner]
+
+    algorithms = [inside(stack.algorithm) for stack in run.stacks]
+    for depth in range(max(map(len, algorithms))):
+        stacks = [
+            stack._replace(algorithm=each[depth]) if depth < len(each) else stack
+            for stack, each in zip(run.stacks, algorithms, strict=True)
+        ]
+        yield run._replace(stacks=stacks), True
+    if isinstance(run, Rounds):
+        yield from ((run._replace(assignment=each), False) for each in inside(run.assignment))
+
+
+class _Now(NamedTuple):
+    """Numbers without values, as in a run.
+
+    Attributes:
+      round: the number of completed rounds.
+      next: the number of the next round, or of the next server step.
+      client: the index of a client.
+    """
+
+    round: Int[Array, ""]
+    next: Int[Array, ""]
+    client: Int[Array, ""]
 
 
 class _First(NamedTuple):
@@ -239,23 +263,29 @@ class _First(NamedTuple):
         return self.stack.algorithm
 
 
-def _rehearse(run: Run, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> Facts:
+def _rehearse(
+    run: Run, rng_key: PRNGKeyArray, round: Int[Array, ""], *, trains: bool = True
+) -> Facts | None:
+    zero = (round * 0).astype(jnp.int32)
+    now = _Now(round, round + 1 if isinstance(run, Rounds) else zero + 1, zero)
     # Every function gets another key, as in a run, so that `jax.debug_key_reuse` accepts it.
     fold = partial(jax.random.fold_in, rng_key)
     with tracing("the start of a run"):
-        firsts = [_start(run, stack, fold(4 + i), zero) for i, stack in enumerate(run.stacks)]
+        firsts = [_start(run, stack, fold(4 + i), now) for i, stack in enumerate(run.stacks)]
         own = _traced(run.assignment.init(fold(0))) if isinstance(run, Rounds) else ()
     with tracing("the record of a round"):
         _check_record(run, firsts, fold(1), own)
     if isinstance(run, Rounds):
         with tracing("a round"):
-            cohort, chosen = _assign(run, firsts, fold(2), zero, own)
-            sent = [_train(cohort, first, fold(3), zero) for first in firsts]
-            _observe(run.assignment, cohort, [each.report for each in sent], zero, own, chosen)
+            cohort, chosen = _assign(run, firsts, fold(2), now, own)
+            if not trains:
+                return None
+            sent = [_train(cohort, first, fold(3), now) for first in firsts]
+            _observe(run.assignment, cohort, [each.report for each in sent], now, own, chosen)
         updates = min(cohort.clients.size, run.assignment.num_clients)
     else:
         with tracing("an arrival"):
-            sent = [_train(None, first, fold(3), zero) for first in firsts]
+            sent = [_train(None, first, fold(3), now) for first in firsts]
         updates = run.dispatch.arrivals_per_round
     ups, downs = [each.update for each in sent], [first.params for first in firsts]
     return Facts(
@@ -282,10 +312,10 @@ def _traced(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[0], _alike(tree, 1))
 
 
-def _start(run: Run, stack: Stack, rng_key: PRNGKeyArray, zero: Int[Array, ""]) -> _First:
+def _start(run: Run, stack: Stack, rng_key: PRNGKeyArray, now: _Now) -> _First:
     """Returns the first model of a stack before round 1."""
-    algorithm, task = stack.algorithm, _task_at_start(stack, zero)
-    weight = task.weight(zero)
+    algorithm, task = stack.algorithm, _task_at_start(stack, now)
+    weight = task.weight(now.client)
     if not hasattr(weight, "shape") or weight.shape:
         raise TypeError(
             f"{type(task).__name__}.weight returns {described(weight)}; return one number, n_k"
@@ -304,23 +334,26 @@ def _start(run: Run, stack: Stack, rng_key: PRNGKeyArray, zero: Int[Array, ""]) 
         )
     server, client = _traced((server, client))
     if algorithm.num_steps is not None:  # refuses epochs with too many steps
-        algorithm.num_steps(task, zero, server)
+        steps = algorithm.num_steps(task, now.client, server)
+        if np.shape(steps):
+            given = described(steps)
+            raise TypeError(f"{name_of(algorithm)} returns from num_steps {given}; give one number")
     return _First(stack, task, params, server, client)
 
 
-def _task_at_start(stack: Stack, zero: Int[Array, ""]) -> Task:
+def _task_at_start(stack: Stack, now: _Now) -> Task:
     def kinds_of(task: Task) -> Any:
         leaves, structure = jax.tree.flatten(task)
         return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
-    task = stack.task_at(zero)
-    now = at_round(task, zero)
-    if changes(task) and kinds_of(now) != kinds_of(task):
+    task = stack.task_at(now.client)
+    first = at_round(task, now.client)
+    if changes(task) and kinds_of(first) != kinds_of(task):
         raise ValueError(
             f"at of {type(task).__name__} returns a task of another structure, shape or type; "
             "return the task with other values"
         )
-    return now
+    return first
 
 
 def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own: Any) -> None:
@@ -405,7 +438,7 @@ def _check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> 
 
 
 def _assign(
-    run: Rounds, firsts: Sequence[_First], rng_key: PRNGKeyArray, zero: Int[Array, ""], own: Any
+    run: Rounds, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now, own: Any
 ) -> tuple[Cohort, Any]:
     """Returns the cohort of a round and the assignment's new state.
 
@@ -415,11 +448,11 @@ def _assign(
     """
     assignment, look_key = run.assignment, jax.random.fold_in(rng_key, 0)
     models = [_models(first) for first in firsts]
-    asked = look(run.stacks, look_key, zero, models, run.options)
+    asked = look(run.stacks, look_key, now.round, models, run.options)
     asked = asked._replace(metric=partial(_metric, firsts, asked))
     what, wanted = name_of(assignment), "return two from assign: a Cohort, and the state"
     with _told(assignment, "assign(rng_key, round, state, look)"):
-        answer = assignment.assign(jax.random.fold_in(rng_key, 1), zero + 1, own, asked)
+        answer = assignment.assign(jax.random.fold_in(rng_key, 1), now.next, own, asked)
     match answer:
         case Cohort() as found:
             raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
@@ -496,24 +529,22 @@ def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
             )
 
 
-def _train(
-    cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, zero: Int[Array, ""]
-) -> Contribution:
+def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now) -> Contribution:
     """Trains one client, takes the server step, and returns the client's dense contribution."""
     is_scaled = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None
     client_key, server_key = jax.random.split(jax.random.fold_in(rng_key, first.stack.models[0]))
     # The scale and `takes_part` have values exactly when they have values in `train.py`.
     context = ClientContext(
-        *(client_key, zero + 1, first.task, zero, first.params),
-        scale=zero + jnp.ones(()) if is_scaled or may_miss else 1.0,
-        takes_part=zero >= 0 if may_miss else True,
+        *(client_key, now.next, first.task, now.client, first.params),
+        scale=now.client + jnp.ones(()) if is_scaled or may_miss else 1.0,
+        takes_part=now.client >= 0 if may_miss else True,
         is_scaled=is_scaled,
     )
     sent = _contribute(first, context)
     total = dense_update(sent._replace(report=()), first.params)
     states = _alike(first.client, first.task.num_clients)
-    given = zero + 1, first.task, first.params, first.server, states, total, server_key
+    given = now.next, first.task, first.params, first.server, states, total, server_key
     _serve(first, ServerContext(*given))
     return total._replace(report=sent.report)
 
@@ -572,16 +603,21 @@ def _observe(
     assignment: Assignment,
     cohort: Cohort,
     reports: Sequence[Any],
-    zero: Int[Array, ""],
+    now: _Now,
     before: Any,
     chosen: Any,
 ) -> None:
     """Lets an assignment observe a round, given its states before and after `assign`."""
     if assignment.observe is None:
         return
-    check_alike("the models' algorithms report differently, but one observes all", *reports)
+    words = "the models' algorithms report differently, but one observes all"
+    check_alike(words, *reports)
+    for first, *others in zip(*map(jax.tree.leaves, reports), strict=True):
+        shapes = {np.shape(each) for each in (first, *others)}
+        if len(shapes) > 1:
+            raise ValueError(f"{words}: arrays of shapes {' and '.join(map(str, sorted(shapes)))}")
     each = jax.tree.map(jnp.zeros_like, _alike(reports[0], len(cohort.clients)))
-    new = assignment.observe(zero + 1, *received(cohort, each), chosen)
+    new = assignment.observe(now.next, *received(cohort, each), chosen)
     _check_state(f"{name_of(assignment)} returns from observe", before, new)
 
 

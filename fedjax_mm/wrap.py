@@ -145,8 +145,8 @@ def wrap_assignment(
     return inner._replace(
         init=mine(start),
         assign=mine(assign),
-        observe=observe if inner.observe else None,
-        metrics=measured,
+        observe=mine(observe) if inner.observe else None,
+        metrics=mine(measured),
     ).sampled(sampling)
 
 
@@ -227,12 +227,12 @@ def wrap_algorithm(
 
     mine: Any = partial(Wraps, name, inner)
     return inner._replace(
-        init=start,
+        init=mine(start),
         client=mine(client),
         server=mine(server),
-        num_steps=None if count is None else num_steps,
+        num_steps=None if count is None else mine(num_steps),
         steps_idle=inner.steps_idle or steps_idle,
-        metrics=measured,
+        metrics=mine(measured),
     )
 
 

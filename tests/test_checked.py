@@ -1,5 +1,6 @@
 """Ranges and choices in annotations hold for factories and for files."""
 
+import copy
 import inspect
 import itertools
 import pickle
@@ -14,7 +15,7 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from jaxtyping import Array, Float
 from pydantic import TypeAdapter, ValidationError
 
-from fedjax_mm import fedavg, fedprox, local_sgd, mfa_rand, mfa_rr
+from fedjax_mm import fedavg, fedprox, full_participation, local_sgd, mfa_rand, mfa_rr
 from fedjax_mm.availability import available, bernoulli
 from fedjax_mm.base import Padded, Scalar
 from fedjax_mm.checked import (
@@ -308,3 +309,25 @@ def test_calls_show_types_of_arrays_and_short_lists():
     traced = []
     jax.eval_shape(lambda p: traced.append(repr(bernoulli(p))), 0.5)
     assert traced == ["bernoulli(float32[])"]
+
+
+def test_a_call_keeps_the_arguments_it_had():
+    chances, processors = np.full(4, 0.5), [1, 1, 1, 1]
+    law, strategy = bernoulli(chances), mfa_rand(4, 2, processors=processors)
+    chances[:], processors[:] = 0.01, [2, 2, 2, 2]
+    assert pickle.loads(pickle.dumps(law)).share.tolist() == [0.5] * 4
+    assert pickle.loads(pickle.dumps(strategy)).sampling.most_models == 1
+
+
+def test_parts_do_not_change_and_copies_are_the_part():
+    part = mfa_rand(4, 2)
+    assert copy.copy(part) is part
+    assert copy.deepcopy([part])[0] is part
+    with pytest.raises(AttributeError, match="sampling cannot be set; parts do not change"):
+        part.sampling = None
+
+
+def test_functions_of_wrapped_parts_can_be_compiled():
+    strategy = available(full_participation(4), bernoulli(1.0))
+    cohort, _ = jax.jit(strategy.assign)(jax.random.key(0), 1, (), None)
+    assert cohort.clients.tolist() == [0, 1, 2, 3]

@@ -90,7 +90,8 @@ def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
 
     versions = jax.tree.map(put, Version(state.params, state.server))
     task, first = stack.task_at(jnp.int32(0)), jax.tree.map(itemgetter(0), state)
-    sent = zero_message(stack.algorithm, task, first.params, first.server, ())
+    client = jax.tree.map(itemgetter(0), first.clients)
+    sent = zero_message(stack.algorithm, task, first.params, first.server, client)
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
     return Store(versions, jax.tree.map(zeros, sent), recent)
 

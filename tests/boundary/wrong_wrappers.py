@@ -74,6 +74,16 @@ CASES = {
         "send of mine returns a Contribution; return two",
         TypeError,
     ),
+    "steps_idle is a function": (
+        run(FEDAVG._replace(steps_idle=lambda task: True)),
+        "the algorithm's steps_idle is the function <lambda>; it must be True or False",
+        TypeError,
+    ),
+    "num_steps of all clients": (
+        run(FEDAVG._replace(num_steps=lambda task, client, server: jnp.ones(4, jnp.int32))),
+        "returns from num_steps an array of shape (4,); give one number",
+        TypeError,
+    ),
     "serve returns a context alone": (
         sending(serve=lambda context, own: context),
         "serve of mine returns a ServerContext; return two",

@@ -181,7 +181,18 @@ def user_wrapper(algorithm):
     return algorithm._replace(client=client)
 
 
-@pytest.mark.parametrize("between", [lambda x: noisy(x, jnp.zeros(N, bool)), user_wrapper])
+def delegating(algorithm):
+    """Another one, which replaces three functions."""
+    return algorithm._replace(
+        init=lambda task, params: algorithm.init(task, params),
+        client=lambda *given: algorithm.client(*given),
+        server=lambda context: algorithm.server(context),
+    )
+
+
+@pytest.mark.parametrize(
+    "between", [lambda x: noisy(x, jnp.zeros(N, bool)), user_wrapper, delegating]
+)
 def test_wrappers_do_not_hide_each_other(between):
     """Compressed updates may exceed the clip, and feedback would send the clipped part later."""
     hidden, small = between(private(fed(), **GIVEN)), between(compressed(fed(), sign()))

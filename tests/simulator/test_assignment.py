@@ -373,6 +373,12 @@ def test_concretization_errors_explain_traced_values(assign):
     assert "Instead of `if` use jax.numpy.where" in note
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint32])
+def test_the_round_does_not_change_the_type_of_a_state(kind):
+    start = evens_first(None)._replace(init=lambda rng_key: jnp.zeros((), kind))
+    simulated(start._replace(assign=lambda key, t, state, look: (COHORT, state + t)))
+
+
 def test_metrics_of_an_assignment_have_a_number_for_each_model():
     strategy = full_participation(4)._replace(metrics=lambda state: {"a": jnp.zeros(3)})
     with pytest.raises(ValueError, match=r"the metric 'a' of the assignment sequential has shape"):

@@ -15,6 +15,8 @@ from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.asynchrony.run import relative_variance
 from fedjax_mm.base import Assignment, Batching, Cohort
+from fedjax_mm.compression import compressed, qsgd
+from fedjax_mm.privacy import private
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
 from tests.helpers import replay, slow_unless
 from tests.oracles import asynchronous as oracle
@@ -269,3 +271,19 @@ def test_a_metric_with_a_reserved_name_is_refused():
     task = with_metrics(TASK, {"staleness": lambda params: params[0]})
     with pytest.raises(ValueError, match="'staleness', like one that all runs record; rename it"):
         simulate(KEY, task, fed(), TWO, 2)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda f: private(f, clip=1.0, noise_multiplier=0.1, clients_per_round=2),
+        lambda f: compressed(f, qsgd(4)),
+    ],
+    ids=["private", "compressed"],
+)
+def test_wrapped_algorithms_run_asynchronously(wrap):
+    def run(key):
+        algorithm, dispatch = wrap(fedavg(0.1, local_steps=1)), fedast(6, 2, at_work=2, ratio=1)
+        return simulate(key, quadratic(6, 2, mu=0.1), algorithm, dispatch, 2)
+
+    jax.eval_shape(run, jax.random.key(0))
