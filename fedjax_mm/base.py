@@ -118,22 +118,22 @@ class Task(Protocol):
         """N, the number of clients that may train."""
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Returns the initial parameters of one model."""
+        """Initial parameters of one model."""
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns n_k, the client's weight in weighted means and number of examples."""
+        """The client's weight in weighted means and number of examples, n_k."""
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns the examples of local step `step`, counted from 0.
+        """Examples of local step `step`, counted from 0.
 
         All steps of a client in a round get the same `rng_key`.
         """
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
-        """Returns the loss that a client's local steps minimize."""
+        """Loss that a client's local steps minimize."""
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns a global model's metrics by name.
+        """Metrics of a global model, by name.
 
         A metric is a number or an array, and `rng_key` is for metrics that draw random numbers. The
         task's tuple attribute `per_client`, if any, names metrics whose first axis is the clients
@@ -146,7 +146,7 @@ class MeasuredTask(Task, Protocol):
     """A task with client_loss(params, client), the loss F_k(w) of one client."""
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """Returns F_k(w), the mean loss over the client's training examples, without dropout."""
+        """Mean loss F_k(w) over the client's training examples, without dropout."""
 
 
 @runtime_checkable
@@ -154,7 +154,7 @@ class DemandingTask(MeasuredTask, Protocol):
     """A task whose clients have thresholds, made by wrapping a task with `requiring`."""
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
+        """Threshold rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
         """Returns, for each client, whether F_k(w) < rho_k; such a client would participate."""
@@ -185,11 +185,11 @@ class ClientContext(NamedTuple):
     is_scaled: bool = True
 
     def weight(self) -> Float[Array, ""]:
-        """Returns n_k times the scale."""
+        """The client's weight, n_k times the scale."""
         return self.task.weight(self.client) * self.scale
 
     def loss(self) -> Float[Array, ""]:
-        """Returns F_k(w) at the global parameters.
+        """Loss F_k(w) at the global parameters.
 
         Raises:
           ValueError: if the task has no such loss.
@@ -197,7 +197,7 @@ class ClientContext(NamedTuple):
         return needs(self.task, MeasuredTask).client_loss(self.params, self.client)
 
     def threshold(self) -> Float[Array, ""]:
-        """Returns rho_k.
+        """Threshold rho_k of the client.
 
         Raises:
           ValueError: if clients have no thresholds.

@@ -99,7 +99,7 @@ def quadratic_program(
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
 ) -> Uncompiled:
-    """Returns the program of a workload on quadratics, which computes the traces of all seeds."""
+    """Builds the program of a workload on quadratics, which computes the traces of all seeds."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
@@ -121,7 +121,7 @@ def learning_program(
     devices: Sequence[Any] | None = None,
     params: Params | None = None,
 ) -> Uncompiled:
-    """Returns the program of a workload on a classifier."""
+    """Builds the program of a workload on a classifier."""
     from fedjax_mm.tasks.classification import classification
 
     task: Task = classification(workload.data(), workload.model.module())
@@ -129,7 +129,7 @@ def learning_program(
     where = layout(1, devices)
 
     def run(words: Any, task: Task, params: Params) -> Any:
-        # Compose rounds by hand, because `simulate` would also evaluate the model.
+        # Compose rounds by hand. `simulate` would also evaluate the model.
         state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
         run = run_of(task, algorithm, assignment, None, client_map, where.client_axis)
         state, _ = run.rounds(state, workload.num_rounds)
@@ -137,7 +137,7 @@ def learning_program(
 
     key = jax.random.key(0)
     start = task.init(key) if params is None else params
-    # Pass data as arguments, because XLA would fold and copy constants.
+    # Pass data as arguments. XLA would fold and copy constants.
     arguments = where.put((jax.random.key_data(key), task, start), None)
     return Uncompiled(where.over(run, (None, None, None), None), arguments, where)
 

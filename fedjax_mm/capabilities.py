@@ -17,7 +17,7 @@ class AnalyticTask(Task, Protocol):
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Any:
-        """Returns the (possibly sparse) update after full-gradient local steps."""
+        """The (possibly sparse) update after full-gradient local steps."""
 
 
 @runtime_checkable
@@ -25,7 +25,7 @@ class EpochTask(Task, Protocol):
     """A task with num_batches(client, size), the number of batches per epoch."""
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
+        """Steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
 
 
 @runtime_checkable
@@ -39,4 +39,4 @@ class RoundTask(Task, Protocol):
     """
 
     def at(self, round: Round) -> Self:
-        """Returns the task of round t, with the same structure, shapes and types."""
+        """Task of round t, with the same structure, shapes and types."""

@@ -103,7 +103,7 @@ def brief(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Returns whether a `raise` of this package raised an error, rather than a call that failed."""
+    """Whether a `raise` of this package raised an error, rather than a call that failed."""
     at: Any = error.__traceback__
     while at.tb_next is not None:
         at = at.tb_next
@@ -130,7 +130,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         ...
       ValueError: mu is -0.5; it must be positive
     """
-    # Read annotations on the first call, because most functions of a module are never called.
+    # Most functions of a module are never called. Read annotations on the first call.
     rules = functools.cache(lambda: _rules(function))
 
     @functools.wraps(function)
@@ -203,7 +203,7 @@ def check_argument(name: str, value: Any, annotation: Any) -> Any:
 
 
 def members_of(annotation: Any) -> tuple[Any, ...]:
-    """Returns the members of a union, or the type itself.
+    """Members of a union, or the type itself.
 
     Example:
       >>> members_of(float | None), members_of(float)
@@ -214,7 +214,7 @@ def members_of(annotation: Any) -> tuple[Any, ...]:
 
 
 def limits_of(annotation: Any) -> Interval:
-    """Returns the bounds of an annotated number, or an interval without bounds.
+    """Bounds of an annotated number, or an interval without bounds.
 
     Example:
       >>> limits_of(Share), limits_of(float)
@@ -229,7 +229,7 @@ def limits_of(annotation: Any) -> Interval:
 
 
 def rule_of(annotation: Any) -> Rule | None:
-    """Returns the check for an annotation, or None if there is nothing to check."""
+    """Rule for an annotation, or None if there is nothing to check."""
     members = members_of(annotation)
     choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
     ranges = [each for each in members if limits_of(each) != Interval()]
@@ -245,13 +245,13 @@ def rule_of(annotation: Any) -> Rule | None:
     others = [get_origin(x) or x for x in members if x not in read and get_origin(x) != Literal]
     if not others:
         return rule
-    # Accept values of the union's other types, because the range does not apply to them.
+    # The range does not apply to values of the union's other types.
     return lambda name, value: value if isinstance(value, (*others,)) else rule(name, value)
 
 
 def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
-    """Returns an error message about an argument that a function does not have."""
-    # Require a similarity above 0.72, so that `optimizer` does not suggest `server_optimizer`.
+    """Error message about an argument that a function does not have."""
+    # Do not suggest `server_optimizer` for `optimizer`. Their similarity is 0.72.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
     if not close and known[0] in _BELONGS:
@@ -342,13 +342,13 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _inside(limits: Interval) -> Callable[[Any], Any]:
-    """Returns a predicate that tests whether all numbers are within the limits."""
+    """Predicate that tests whether all numbers are within the limits."""
     bounds = [(_TESTS[key], x) for key, x in dataclasses.asdict(limits).items() if x is not None]
     return lambda value: functools.reduce(operator.and_, (test(value, x) for test, x in bounds))
 
 
 def _ends(limits: Interval) -> tuple[Any, Any]:
-    """Returns the smallest and the largest integer within the limits, infinite if unbounded."""
+    """Smallest and largest integer within the limits, infinite if unbounded."""
     low: Any = limits.gt
     high: Any = limits.lt
     least = limits.ge if low is None else low + 1

@@ -24,7 +24,7 @@ _CHUNK_BYTES = 32 * 2**10  # bytes of parameters that one CPU device trains at a
 
 
 def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size: int) -> int | None:
-    """Returns the number of clients to compute at once over all models, or None for all.
+    """Number of clients to compute at once over all models, or None for all.
 
     Args:
       client_map: as in `simulate`.
@@ -46,7 +46,7 @@ def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size:
 def longest_first(
     num_steps: Callable[[Any], Steps], clients: Int[Array, " slots"], jobs: Any
 ) -> Int[Array, " slots"]:
-    """Returns the slots in decreasing order of local steps.
+    """Sorts the slots in decreasing order of local steps.
 
     Args:
       num_steps: returns the local steps of a job.
@@ -58,7 +58,7 @@ def longest_first(
 
 
 def reads(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
-    """Returns whether a function reads its first argument; only shapes of arguments matter."""
+    """Whether a function reads its first argument, given arguments of the right shapes."""
     jaxpr = jax.make_jaxpr(function)(argument, *others).jaxpr
     used = [*jaxpr.outvars, *(value for equation in jaxpr.eqns for value in equation.invars)]
     own = jaxpr.invars[: len(jax.tree.leaves(argument))]
@@ -76,7 +76,7 @@ def in_chunks(
     if order is not None:
         rows = jax.tree.map(itemgetter(order), rows)
     if client_axis is not None:
-        # Assign rows to devices in turn, so that each device gets its share of long trainings.
+        # Rows go to devices in turn, which gives each device its share of long trainings.
         dealt = _cut(rows, lax.axis_size(client_axis))
         rows = jax.tree.map(lambda x: x[:, lax.axis_index(client_axis)], dealt)
     first, size = 0, len(jax.tree.leaves(rows)[0])
@@ -87,7 +87,7 @@ def in_chunks(
 
 
 def _cut(rows: Any, width: int) -> Any:
-    """Returns rows as ``[chunks, width, ...]``, padded with -1."""
+    """Cuts rows into ``[chunks, width, ...]``, padded with -1."""
 
     def cut(x: Array) -> Array:
         fill = False if x.dtype == bool else -1
@@ -129,8 +129,8 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
 def repeat_first(present: Bool[Array, " chunk"], rows: Any) -> Any:
     """Replaces a chunk's padding with its first client."""
 
-    # Repeat the first client, because it takes the most steps, and vmap of a while_loop runs until
-    # the longest client is done anyway.
+    # The first client takes the most steps, and vmap of a while_loop runs until the longest client
+    # is done anyway.
     def repeat(x: Array) -> Array:
         return jnp.where(present, x, jnp.maximum(x[0], jnp.zeros_like(x[0])))
 
@@ -155,7 +155,7 @@ def compute_chunk(
 
 @custom_vmap
 def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
-    """Returns whether any client is present, in any replica if there is a replicas axis."""
+    """Whether any client is present, in any replica if there is a replicas axis."""
     return jnp.any(present)
 
 
@@ -163,8 +163,8 @@ def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
 def _is_any_of_replicas(
     axis_size: int, in_batched: list[bool], present: Bool[Array, "..."]
 ) -> tuple[Bool[Array, ""], bool]:
-    # Reduce over replicas, because `jax.vmap` computes both branches of a `lax.cond` whose
-    # condition has a replicas axis. `add_chunk` masks absent clients later.
+    # `jax.vmap` computes both branches of a `lax.cond` whose condition has a replicas axis. Reduce
+    # over it here; `add_chunk` masks absent clients later.
     del axis_size, in_batched
     return is_any(jnp.any(present, axis=0)), False
 

@@ -68,7 +68,7 @@ class Cohort:
         num_gradients: Int[Array, " models"] | None = None,
         takes_part: Bool[Array, "models width"] | None = None,
     ) -> Self:
-        """Returns the cohort with one row of clients per model."""
+        """Builds a cohort from one row of clients per model."""
         if getattr(clients, "ndim", 0) != 2:
             raise ValueError(
                 f"clients are {described(clients)}; give an array of one row for each model, as in "
@@ -100,7 +100,7 @@ class Cohort:
         return is_there if self.takes_part is None else is_there & self.takes_part
 
     def sizes(self, num_models: int) -> Int[Array, " models"]:
-        """Returns the number of participants of each model."""
+        """Number of participants of each model."""
         counted = self.participates().astype(jnp.int32)
         width = len(counted) // num_models
         rows = np.repeat(np.arange(num_models), width)
@@ -130,7 +130,7 @@ class Sampling(NamedTuple):
 def places_of(
     clients: Numbers, models: Numbers, num_models: int, width: int | None = None
 ) -> Places:
-    """Returns the slots of each model, in order, as rows padded with -1.
+    """Slots of each model, in order, as rows padded with -1.
 
     Padding comes last, so that chunks of padding can be skipped. The result is a NumPy array if
     `models` is.
@@ -154,7 +154,7 @@ def places_of(
         longest = max(map(len, each))
         return np.stack([np.pad(x, (0, longest - len(x)), constant_values=-1) for x in each])
     slots = jnp.arange(len(models), dtype=jnp.int32)
-    # Use a row that is out of range and thus dropped, because -1 would write to the last model.
+    # Padding gets a row that is out of range and thus dropped. -1 would write to the last model.
     row = jnp.where((clients >= 0) & (models >= 0), models, num_models)
     mine = row[:, None] == jnp.arange(num_models)
     before = jnp.take_along_axis(jnp.cumsum(mine, axis=0), models[:, None], axis=1)[:, 0] - 1
@@ -167,10 +167,10 @@ def _is_reshape(places: Places) -> bool:
 
 
 def by_rows(tree: Any, places: Places) -> Any:
-    """Returns arrays ``[models, width, ...]`` from arrays ``[slots, ...]``, padded with -1."""
+    """Gathers arrays ``[slots, ...]`` into rows ``[models, width, ...]``, padded with -1."""
     if _is_reshape(places):
         return jax.tree.map(lambda x: x.reshape(*places.shape, *x.shape[1:]), tree)
-    # Use an out-of-range index to get the fill value, because -1 would read the last slot.
+    # Only an out-of-range index gets the fill value. -1 would read the last slot.
     where = jnp.where(places >= 0, places, jnp.iinfo(jnp.int32).max)
 
     def get(x: Array) -> Array:
@@ -180,7 +180,7 @@ def by_rows(tree: Any, places: Places) -> Any:
 
 
 def by_slots(tree: Any, places: Places, num_slots: int) -> Any:
-    """Returns arrays ``[slots, ...]`` from arrays ``[models, width, ...]``, zero in other slots."""
+    """Scatters rows ``[models, width, ...]`` to arrays ``[slots, ...]``, zero in other slots."""
 
     def put(x: Array) -> Array:
         flat = x.reshape(places.size, *x.shape[2:])

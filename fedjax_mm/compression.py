@@ -75,7 +75,7 @@ def top_k(share: SomeShare) -> Compressor:
         del rng_key
         return jnp.where(_largest(jnp.abs(vector), _number(share, vector.size)), vector, 0)
 
-    # Count in floats, because the number of bits of a large model may not fit 32-bit integers.
+    # The number of bits of a large model may not fit 32-bit integers. Count in floats.
     return Compressor(
         compress, lambda d: float(_BITS + math.ceil(math.log2(max(d, 1)))) * _number(share, d)
     )
@@ -239,8 +239,7 @@ def compressed(
         message = compressor.compress(keys.compression_key(context.rng_key), vector)
         is_active = jnp.asarray(context.takes_part) & (sent.weight > 0)
         kept = jnp.where(is_active, vector - message, error) if feedback else ()
-        # Mask the weight, because some methods give a weight even to clients that do not
-        # participate.
+        # Some methods give a weight even to clients that do not participate.
         factor = jnp.where(is_active, sent.weight, 0)
         update = jax.tree.map(lambda x: x * factor.astype(x.dtype), unravel(message))
         return sent._replace(update=update), kept
@@ -274,14 +273,14 @@ def _warn_of_divergence(compressor: Compressor, size: int) -> None:
 
 
 def of_weight_one(sent: Contribution, params: Params) -> Any:
-    """Returns a dense update divided by its weight, or 0 if the weight is 0."""
+    """Dense update divided by its weight, or 0 if the weight is 0."""
     update, has_weight = dense_update(sent._replace(report=()), params).update, sent.weight > 0
     factor = jnp.where(has_weight, 1 / jnp.where(has_weight, sent.weight, 1), 0)
     return jax.tree.map(lambda x: x * factor.astype(x.dtype), update)
 
 
 def _number(share: Scalar, size: int) -> Any:
-    """Returns k, a given fraction of d, rounded to a whole number from 1 to d."""
+    """Number k of entries, a fraction of d rounded to a whole number from 1 to d."""
     return jnp.clip(jnp.round(jnp.asarray(share, jnp.float32) * size).astype(jnp.int32), 1, size)
 
 

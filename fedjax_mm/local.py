@@ -53,7 +53,7 @@ class LocalUpdate(NamedTuple):
 
     @classmethod
     def between(cls, start: Params, params: Params, loss: Float[Array, ""]) -> "LocalUpdate":
-        """Returns the update from one point to another, with the mean loss along the way."""
+        """Update from one point to another, with the mean loss along the way."""
         return cls(jax.tree.map(jnp.subtract, params, start), {"loss": loss})
 
 
@@ -129,10 +129,9 @@ def train_locally(
 
 
 def _all_at_once(gradients: Params) -> Params:
-    # Make every update depend on all gradients, because XLA copies all parameters in every step if
-    # it may update one layer before computing another layer's gradient. Use a comparison with
-    # infinity, which XLA does not simplify, because `lax.optimization_barrier` is removed too
-    # early.
+    # XLA copies all parameters in every step if it may update one layer before computing another
+    # layer's gradient. Make every update depend on all gradients, by a comparison with infinity,
+    # which XLA does not simplify. `lax.optimization_barrier` is removed too early.
     leaves = [leaf for leaf in jax.tree.leaves(gradients) if leaf.size]
     zero = sum((leaf.ravel()[0] > jnp.inf).astype(leaf.dtype) for leaf in leaves)
     return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), gradients)
@@ -165,11 +164,11 @@ class LocalSGD(Part, _LocalSGDFields):
     """
 
     def rate(self, round: base.Round) -> Scalar:
-        """Returns the learning rate in a round."""
+        """Learning rate in a round."""
         return self.learning_rate(round) if callable(self.learning_rate) else self.learning_rate
 
     def num_steps(self, task: Task, client: base.Index) -> int | Int[Array, ""]:
-        """Returns E, or the number of steps of the epochs.
+        """Number of local steps: E, or the steps of the epochs.
 
         Raises:
           ValueError: if neither steps nor epochs are given, the task does not define epochs, or
@@ -185,7 +184,7 @@ class LocalSGD(Part, _LocalSGDFields):
         return epochs * batches
 
     def batching(self, round: base.Round) -> Batching:
-        """Returns how clients' batches are drawn in a round."""
+        """Settings by which clients' batches are drawn in a round."""
         if callable(self.batch_size):
             return Batching(limit=self.batch_size(round))
         if isinstance(self.batch_size, Padded):
@@ -233,9 +232,9 @@ class LocalSGD(Part, _LocalSGDFields):
 
 
 def _most_batches(task: Task, size: int | None) -> int:
-    """Returns the number of batches per epoch of the largest client, or 1 if unknown."""
-    # Read the static bound of the first data store, which holds the training data, because counts
-    # may be traced.
+    """Number of batches per epoch of the largest client, or 1 if unknown."""
+    # Counts may be traced. Read the static bound of the first data store, which holds the training
+    # data.
     parts = jax.tree.leaves(task, is_leaf=lambda x: hasattr(x, "max_count"))
     counts = [part.max_count for part in parts if hasattr(part, "max_count")]
     return -(-counts[0] // (size or counts[0])) if counts else 1
@@ -251,7 +250,7 @@ def local_sgd(
     order: Literal["iid", "epochs"] | None = None,
     optimizer: LocalOptimizer = optax.sgd,
 ) -> LocalSGD:
-    """Returns settings of local training, the first argument of every method.
+    """Settings of local training, the first argument of every method.
 
     Args:
       learning_rate: eta, a number (which may be traced) or a schedule over rounds t = 1, 2, ...
@@ -355,7 +354,7 @@ def steps_of(method: str, local: LocalSGD, *, only_sgd: bool = False) -> Steps:
 
 
 def proximal(context: ClientContext, strength: Scalar) -> GradientFn:
-    """Returns the proximal gradient function ``grad F_k(w_k) + strength (w_k - w)``."""
+    """Proximal gradient function ``grad F_k(w_k) + strength (w_k - w)``."""
 
     def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
         loss, gradient = loss_and_gradient(context.task)(own, batch)
@@ -366,12 +365,12 @@ def proximal(context: ClientContext, strength: Scalar) -> GradientFn:
 
 
 def equal_weight(context: ClientContext) -> Float[Array, ""]:
-    """Returns the scale, which is a client's weight in an unweighted mean."""
+    """Weight of a client in an unweighted mean, which is its scale."""
     return jnp.ones(()) * context.scale
 
 
 def add_mean(params: Params, total: Contribution) -> Params:
-    """Returns ``w + (sum of weighted updates) / (sum of weights)``, the plain server step."""
+    """Plain server step, ``w + (sum of weighted updates) / (sum of weights)``."""
     mean = jax.tree.map(lambda x: x / total.weight, total.update)
     return optax.apply_updates(params, mean)
 
@@ -383,7 +382,7 @@ def averaging(
     num_gradients: Steps,
     server: Callable[[Params, Contribution], Params] = add_mean,
 ) -> Algorithm:
-    """Returns an algorithm whose clients send weighted updates and whose server adds their mean.
+    """Builds an algorithm whose clients send weighted updates and whose server adds their mean.
 
     Args:
       train: trains a client, as `LocalSGD.train` does.
@@ -415,7 +414,7 @@ def stateless(
     client: Callable[[ClientContext], Contribution],
     server: Callable[[Params, Contribution], Params],
 ) -> Algorithm:
-    """Returns an algorithm without client or server states.
+    """Builds an algorithm without client or server states.
 
     Args:
       client: returns one client's contribution.
@@ -436,7 +435,7 @@ def stateless(
 
 
 def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
-    """Returns a stateless server function, given a function of w and the sum of contributions."""
+    """Makes a stateless server function from a function of w and the sum of contributions."""
 
     def server(context: base.ServerContext) -> tuple[Params, base.ServerState]:
         return step(context.params, context.total), context.server_state

@@ -128,8 +128,8 @@ def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
     for t in _ROUNDS:
         words = f"{name} in round {t}"
         try:
-            # Trace the schedule separately, because a call within an outer trace would leave
-            # operations in that program. Evaluate it only if it closes over no tracers.
+            # Within an outer trace, a call would leave operations in that program. Trace the
+            # schedule separately, and evaluate it only if it closes over no tracers.
             closed = jax.make_jaxpr(schedule)(np.int32(t))
         except NO_VALUE as error:
             raise TypeError(

@@ -142,7 +142,7 @@ def run_of(
     client_map: ClientMap = "auto",
     client_axis: str | None = None,
 ) -> Run:
-    """Returns a run, given the arguments of `simulate`, without calling the parts' functions.
+    """Builds a run from the arguments of `simulate`, without calling the parts' functions.
 
     Raises:
       TypeError: if an argument has the wrong type.
@@ -172,7 +172,7 @@ def run_of(
 
 
 def _fitted(params: Params, stacks: Sequence[Stack]) -> list[Params]:
-    """Returns the user's initial parameters of each stack."""
+    """Fits the user's initial parameters to each stack."""
     rng_key = jax.eval_shape(lambda: jax.random.key(0))
     pairs = zip(stacks, checks.given_params(params, stacks), strict=True)
     return [
@@ -182,7 +182,7 @@ def _fitted(params: Params, stacks: Sequence[Stack]) -> list[Params]:
 
 
 def rehearse(run: Run, rng_key: PRNGKeyArray, round: Int[Array, ""]) -> Facts:
-    """Returns the facts about a run, after calling every function of its parts once.
+    """Calls every function of a run's parts once, and returns the facts about the run.
 
     Call it on shapes alone, as in `preflight`. Clients are computed from the round, because a
     constant would have a value.
@@ -268,7 +268,7 @@ def _rehearse(
 ) -> Facts | None:
     zero = (round * 0).astype(jnp.int32)
     now = _Now(round, round + 1 if isinstance(run, Rounds) else zero + 1, zero)
-    # Every function gets another key, as in a run, so that `jax.debug_key_reuse` accepts it.
+    # Every function gets another key, as in a run, to satisfy `jax.debug_key_reuse`.
     fold = partial(jax.random.fold_in, rng_key)
     with tracing("the start of a run"):
         firsts = [_start(run, stack, fold(4 + i), now) for i, stack in enumerate(run.stacks)]
@@ -303,7 +303,7 @@ def _rehearse(
 
 
 def _alike(tree: Any, *axes: int) -> Any:
-    """Returns equal arrays along new leading axes."""
+    """Broadcasts arrays along new leading axes."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*axes, *jnp.shape(x))), tree)
 
 
@@ -313,7 +313,7 @@ def _traced(tree: Any) -> Any:
 
 
 def _start(run: Run, stack: Stack, rng_key: PRNGKeyArray, now: _Now) -> _First:
-    """Returns the first model of a stack before round 1."""
+    """First model of a stack before round 1."""
     algorithm, task = stack.algorithm, _task_at_start(stack, now)
     weight = task.weight(now.client)
     if not hasattr(weight, "shape") or weight.shape:
@@ -440,7 +440,7 @@ def _check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> 
 def _assign(
     run: Rounds, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now, own: Any
 ) -> tuple[Cohort, Any]:
-    """Returns the cohort of a round and the assignment's new state.
+    """Calls `assign` for a round, and returns the cohort and the assignment's new state.
 
     Raises:
       TypeError: if `assign` does not return a `Cohort` and a state.
@@ -469,7 +469,7 @@ def _assign(
 
 
 def _models(first: _First) -> StackState:
-    """Returns the state of a stack whose models all equal its first."""
+    """State of a stack whose models all equal its first."""
     models, num_clients = first.stack.models, first.task.num_clients
     params, server = _alike((first.params, first.server), len(models))
     return StackState(params, server, _alike(first.client, len(models), num_clients), models)
@@ -550,7 +550,7 @@ def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _No
 
 
 def _contribute(first: _First, context: ClientContext) -> Contribution:
-    """Returns a client's contribution.
+    """Calls the client function, and returns the contribution.
 
     Raises:
       TypeError: if the client function does not return a valid contribution and a state.
@@ -658,7 +658,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
-    """Returns a function's two results, or raises `TypeError` if it does not return two."""
+    """Unpacks a function's two results, or raises `TypeError` if it does not return two."""
     if type(found) not in (tuple, list) or len(found) != 2:
         raise TypeError(f"{what} {described(found)}; return two: {wanted}")
     first, second = found
@@ -666,7 +666,7 @@ def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
 
 
 def name_of(part: Assignment | Algorithm) -> str:
-    """Returns the name of an assignment or algorithm for messages, preferably its factory's."""
+    """Name of an assignment or algorithm for messages, preferably its factory's."""
     function: Any
     if isinstance(part, Assignment):
         kind, function = "assignment", part.assign

@@ -136,7 +136,7 @@ class Bundle:
 
     @classmethod
     def of(cls, record: Record) -> "Bundle":
-        """Returns the bundle of one record."""
+        """Bundles one record."""
         leaves, structure = jax.tree.flatten(record)
         groups: dict[Any, list[Array]] = {}
         places = []
@@ -207,8 +207,7 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
                 f"a trace ends in round {np.max(ends[0])}, but the next begins in round "
                 f"{np.max(ends[1])}; give those of `simulate` and of `advance` from its state"
             )
-        # Drop the first record of a continuation, because it repeats the last one without its
-        # counts.
+        # The first record of a continuation repeats the last one without its counts.
         rest = jax.tree.map(lambda x: lax.slice_in_dim(x, 1, None, axis=axis), other)
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis), one, rest)
 
@@ -272,7 +271,7 @@ def measure(
 
 
 def own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
-    """Returns the names of a metric's dimensions after the model dimension."""
+    """Names of a metric's dimensions after the model dimension."""
     return tuple("client" if is_per_client and i == 0 else f"{name}_{i}" for i in range(number))
 
 
@@ -298,14 +297,14 @@ def check_dims(
 
 
 def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
-    """Returns the names of all tasks' metrics with one number per client."""
+    """Names of all tasks' metrics with one number per client."""
     return tuple(dict.fromkeys(name for stack in stacks for name in per_client(stack.task)))
 
 
 def add_counts(done: T, new: T) -> T:
     """Adds two pytrees of counts, with -1 for sums that overflow int32."""
 
-    # Mark overflow by -1, because int32 wraps around silently and other counts are nonnegative.
+    # int32 wraps around silently. Other counts are nonnegative, and -1 marks an overflow.
     def add(done: Array, new: Array) -> Array:
         new = new.astype(jnp.int32)
         total = done + new
@@ -316,7 +315,7 @@ def add_counts(done: T, new: T) -> T:
 
 
 def sizes_of(stacks: Sequence[Stack], trees: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the number of values of each model, given those of one model of each stack."""
+    """Number of values of each model, given those of one model of each stack."""
     each = [sum(math.prod(x.shape) for x in jax.tree.leaves(tree)) for tree in trees]
     of = {model: size for stack, size in zip(stacks, each, strict=True) for model in stack.models}
     return tuple(of[model] for model in sorted(of))

@@ -51,7 +51,7 @@ class Rounds(NamedTuple):
     params: list[Params] | None = None
 
     def start(self, rng_key: PRNGKeyArray) -> State:
-        """Returns the state before round 1."""
+        """State before round 1."""
         models = start_models(rng_key, stacks_at(self.stacks, jnp.int32(0)), self.params)
         own = self.assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
         return State(rng_key, jnp.asarray(0), models, own)
@@ -81,7 +81,7 @@ class Rounds(NamedTuple):
         return lax.scan(one_more, (state, self.no_work()), length=number)[0]
 
     def no_work(self) -> Work:
-        """Returns the work before round 1."""
+        """Work before round 1."""
         return Work(Counts(*[jnp.zeros(self.assignment.num_models, jnp.int32)] * 3))
 
     def measure(self, state: State, work: Work) -> Measured:
@@ -104,7 +104,7 @@ class CurrentRound(NamedTuple):
 def start_models(
     rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Sequence[Params] | None
 ) -> tuple[StackState, ...]:
-    """Returns the models before round 1, with parameters given by the user or drawn by tasks."""
+    """Models before round 1, with parameters given by the user or drawn by tasks."""
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         server, client = stack.algorithm.init(task, params)
@@ -117,13 +117,13 @@ def start_models(
 
 
 def draw_params(stack: Stack, rng_key: PRNGKeyArray) -> Params:
-    """Returns the initial parameters of a stack's models, given the key of the seed."""
+    """Draws the initial parameters of a stack's models, given the key of the seed."""
     each = keys.start_keys(rng_key, stack.models)
     return over_models(lambda task, key: task.init(key), stack, each)
 
 
 def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
-    """Returns the stacks with the tasks of a round."""
+    """Stacks with the tasks of a round."""
     at = partial(at_round, round=round)
 
     def of_stack(stack: Stack) -> Stack:
@@ -145,7 +145,7 @@ def look(
     states: Sequence[StackState],
     options: Options,
 ) -> Look:
-    """Returns functions with which the assignment can evaluate the models after a round."""
+    """Functions with which the assignment can evaluate the models after a round."""
     num_models = sum(len(stack.models) for stack in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
@@ -186,7 +186,7 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
     """Reports the norm of the part of an update that is proportional to the assignment's factor."""
     del scale
 
-    # Evaluate the update at scales 0 and 1, because it is affine in the scale. Training does not
+    # The update is affine in the scale, and its values at 0 and 1 determine it. Training does not
     # depend on the scale, so it is not repeated.
     def dense(scale: Array) -> Contribution:
         return sums.dense_update(send(scale)[0]._replace(report=()), params)
@@ -200,7 +200,7 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
 def metric_of(
     names: Sequence[str], task: Task, rng_key: PRNGKeyArray, params: Params
 ) -> Float[Array, ""]:
-    """Returns the first of several named metrics that the task has."""
+    """First of several named metrics that the task has."""
     metrics = task.metrics(rng_key, params)
     return next(metrics[name] for name in names if name in metrics)
 
@@ -284,7 +284,7 @@ def observe(
 
 
 def received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
-    """Returns the cohort and the reports, without clients that do not participate."""
+    """Cohort and reports without the clients that do not participate."""
     if cohort.takes_part is None:
         return cohort, reports
     takes_part = cohort.participates()
@@ -297,7 +297,7 @@ def received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
 
 
 def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -> Counts:
-    """Returns the work of one round, per model."""
+    """Counts the work of one round, per model."""
     participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
     gradients = cohort.num_gradients
     if gradients is None:

@@ -98,7 +98,7 @@ def growing_sample_size(
     def size(t: Any) -> Any:
         left_out = learning_rate(t) * growth
         left_out /= 2 * local_steps * jnp.sqrt(beta_1 + beta_2 * gradient_bound**2)
-        # Add 1e-6, so that rounding does not make the sample smaller than the condition allows.
+        # Rounding must not make the sample smaller than the condition allows, hence 1e-6.
         least = jnp.ceil(num_examples * (1 - left_out + 1e-6))
         return jnp.clip(least, 1, num_examples).astype(jnp.int32)
 

@@ -88,7 +88,7 @@ def simulate(
       >>> sweep(seeds, rates).metrics["excess_loss"].shape  # rates, seeds, records, models
       (2, 3, 21, 2)
     """
-    # Check these first, because `init` already computes the initial state.
+    # Check these before `init`, which already computes the initial state.
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
     client_map = checks.check_client_map(client_map)
     parts = algorithm, assignment, num_rounds, client_map, record_every, client_axis

@@ -52,7 +52,7 @@ def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
 
 
 def with_params(states: Sequence[StackState], params: Sequence[Params]) -> tuple[StackState, ...]:
-    """Returns the states with the parameters of each stack replaced."""
+    """Replaces the parameters of each stack in the states."""
     pairs = zip(states, params, strict=True)
     return tuple(dataclasses.replace(state, params=own) for state, own in pairs)
 
@@ -78,7 +78,7 @@ class Stack(NamedTuple):
         return self.task.num_clients
 
     def has_equal_steps(self, server: ServerState) -> bool:
-        """Returns whether all clients take the same number of local steps.
+        """Whether all clients take the same number of local steps.
 
         Args:
           server: the server state of one model; only its shapes matter.
@@ -113,14 +113,14 @@ class Stack(NamedTuple):
         return mine, np.arange(len(clients))
 
     def task_at(self, row: Int[Array, ""]) -> Task:
-        """Returns the task of the stack's model at `row`, which may be traced."""
+        """Task of the stack's model at `row`, which may be traced."""
         return jax.tree.map(lambda x, same: x if same else x[row], self.task, self.shared)
 
 
 def stacks_of(tasks: Sequence[Task], algorithms: Sequence[Algorithm]) -> list[Stack]:
     """Groups models into stacks, ordered by each stack's first model."""
-    # Convert to jax.Array, because NumPy arrays cannot be indexed by a traced index. Convert shared
-    # arrays only once, so that they stay shared.
+    # NumPy arrays cannot be indexed by a traced index. Convert them to jax.Array, shared ones only
+    # once, and they stay shared.
     arrays: dict[int, Array] = {}
     tasks = jax.tree.map(
         lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,
@@ -138,7 +138,7 @@ def stacks_of(tasks: Sequence[Task], algorithms: Sequence[Algorithm]) -> list[St
 
 
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
-    # Compare by identity, because comparing values would read device arrays and fail on tracers.
+    # Compare by identity. Comparing values would read device arrays and fail on tracers.
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
 

@@ -28,7 +28,7 @@ class SparseUpdate(NamedTuple):
 
 
 def is_sparse(leaf: Any) -> bool:
-    """Returns whether a part of an update is sparse."""
+    """Whether a part of an update is sparse."""
     return isinstance(leaf, SparseUpdate)
 
 
@@ -50,20 +50,20 @@ def scale_update(update: Any, factor: Scalar) -> Any:
 
 
 def root(square: Array) -> Array:
-    """Returns the square root, whose derivative at 0, such as an update's norm has, is 0, not NaN.
+    """Square root with derivative 0 instead of NaN at 0, for example for an update's norm.
 
     Example:
       >>> jax.grad(root)(0.0).item(), root(jnp.array(4.0)).item()
       (0.0, 2.0)
     """
     is_positive = square > 0
-    # Replace 0 inside the root too, because the gradient of a dropped value must be finite. The
-    # product keeps NaN.
+    # The gradient of a dropped value must be finite, so replace 0 inside the root too. The product
+    # keeps NaN.
     return jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, square, 1)), 0 * square)
 
 
 def zero_sum(contribution: Contribution, params: Params) -> Contribution:
-    """Returns a zero sum with the shapes and types of `contribution`."""
+    """Zero sum with the shapes and types of `contribution`."""
 
     def zeros(leaf: SparseUpdate, param: Array) -> SparseUpdate:
         return SparseUpdate(leaf.scale, (), jnp.zeros(param.shape, leaf.values.dtype))
@@ -84,7 +84,7 @@ def add_chunk(
     """
 
     def select(leaf: Array) -> Array:
-        # Replace absent clients with zeros rather than multiply by 0, because 0 * NaN is NaN.
+        # 0 * NaN is NaN. Select zeros for absent clients.
         mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
         return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 
@@ -117,7 +117,7 @@ def dense_update(contribution: Contribution, params: Params) -> Contribution:
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
-    # Do not map over both, because a dense update may differ from the parameters in structure.
+    # Do not map over both. A dense update may differ from the parameters in structure.
     if not any(map(is_sparse, jax.tree.leaves(update, is_leaf=is_sparse))):
         return update
 

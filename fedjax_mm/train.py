@@ -86,7 +86,7 @@ class Trained(NamedTuple):
 
 
 def as_it_is(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, ClientState]:
-    """Returns the client function's result unchanged."""
+    """Sends the client function's result unchanged."""
     del params
     return send(scale)
 
@@ -168,12 +168,12 @@ class _Models(NamedTuple):
 
 
 def _one_of(tree: Any) -> Any:
-    """Returns the shapes of one model's entry in arrays ``[models, ...]``."""
+    """Shapes of one model's entry in arrays ``[models, ...]``."""
     return jax.eval_shape(partial(jax.tree.map, itemgetter(0)), tree)
 
 
 def _row(jobs: Jobs) -> tuple[Any, ...]:
-    """Returns the index of the jobs' models, which is empty without a models axis."""
+    """Index of the jobs' models, which is empty without a models axis."""
     return () if jobs.model is None else (jobs.model,)
 
 
@@ -183,7 +183,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     With a client axis, every device of the axis trains a share of the list.
     """
     # Compute and sum `chunk_size` clients at a time, and write only participants' rows of the
-    # client states, so that memory does not grow with the list.
+    # client states. Memory then does not grow with the list.
     num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
 
     @partial(jax.jit, inline=True)  # traces once for `eval_shape` and all chunks
@@ -227,7 +227,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
 
 
 def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots"] | None:
-    """Returns the slots in decreasing order of local steps, or None if steps are equal."""
+    """Sorts the slots in decreasing order of local steps, or returns None if steps are equal."""
     count, server = how.stack.algorithm.num_steps, models.state.server
     server = _one_of(server) if _row(jobs) else server
     if count is None or how.stack.has_equal_steps(server):
@@ -263,7 +263,7 @@ def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Tra
 
 
 def _zero_sums(num_segments: int | None, one: Contribution, params: Params) -> Contribution:
-    """Returns a model's zero sums."""
+    """Zero sums of a model."""
     zero = sums.zero_sum(one, params)
     if num_segments is None:
         return zero

@@ -73,7 +73,7 @@ ServeFn: TypeAlias = Callable[[ServerContext, Any], tuple[ServerContext, Any]]
 
 
 def names_of(part: Algorithm | Assignment) -> list[str]:
-    """Returns the names of the wrappers around a part, from the outside in."""
+    """Names of the wrappers around a part, from the outside in."""
     return [] if part.wraps is None else [part.wraps.name, *names_of(part.wraps.inner)]
 
 
@@ -87,7 +87,7 @@ def wrap_assignment(
     metrics: Callable[[Any], Metrics] = lambda own: {},
     sampling: Sampling | None = None,
 ) -> Assignment:
-    """Returns an assignment with changed cohorts.
+    """Wraps an assignment and changes its cohorts.
 
     Args:
       inner: the assignment.
@@ -160,7 +160,7 @@ def wrap_algorithm(
     metrics: Callable[[Task, Params, Any, Any], Metrics] = lambda *_: {},
     steps_idle: bool = False,
 ) -> Algorithm:
-    """Returns an algorithm with changed contributions and sums.
+    """Wraps an algorithm and changes its contributions and sums.
 
     Args:
       inner: the algorithm.

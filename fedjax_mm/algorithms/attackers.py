@@ -82,17 +82,17 @@ class Attacked(View):
     stays: bool = dataclasses.field(metadata={"static": True})
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """Returns the loss reported by the client."""
+        """Loss reported by the client."""
         loss = super().client_loss(params, client)
         return loss * self.factors[client].astype(loss.dtype)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
-        """Returns the losses reported by the first `num_clients` clients."""
+        """Losses reported by the first `num_clients` clients."""
         losses = super().client_losses(params, num_clients)
         return losses * self.factors[:num_clients].astype(losses.dtype)
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns whether the model appeals to each client, always True for attackers that stay."""
+        """Whether the model appeals to each client, always True for attackers that stay."""
         honest = super().appeals(params)
         return honest | self.attacks if self.stays else honest
 
@@ -135,7 +135,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
     ) -> tuple[Contribution, Any]:
         del server
         check_flags("clients", attacks, context.task.num_clients)
-        # Make the update dense, because a sparse one cannot hold noise in omitted coordinates.
+        # A sparse update cannot hold noise in omitted coordinates.
         sent = dense_update(contribution, context.params)
         other = _with_noise(keys.noise_key(context.rng_key), sent.update, noise)
         update = jax.tree.map(partial(jnp.where, attacks[context.client]), other, sent.update)
@@ -160,7 +160,7 @@ def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
     leaves, structure = jax.tree.flatten(update)
 
     def add_noise(i: int, leaf: Array) -> Array:
-        # Draw in float32, so that a seed gives the same noise with and without x64.
+        # Drawn in float32, the noise of a seed is the same with and without x64.
         draw = jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
         return leaf + (noise * root(mean_square) * draw).astype(leaf.dtype)
 

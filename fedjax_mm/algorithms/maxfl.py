@@ -68,12 +68,11 @@ def maxfl(
 
     def server(params: Params, total: Contribution) -> Params:
         divisor = total.weight + eps
-        # If all weights underflow and eps is 0, divide by 1, because all updates are 0 too.
+        # All weights may underflow with eps = 0. All updates are then 0 too, so divide by 1.
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
-    # Count only the longer of fine-tuning and local training, because both begin with the same
-    # steps and batches.
+    # Fine-tuning and local training begin with the same steps and batches. Count only the longer.
     if tuning_steps is not None:
         each = steps, tuning_steps
         # Compare Python numbers without jnp, because a grid checks its methods on import, and jnp

@@ -60,8 +60,7 @@ def mifa(local: LocalSGD) -> Algorithm:
         return sent, new
 
     def server(context: base.ServerContext) -> tuple[Params, ServerState]:
-        # Recompute the sum, because adding only differences would accumulate rounding errors over
-        # rounds.
+        # Adding only differences would accumulate rounding errors over rounds.
         step = weighted_sum(context.task, context.client_states)
         return optax.apply_updates(context.params, step), context.server_state
 

@@ -65,7 +65,7 @@ def prsgd(local: LocalSGD) -> Algorithm:
         loss = jnp.zeros(())
         if last:
             own, loss = train_locally(context, optax.sgd(rate), last, how, start=own)
-        # Keep the last gradient, because the client's next round applies it to the mean.
+        # The client's next round applies the last gradient to the mean.
         batch = task.batch(context.rng_key, context.client, jnp.int32(last), how)
         last_loss, gradient = loss_and_gradient(task)(own, batch)
         step = jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)

@@ -71,7 +71,7 @@ def mfa_rand(
     """
     most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
     num_trained = check_processors(processors, num_clients)
-    # Do not broadcast a single number, because there may be a billion clients.
+    # There may be a billion clients. Do not broadcast a single number.
     most = num_trained[0] if np.ndim(processors) == 0 else num_trained.max()
     is_several = min(most, most_models) > 1
     num_trained = np.minimum(num_trained, most_models) if is_several else num_trained
@@ -83,7 +83,7 @@ def mfa_rand(
             slots = int(np.sort(num_trained)[-cohort_size:].sum())
             cohort = _add_models(rng_key, cohort, num_trained, most_models, number, slots)
         if unbiased:
-            # Keep the dtype weak, so that float32 contributions stay float32.
+            # A weak dtype keeps float32 contributions in float32.
             factor = jnp.asarray(num_clients / cohort_size) * number
             scale = jnp.broadcast_to(factor, cohort.clients.shape)
             if is_several:
@@ -263,7 +263,7 @@ def sequential(
 
 
 def _sampling(num_clients: int, cohort_size: int) -> Sampling:
-    """Returns the sampling law of a uniform cohort that is redrawn every round."""
+    """Sampling law of a uniform cohort that is redrawn every round."""
     return Sampling(1, cohort_size=cohort_size if cohort_size < num_clients else None)
 
 
@@ -282,8 +282,8 @@ def draw_cohort(
         models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
         is_equal = cohort_size % num_models.number == 0
         return Cohort(cohort, jnp.where(is_equal, group, models[group]))
-    # Do not shuffle the models, because with groups of equal size the shuffled clients are already
-    # matched to models at random.
+    # Groups of equal size need no shuffled models. The shuffled clients are already matched to
+    # models at random.
     if cohort_size % num_models == 0:
         return Cohort.of_rows(cohort.reshape(num_models, -1))
     slots = _padded_slots(cohort_size, num_models)
@@ -301,7 +301,7 @@ def _add_models(
 ) -> Cohort:
     """Assigns more models to each client, until client k trains ``min(num_trained[k], M)``."""
     shape = len(cohort.clients), most_models
-    # Draw a flat array, because XLA takes ten times as long to compile a draw with two axes.
+    # XLA takes ten times longer to compile a draw with two axes than a flat one.
     words = jax.random.bits(keys.processors_key(rng_key), (math.prod(shape),), jnp.uint32)
     # Order the models at random for each client, with its group's model first.
     models = jnp.broadcast_to(jnp.arange(most_models, dtype=jnp.int32), shape)
@@ -321,7 +321,7 @@ def _add_models(
 def _parts(
     places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
 ) -> Int[Array, " places"]:
-    """Returns, for each place, the index of its part in a split of `size` places.
+    """Index of each place's part in a split of `size` places.
 
     The parts are near-equal, and larger ones come first, as in `numpy.array_split`.
     """
@@ -332,7 +332,7 @@ def _parts(
 
 
 def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
-    """Returns positions in the cohort, group by group, with smaller groups padded with -1."""
+    """Positions in the cohort, group by group, with smaller groups padded with -1."""
     parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
     width = len(parts[0])
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
@@ -341,7 +341,7 @@ def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models 
 def _sizes(
     num_clients: int, num_models: int | Padded, cohort_size: int | None
 ) -> tuple[int, Any, int]:
-    """Returns the static bound on M, the possibly traced M, and K, after `check_sizes`."""
+    """Checks the sizes, and returns the static bound on M, the possibly traced M, and K."""
     if not isinstance(num_models, Padded):
         return num_models, num_models, checks.check_sizes(num_clients, num_models, cohort_size)
     size = check_argument("num_models", num_models.size, Count)
@@ -369,6 +369,6 @@ def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " cli
 
 
 def no_state(rng_key: PRNGKeyArray) -> Any:
-    """Returns the empty state of a stateless assignment."""
+    """Empty state of a stateless assignment."""
     del rng_key
     return ()

@@ -79,7 +79,7 @@ class Received(NamedTuple):
 
 
 def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
-    """Returns a stack's store at time 0, which holds only the initial versions."""
+    """Store of a stack at time 0, which holds only the initial versions."""
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
@@ -112,7 +112,7 @@ class Arrivals(NamedTuple):
     params: list[Params] | None = None
 
     def start(self, rng_key: PRNGKeyArray) -> State:
-        """Returns the state at time 0."""
+        """State at time 0."""
         models = start_models(rng_key, self.stacks, self.params)
         stores = tuple(map(partial(first_store, self.dispatch), self.stacks, models))
         clock = AsyncState(first_jobs(self.dispatch, rng_key), stores)
@@ -125,7 +125,7 @@ class Arrivals(NamedTuple):
         return State(state.rng_key, state.round + number, models, own), work
 
     def no_work(self) -> Work:
-        """Returns the work before the first arrival."""
+        """Work before the first arrival."""
         nothing = jnp.zeros(self.dispatch.num_models, jnp.int32)
         return Work(Counts(nothing, nothing, nothing), nothing)
 
@@ -148,7 +148,7 @@ class _Progress(NamedTuple):
 def compute_arrivals(
     run: Arrivals, state: State, number: int
 ) -> tuple[tuple[StackState, ...], AsyncState, Work]:
-    """Returns the models and the clock after the next `number` arrivals, and their work."""
+    """Computes the next `number` arrivals, and returns the models, the clock and the work."""
     stacks, dispatch = run.stacks, run.dispatch
     options = run.options._replace(with_reports=dispatch.reallocate)
     bounds = _bounds(stacks, dispatch, number)
@@ -157,8 +157,8 @@ def compute_arrivals(
     draws = draws_of(dispatch, state.rng_key, numbers)
 
     def is_missing(now: _Progress) -> Array:
-        # Loop until all replicas are done, because finished replicas only compute empty batches,
-        # which change nothing.
+        # Loop until all replicas are done. Finished ones compute only empty batches, which change
+        # nothing.
         return chunks.is_any(now.done[None] < number)
 
     def one_batch(now: _Progress) -> _Progress:
@@ -184,13 +184,13 @@ def compute_arrivals(
 
 
 def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
-    """Returns the static bounds of a batch of at most `number` arrivals."""
+    """Static bounds of a batch of at most `number` arrivals."""
     # Use rows rather than a list if models share no data, because each slot of a list would copy
     # the data of its model and compute every stack.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
     # At most about half of the jobs arrive before one of their replacements, and a list has room
-    # for that many. A row has room for a quarter, because rows are computed with their padding and
-    # most batches fill only a quarter.
+    # for that many. Rows are computed with their padding, and most batches fill only a quarter, so
+    # a row has room for a quarter.
     per_model = min(number, -(-max(dispatch.at_work) // (2 if is_list else 4)))
     most = min(number, dispatch.num_jobs, dispatch.num_models * per_model)
     return Bounds(most, per_model, min(per_model, dispatch.ratio))
@@ -257,7 +257,7 @@ def _step(
     batch: Batch,
     received: Received,
 ) -> tuple[StackState, Store]:
-    """Returns a stack's models and its store after the server steps."""
+    """Applies the server steps to a stack's models and its store."""
     steps_before, new_steps, places = stack.rows(
         (batch.steps_before, batch.new_steps, batch.places)
     )
@@ -274,7 +274,7 @@ def _step(
         def of_model(
             task: Task, model: Array, is_due: Array, number: Array, total: Any, old: Version
         ) -> Version:
-            # Replace the weight of an empty buffer with 1, because 0/0 is NaN.
+            # An empty buffer gets weight 1. 0/0 would be NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
             key = keys.step_key(rng_key, model, number)
             given = base.ServerContext(number, task, old.params, old.server, (), full, key)
@@ -294,7 +294,7 @@ def _step(
 
 
 def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -> Work:
-    """Returns the work of a batch."""
+    """Counts the work of a batch."""
     gradients = [jnp.sum(each.total.num_gradients, 1, dtype=jnp.int32) for each in received]
     models, jobs = jnp.arange(len(batch.new_steps)), batch.jobs
     is_model = (jobs.number >= 0)[:, None] & (jobs.model[:, None] == models)
@@ -305,7 +305,7 @@ def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -
 
 
 def clock_metrics(own: AsyncState, work: Work) -> Metrics:
-    """Returns metrics of the clock and of the work since the last record."""
+    """Metrics of the clock and of the work since the last record."""
     clock = own.clock
     each = (
         jnp.full(clock.steps.shape, clock.time),

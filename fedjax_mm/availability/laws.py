@@ -115,7 +115,7 @@ def markov(comes: Probability, leaves: Probability) -> Law:
     def step(
         rng_key: PRNGKeyArray, round: Round, state: Bool[Array, " clients"], num_clients: int
     ) -> tuple[Bool[Array, " clients"], Bool[Array, " clients"]]:
-        # Use the initial state in round 1, because it is already stationary.
+        # The initial state is already stationary. Use it in round 1.
         chances: tuple[Any, Any] = (leaves, comes)
         changes = _draw(rng_key, jnp.where(state, *chances), num_clients)
         new = jnp.where(jnp.asarray(round) > 1, state ^ changes, state)
@@ -151,7 +151,7 @@ def cyclic(num_groups: Count) -> Law:
         if num_groups > num_clients:
             raise ValueError(f"num_groups is {num_groups}; there are {num_clients} clients only")
         group_key, order_key = jax.random.split(rng_key)
-        # Shuffle the groups too, because the first ones are larger if their sizes differ.
+        # Shuffle the groups too. The first ones are larger if their sizes differ.
         order = permutation(order_key, num_groups)
         return order[permutation(group_key, num_clients) % num_groups]
 
@@ -249,12 +249,12 @@ def _no_state(rng_key: PRNGKeyArray, num_clients: int) -> tuple[()]:
 
 
 def _draw(rng_key: PRNGKeyArray, p: Any, num_clients: int) -> Bool[Array, " clients"]:
-    # Draw in float32, so that a seed gives the same draws with and without x64.
+    # In float32, the draws of a seed are the same with and without x64.
     return jax.random.uniform(rng_key, (num_clients,), jnp.float32) < p
 
 
 def _share_of_rounds(starts: np.ndarray, ends: np.ndarray, period: Any) -> np.ndarray:
-    """Returns each client's fraction of rounds present, or NaN if it varies between periods."""
+    """Fraction of rounds in which each client is present, or NaN if it varies between periods."""
     if period is None or isinstance(period, jax.core.Tracer) or period != int(period):
         return np.full(len(starts), np.nan)
     now = np.arange(int(period))[:, None, None]

@@ -106,7 +106,7 @@ def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> 
 
 
 def _thinned(sampling: Sampling | None, law: Law, when_absent: str) -> Sampling | None:
-    """Returns the sampling law of an assignment whose clients may be absent."""
+    """Sampling law of an assignment whose clients may be absent."""
     if sampling is None:
         return None
     is_poisson = law.is_independent and sampling.cohort_size is None and when_absent == "skip"
@@ -116,14 +116,14 @@ def _thinned(sampling: Sampling | None, law: Law, when_absent: str) -> Sampling 
 
 
 def _skipped(cohort: Cohort, is_present: Bool[Array, " clients"]) -> Cohort:
-    """Returns the cohort without absent clients."""
+    """Removes absent clients from the cohort."""
     clients = jnp.asarray(cohort.clients)
     stays = is_present[jnp.maximum(clients, 0)]
     return dataclasses.replace(cohort, clients=jnp.where(stays, clients, -1))
 
 
 def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " clients"]) -> Cohort:
-    """Returns the cohort with absent clients replaced by present ones."""
+    """Replaces absent clients in the cohort with present ones."""
     if cohort.scale is not None:
         raise ValueError(
             "when_absent is 'replace', but the assignment gives clients factors of their own, "
@@ -137,26 +137,26 @@ def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " c
     clients = jnp.asarray(cohort.clients)
     is_chosen = clients >= 0
     is_absent = is_chosen & ~is_present[jnp.maximum(clients, 0)]
-    # Use an index that is out of range and hence dropped, because -1 would mark the last client.
+    # Padding gets an index that is out of range and hence dropped. -1 would mark the last client.
     numbers = jnp.where(is_chosen, clients, len(is_present))
     is_free = is_present.at[numbers].set(False, mode="drop")
     free_key, slot_key = jax.random.split(rng_key)
     order = _shuffled_first(free_key, is_free).astype(clients.dtype)
-    # Fill the slots in random order, because the first ones belong to the first models and there
-    # may be too few free clients for all.
+    # The first slots belong to the first models, and there may be too few free clients for all
+    # slots. Fill them in random order.
     place = jnp.argsort(_shuffled_first(slot_key, is_absent))
     new = jnp.where(place < jnp.sum(is_free), order[jnp.minimum(place, len(order) - 1)], -1)
     return dataclasses.replace(cohort, clients=jnp.where(is_absent, new, clients))
 
 
 def _shuffled_first(rng_key: PRNGKeyArray, is_marked: Bool[Array, " n"]) -> Int[Array, " n"]:
-    """Returns all places in random order, with the marked ones first."""
+    """All places in random order, with the marked ones first."""
     lots = jax.random.bits(rng_key, is_marked.shape, jnp.uint32)
     return jnp.lexsort((lots, ~is_marked))
 
 
 def _scaled(cohort: Cohort, share: Probability) -> Cohort:
-    """Returns the cohort with each client's weight divided by its fraction of rounds present."""
+    """Divides each client's weight in the cohort by its fraction of rounds present."""
     factors = 1 / jnp.asarray(share, float)
     own = factors if factors.ndim == 0 else factors[jnp.maximum(jnp.asarray(cohort.clients), 0)]
     old = jnp.ones(cohort.clients.shape) if cohort.scale is None else cohort.scale

@@ -268,7 +268,7 @@ _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
-    """Returns a method's table, with its own arguments and those of `local_sgd`."""
+    """Builds a method's table, with its own arguments and those of `local_sgd`."""
     mine = OptimizingServer.model_fields.keys() & parameters_of(factory)
     bases = (Method, OptimizingServer) if mine else (Method,)
     columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
@@ -299,7 +299,7 @@ class Byzantine(Config):
     def attackers(self, num_clients: int, **numbers: Any) -> Any:
         """Returns a mask of the `num_clients` training clients that attack."""
         place = generator(self.seed).permutation(num_clients)
-        # Subtract a little, because in float32 (k / num_clients) * num_clients may exceed k.
+        # In float32, (k / num_clients) * num_clients may exceed k. Subtract a little.
         return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
 
     def wrap_task(self, task: Task, **numbers: Any) -> Task:
@@ -345,15 +345,15 @@ class Requirement(Config):
             starts = [None] * len(tasks) if params is None else params
             each = zip(tasks, starts, range(len(tasks)), strict=True)
             return [of_model(*one) for one in each]
-        # Train for one model at a time, because the own models of all clients might not fit in
-        # memory together.
+        # The own models of all clients might not fit in memory together. Train for one model at a
+        # time.
         return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
 
     def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
         """Wraps each model's task with `requiring`, given the method's learning rate."""
         tuning = None
         if self.tuning_steps:
-            # Use a schedule's initial rate, because fine-tuning starts over after every round.
+            # Fine-tuning starts over after every round, at a schedule's initial rate.
             rate = rate(1) if callable(rate) else rate
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
         if isinstance(own, OwnModels):

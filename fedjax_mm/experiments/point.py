@@ -239,7 +239,7 @@ class Point(Seeded):
     def build_tasks(self, stores: Sequence[Any], numbers: Numbers) -> list[Task]:
         """Builds the task of every model on its data."""
         if self.task is not None:
-            # Repeat one object, because `stacks_of` stores only one copy of shared arrays.
+            # Repeat one object. `stacks_of` stores only one copy of shared arrays.
             return [self.task.build(stores[0], **numbers)] * self.num_models
         pairs = zip(self.each_task, stores, strict=True)
         return [task.build(store, **numbers) for task, store in pairs]
@@ -275,7 +275,7 @@ class Point(Seeded):
 
 
 def _row_bytes(data: FederatedData) -> float:
-    """Returns the size of an example in a batch, including its index and weight."""
+    """Size in bytes of an example in a batch, including its index and weight."""
     arrays = jax.tree.leaves(data.train.examples)
     return 8 + sum(x.nbytes / len(x) for x in arrays)
 

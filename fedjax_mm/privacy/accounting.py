@@ -93,7 +93,7 @@ def noise_for(
       10.0
     """
     spent = _spent(assignment, num_rounds, delta, neighbors)
-    # Start where all rounds together have a sensitivity of one standard deviation, because loss
+    # Start where all rounds together have a sensitivity of one standard deviation. Loss
     # distributions with much less noise take a lot of time and memory.
     most = max(_LEAST_NOISE, _sampling_of(assignment).rate * math.sqrt(num_rounds))
     while spent(most) > epsilon:
@@ -112,7 +112,7 @@ def noise_for(
 def _spent(
     assignment: Assignment, num_rounds: int, delta: float, neighbors: str
 ) -> Callable[[float], float]:
-    """Returns a function from the noise multiplier to the epsilon of all rounds."""
+    """Function from the noise multiplier to the epsilon of all rounds."""
     dp, sampling = _library(), _sampling_of(check_assignment(assignment))
     replaces = neighbors == "replace"
 
@@ -138,9 +138,9 @@ def _spent(
         found = of_rounds(_distributions(replaces, interval), one)
         if not replaces or sampling.cohort_size is None:
             return found
-        # Halve z, because the Renyi accountant takes the ratio of noise to sensitivity, and a
-        # replacement moves a sum by up to 2 C. Take the minimum, because with little noise the
-        # bound with sampling is looser than the one without.
+        # The Renyi accountant takes the ratio of noise to sensitivity, and a replacement moves a
+        # sum by up to 2 C, hence z / 2. With little noise the bound with sampling is looser than
+        # the one without, hence the minimum.
         sizes = assignment.num_clients, sampling.cohort_size
         sampled = dp.SampledWithoutReplacementDpEvent(*sizes, dp.GaussianDpEvent(z / 2))
         return min(found, of_rounds(_renyi(), sampled))
@@ -149,7 +149,7 @@ def _spent(
 
 
 def _sampling_of(assignment: Assignment) -> Sampling:
-    """Returns the sampling law that an assignment states.
+    """Sampling law that an assignment states.
 
     Raises:
       UncoveredError: if the assignment depends on data, or states nothing.
@@ -184,7 +184,7 @@ def _refuse(what: str, remedy: str = "") -> NoReturn:
 
 
 def _loss(z: float, rate: float, num_rounds: int) -> float:
-    """Returns about the largest privacy loss that matters, with six standard deviations."""
+    """Approximately the largest privacy loss that matters, with six standard deviations."""
     if rate == 1:
         return num_rounds / (2 * z**2) + 6 * math.sqrt(num_rounds) / z
     # The mean loss of a round is at most q / (2 z^2), and at most the chi-square divergence.

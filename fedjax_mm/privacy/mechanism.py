@@ -109,7 +109,7 @@ def private(
     if "private" in names_of(algorithm):
         raise ValueError("private is around private; clip and add noise once")
     if importlib.util.find_spec("dp_accounting") is None:
-        # Warn before the training, because `epsilon` is usually called after it.
+        # Warn before the training. `epsilon` is usually called after it.
         warnings.warn(
             "epsilon cannot be computed without dp-accounting; pip install 'fedjax-mm[privacy]'",
             stacklevel=3,
@@ -137,7 +137,7 @@ def private(
         message = jax.tree.map(lambda x: jnp.where(is_there, x, jnp.zeros_like(x)), update)
         weight = is_there.astype(sent.weight.dtype)
         if adaptive is not None:
-            # Center the vote, so that a client changes the sum of votes by at most 1/2.
+            # With centered votes, a client changes their sum by at most 1/2.
             message = {"update": message, "vote": weight * jnp.where(is_short, 0.5, -0.5)}
         return sent._replace(update=message, weight=weight), own
 
@@ -147,7 +147,7 @@ def private(
         update = _with_noise(update_key, sent if adaptive is None else sent["update"], noise * old)
         weight = jnp.asarray(clients_per_round, context.total.weight.dtype)
         total = context.total._replace(update=update, weight=weight)
-        # Hide the clients' states and data, because no noise is added to them.
+        # The clients' states and data get no noise. Hide them.
         task: Any = Hidden(_NO_NOISE.format("data"), num_clients=context.task.num_clients)
         states = Hidden(_NO_NOISE.format("states"))
         seen = context._replace(total=total, task=task, client_states=states)
@@ -170,7 +170,7 @@ def private(
 
 
 def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]:
-    """Returns an update clipped to a norm, and whether it was within the norm before.
+    """Clips an update to a norm, and also returns whether it was within the norm before.
 
     A non-finite update becomes 0, because no factor can scale it to the norm.
     """
@@ -184,7 +184,7 @@ def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]
 
 
 def _noise_of_updates(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
-    """Returns the noise multiplier of the updates for which updates and count together have z.
+    """Noise multiplier of the updates for which updates and count together have z.
 
     ``z_D = (z^-2 - (2 s_b)^-2)^-1/2``, because a client changes the centered count by 1/2.
     """
@@ -204,13 +204,13 @@ def _noise_of_updates(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scala
 
 
 def _solve_noise(z: Any, s: Any) -> Any:
-    # Return NaN if the count's noise is too small for a traced z, so that the run diverges.
+    # If the count's noise is too small for a traced z, NaN makes the run diverge.
     ratio = jnp.where(z > 0, z, 0) / jnp.where(s > 0, 2 * s, 1)
     return jnp.where(z > 0, jnp.where(s > 0, z / jnp.sqrt(1 - ratio**2), jnp.nan), 0.0)
 
 
 def _with_noise(rng_key: PRNGKeyArray, tree: Any, deviation: Scalar) -> Any:
     """Adds independent Gaussian noise to every array entry."""
-    # Draw in float32, so that a seed gives the same noise with and without x64.
+    # Drawn in float32, the noise of a seed is the same with and without x64.
     drawn = optax.tree.random_like(rng_key, tree, jax.random.normal, jnp.float32)
     return jax.tree.map(lambda x, noise: x + (deviation * noise).astype(x.dtype), tree, drawn)

@@ -122,13 +122,13 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
 
 
 def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
-    """Returns the first non-finite record, or -1, from ``bool[records, ...]``."""
+    """First non-finite record, or -1, from ``bool[records, ...]``."""
     return np.where(is_finite.all(0), -1, np.argmin(is_finite, axis=0))
 
 
 def _cumulative(counts: Any) -> np.ndarray:
-    """Returns cumulative sums over the records, which are the second-to-last axis."""
-    # Sum along the first axis, because NumPy takes half the time for whole rows.
+    """Cumulative sums over the records, which are the second-to-last axis."""
+    # NumPy takes half the time for sums of whole rows, along the first axis.
     sums = np.moveaxis(np.asarray(counts), -2, 0).cumsum(0, dtype=np.int64)
     return np.moveaxis(sums, 0, -2)
 
@@ -228,7 +228,7 @@ class Manifest(Mapping[str, Any], str):
         return iter(self._content())
 
     def __len__(self) -> int:
-        return str.__len__(self)  # the length of the text, because `json.loads` uses it
+        return str.__len__(self)  # the length of the text, for `json.loads`
 
     def __or__(self, more: Mapping[str, Any]) -> "Manifest":
         return Manifest(self._content() | dict(more))
@@ -240,7 +240,7 @@ class Manifest(Mapping[str, Any], str):
 
 
 def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
-    """Returns the provenance of a result: versions, device, seed, generator, flags and revision.
+    """Provenance of a result: versions, device, seed, generator, flags and revision.
 
     Args:
       config: the settings of the run.
@@ -269,7 +269,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
 
 
 def _version_of(package: str) -> str:
-    """Returns the installed version, or a placeholder in a bare source tree."""
+    """Installed version, or a placeholder in a bare source tree."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -277,7 +277,7 @@ def _version_of(package: str) -> str:
 
 
 def cpu_cores() -> int:
-    """Returns the number of cores this process may use, which a cluster job may limit."""
+    """Number of cores that this process may use, which a cluster job may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -339,7 +339,7 @@ def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
     }
     if "draws" in about and about["data"] != "real":  # real data are shared by all seeds
         about |= {"draws": about["draws"] + others["draws"]}
-    # Require "equals", because values shared by all seeds must not depend on the seeds.
+    # Values shared by all seeds must not depend on the seeds, hence "equals".
     how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
     both = xr.concat([result, more], "seed", combine_attrs="override", **how)
     return both.assign_attrs(manifest=about)

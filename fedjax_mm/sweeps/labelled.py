@@ -28,7 +28,7 @@ class Result:
         self.plan, self.clock, grid = plan, time.perf_counter(), plan.grid
         programs = plan.programs
         shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
-        # Use floats for integer and boolean metrics too, because absent models have NaN.
+        # Absent models have NaN, hence floats for integer and boolean metrics too.
         metrics = {
             name: np.full((*shape, *each), np.nan, dtype)
             for name, (each, dtype) in metric_shapes(programs).items()
@@ -91,7 +91,7 @@ class Result:
                 array[there] = np.asarray(values)[mine]
 
     def _message_sizes(self) -> dict[str, Any]:
-        """Returns the message sizes at every point, ``[*axes, seeds, 1, models]``."""
+        """Message sizes at every point, ``[*axes, seeds, 1, models]``."""
         shape = (*self.plan.grid.shape, 1, self.records.is_finite.shape[-1])
         sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
         for program in self.plan.programs:
@@ -126,14 +126,14 @@ class Result:
 
 
 def no_records(compiled: Compiled) -> Record:
-    """Returns the records of a batch, ``[1 + records, replicas, models]``, filled with zeros."""
+    """Allocates the records of a batch, ``[1 + records, replicas, models]``, filled with zeros."""
     program = compiled.program
     shape = (1 + program.grid.num_records, compiled.batch_size)
     return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), program.traced.record)
 
 
 def _is_used(program: Program, records: Record) -> np.ndarray:
-    """Returns whether each replica uses each model, ``bool[replicas, models]``."""
+    """Whether each replica uses each model, ``bool[replicas, models]``."""
     if isinstance(records.is_used, tuple):
         return np.ones((records.is_finite.shape[1], program.num_models), bool)
     return np.asarray(records.is_used[0])

@@ -47,21 +47,21 @@ class Compiled(NamedTuple):
         return -(-len(self.program) // self.batch_size)
 
     def replicas(self, batch: int) -> np.ndarray:
-        """Returns the indices of a batch's replicas, padded with the last one in the last batch."""
+        """Indices of a batch's replicas, padded with the last one in the last batch."""
         first = batch * self.batch_size
         return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
 
     def updates_per_round(self, batch: int) -> int:
-        """Returns the maximum number of local trainings of a batch per round, without padding."""
+        """Maximum number of local trainings of a batch per round, without padding."""
         return len(np.unique(self.replicas(batch))) * self.program.traced.facts.updates_per_round
 
     def cost(self, batch: int) -> float:
-        """Returns the mean cost of a local training in a batch."""
+        """Mean cost of a local training in a batch."""
         index = [places[self.replicas(batch)] for places in self.program.index]
         return float(np.mean(self.program.grid.costs(index)))
 
     def label(self, batch: int) -> str:
-        """Returns the label of a batch."""
+        """Label of a batch."""
         return self.program.label + (
             f", batch {batch + 1} of {self.num_batches}" if self.num_batches > 1 else ""
         )
@@ -245,8 +245,8 @@ def _compile(
             told += 1
             report(f"compiled {told} of {in_words}")
 
-    # Compile in threads, because XLA releases the GIL while compiling, so that the next program can
-    # be traced. Report in this thread, because a callback may be the user's.
+    # Compile in threads. XLA releases the GIL while compiling, and the next program can be traced
+    # meanwhile. Report in this thread, because a callback may be the user's.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
             for program, size in zip(programs, batch_sizes, strict=True):
@@ -336,8 +336,8 @@ def _place(
                 f"{facts.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
                 f"{2**31 - 1:,} are counted"
             )
-    # Split replicas, because closed forms are cheap and their updates sparse, so `lax.psum` over
-    # devices would cost more. Asynchronous runs would need it every few arrivals.
+    # Split replicas. Closed forms are cheap and their updates sparse, so `lax.psum` over devices
+    # would cost more, and asynchronous runs would need it every few arrivals.
     if split is None and any(
         each.traced.facts.has_closed_form or not each.traced.facts.is_synchronous
         for each in programs
@@ -367,7 +367,7 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
 
 
 def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float]:
-    """Returns the bytes left for a batch in addition to the result, and the memory limit."""
+    """Bytes left for a batch in addition to the result, and the memory limit."""
     used = psutil.Process().memory_info().rss
     if where.is_cpu:
         limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
@@ -385,7 +385,7 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
 
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
-    """Returns the number of replicas per batch that fits in memory and, on CPUs, in caches."""
+    """Number of replicas per batch that fits in memory and, on CPUs, in caches."""
     state, most = num_bytes(program.traced.replica), room / _replica_bytes(program)
     if state > room:  # fail before compiling, which costs time and more memory
         raise ValueError(
@@ -395,7 +395,7 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.facts.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
-    # Make batches nearly equal, because padding the last one to the full size wastes work.
+    # Make batches nearly equal. Padding the last one to the full size wastes work.
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
 
@@ -413,7 +413,7 @@ def jitted(program: Program, where: Layout) -> Any:
         in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), None, 0),
         out_axes=(0, 1),
     )
-    # Donate the old state, so that the new state reuses its memory.
+    # The new state reuses the memory of the donated old state.
     return jax.jit(segment, donate_argnums=2)
 
 
@@ -422,7 +422,7 @@ def _lower(program: Program, size: int, where: Layout) -> Any:
 
 
 def memory_of(call: Any) -> float:
-    """Returns the bytes that a compiled function needs on a device, or NaN if unknown."""
+    """Bytes that a compiled function needs on a device, or NaN if unknown."""
     analysis = call.memory_analysis()
     if analysis is None:
         return math.nan
@@ -444,13 +444,13 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
             f"{_in_gib(room)} are left for them; record less often (record_every), or allow more "
             "memory"
         )
-    # Reduce slightly more than proportionally, because not all temporaries shrink with the batch.
+    # Reduce slightly more than proportionally. Not all temporaries shrink with the batch.
     smaller = where.padded(max(1, int(0.9 * size * room / needed) - where.padded(1)))
     return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
 
 
 def _result_bytes(grid: Grid, programs: Sequence[Program]) -> int:
-    """Returns the peak memory of building the labelled result."""
+    """Peak memory of building the labelled result, in bytes."""
     runs = sum(map(len, programs))
     cells = runs * (grid.num_records + 1)
     shapes = metric_shapes(programs).values()

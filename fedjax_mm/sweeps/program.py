@@ -116,11 +116,11 @@ class Program:
     numbers: dict[str, np.ndarray]
 
     def __len__(self) -> int:
-        """Returns the number of replicas."""
+        """Number of replicas."""
         return len(self.index[-1])
 
     def some(self, replicas: np.ndarray) -> "Program":
-        """Returns the program restricted to some of its replicas, without tracing it again."""
+        """Restricts the program to some of its replicas, without tracing it again."""
         index = tuple(places[replicas] for places in self.index)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         fewer = dataclasses.replace(self, index=index, numbers=numbers)
@@ -147,14 +147,14 @@ class Program:
     def _run(
         self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
     ) -> tuple[Run, Setup]:
-        """Returns the run of one replica and its setup."""
+        """Builds the run of one replica, and returns it with its setup."""
         # Rebuild in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self.setup(numbers, shared, prepared)
         return run_of(*setup[:4], self.grid.client_map, client_axis), setup
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
-        """Returns one replica's state before round 1."""
+        """State of one replica before round 1."""
         prepared = self.prepare(rng_key, numbers, shared)
         return self._watched(self._start(rng_key, numbers, shared, prepared), self.traced.record)
 
@@ -184,12 +184,11 @@ class Program:
     ) -> Replica:
         """Computes one more round of one replica."""
         run, _ = self._run(numbers, shared, replica.prepared, client_axis)
-        # Keep the key and the round out of the state, because they are arguments of a segment.
+        # The key and the round are arguments of a segment, not a part of the state.
         state, done = run.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
         models, since = state.models, add_counts(replica.since, done)
         if self.grid.keep is not None and self.grid.until is not None:
-            # Freeze the models of a replica that has met the target, because other replicas
-            # continue.
+            # A replica that has met the target keeps its models while other replicas continue.
             stay = partial(jnp.where, replica.has_ended)
             models = jax.tree.map(stay, replica.models, models)
         return replica._replace(models=models, assignment=state.assignment, since=since)
@@ -211,7 +210,7 @@ class Program:
             return record
         is_used = jnp.arange(len(record.is_finite)) < setup.num_models
 
-        # Copy the first model's values to unused models, because all models must meet the target.
+        # All models must meet the target. Unused ones get the first model's values.
         def repeat(x: Array) -> Array:
             return jnp.where(is_used.reshape(-1, *[1] * (x.ndim - 1)), x, x[:1])
 
@@ -247,7 +246,7 @@ class Program:
             record = self.measure(rng_key, numbers, shared, replica, round)
             return Traced(self._watched(replica, record), record, facts)
 
-        # Use shapes only, so that nothing is computed or compiled, even for large data.
+        # Shapes alone: nothing is computed or compiled, even for large data.
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shared = self.grid.shared
@@ -266,7 +265,7 @@ class Program:
 
     def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:
         """Builds the points with all smallest and all largest values, for factories to check."""
-        # Use concrete numbers, because factories cannot check traced ones.
+        # Factories can check concrete numbers only.
         axes = [name for name in self.grid.axes if self.grid.is_numeric(name)]
 
         def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
@@ -307,7 +306,7 @@ class Program:
           state: the replicas' state; defaults to zeros, for the first segment.
         """
         state = self.no_replica(len(replicas)) if state is None else state
-        # Use int32 even with x64, because a seed's draws depend on its dtype.
+        # A seed's draws depend on its dtype. Use int32 even with x64.
         seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, state = where.put((seeds, numbers, state), 0)
@@ -316,7 +315,7 @@ class Program:
         return Given(seeds, numbers, shared, root), rounds, state
 
     def no_replica(self, size: int) -> Replica:
-        """Returns the state of `size` replicas, filled with zeros."""
+        """Allocates the state of `size` replicas, filled with zeros."""
         plain = jax.eval_shape(without_keys, self.traced.replica)
         empty: Replica = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
         return empty
@@ -339,8 +338,7 @@ class Program:
           more rounds are computed and their records are zeros.
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
-        # Derive keys only from the seed's number, so that a replica's draws do not depend on its
-        # batch or device.
+        # Keys depend only on the seed's number, not on the replica's batch or device.
         rng_keys = keys.seed_keys(given.root, given.seeds)
         shared = with_keys(given.shared, self.grid.shared)
         last, first = done + count, jnp.where(done == 0, 0, done // every + 1)
@@ -375,7 +373,7 @@ class Program:
             record = lax.cond(
                 is_record, lambda: each(self.measure, replica, round=(stop,)), lambda: nothing
             )
-            # Update a slice, because `records.at[place].set` is a scatter, which compiles longer.
+            # `records.at[place].set` would be a scatter, which compiles longer.
             put = partial(lax.dynamic_update_index_in_dim, index=number - first, axis=0)
             records = jax.tree.map(put, records, Bundle.of(record))
             return number + 1, self.note(replica, record, is_record), records
@@ -386,15 +384,15 @@ class Program:
             lambda x: jnp.zeros((kept, *x.shape), x.dtype), jax.eval_shape(Bundle.of, nothing)
         )
         replica = with_keys(replica, self.traced.replica)
-        # Start in a branch of this program, because a separate one would be compiled as well.
+        # Start in a branch of this program. A separate one would be compiled as well.
         replica = lax.cond(done == 0, lambda: each(self.start), lambda: replica)
-        # Use `while_loop`, because `lax.fori_loop` with a traced bound becomes one anyway.
+        # `lax.fori_loop` with a traced bound would become a `while_loop` anyway.
         _, replica, records = lax.while_loop(goes_on, one_record, (first, replica, records))
         return without_keys(replica), records.records()
 
 
 def num_bytes(tree: Any) -> int:
-    """Returns the size in bytes of arrays, or of arrays with the given shapes."""
+    """Size in bytes of arrays, or of arrays with the given shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 

@@ -68,23 +68,22 @@ class Quadratic:
         return client
 
     def loss(self, params: Vector, batch: Index) -> Float[Array, ""]:
-        """Returns F_k(w) for the client given by the batch."""
+        """Loss F_k(w) of the client given by the batch."""
         block = self._block(params, batch)
         first, last = self._ends(batch)
         curvature = first * block[0] ** 2 + last * block[-1] ** 2 + jnp.sum(jnp.diff(block) ** 2)
         return (curvature + self.mu * jnp.sum(params**2)) / 2 - first * block[0]
 
     def client_loss(self, params: Vector, client: Index) -> Float[Array, ""]:
-        """Returns F_k(w)."""
+        """Loss F_k(w) of the client."""
         return self.loss(params, client)
 
     def metrics(self, rng_key: PRNGKeyArray, params: Vector) -> Metrics:
-        """Returns F(w), F(w) - F*, and |w - w*|."""
+        """Metrics F(w), F(w) - F*, and |w - w*|."""
         del rng_key
         error = params - self.minimizer
         squares = jnp.sum(error**2)
-        # Use the quadratic form, because a difference of losses would lose precision near the
-        # optimum.
+        # A difference of losses would lose precision near the optimum. Use the quadratic form.
         before = jnp.pad(error[:-1], (1, 0))  # equal lengths let one kernel compute both sums
         curvature = jnp.sum((error - before) ** 2) + error[-1] ** 2
         excess = (curvature / self.num_clients + self.mu * squares) / 2
@@ -94,12 +93,12 @@ class Quadratic:
     def local_sgd(
         self, params: Vector, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> SparseUpdate:
-        """Returns the update of E gradient steps: the client's block, and a factor for the rest."""
+        """Update of E gradient steps: the client's block, and a factor for the rest."""
         first, last = self._ends(client)
         block: Coordinates = self._block(params, client)
         decay_per_step = learning_rate * self.mu
-        # Compute coordinate by coordinate on accelerators, because XLA can then fuse all steps into
-        # one kernel. CPUs are faster with vectors.
+        # On accelerators, compute coordinate by coordinate. XLA can then fuse all steps into one
+        # kernel. CPUs are faster with vectors.
         if jax.default_backend() != "cpu" and len(block) <= _COORDINATES:
             block = list(block)
 
@@ -138,7 +137,7 @@ class Quadratic:
     @property
     def heterogeneity(self) -> Float[Array, ""]:
         """Gamma = F* - mean of F_k* >= 0, exact."""
-        # Use only client 1, because the other clients' F_k have no term b_k, so their F_k* is 0.
+        # Only client 1 contributes. The other clients' F_k have no term b_k, so their F_k* is 0.
         hessian = self._first_hessian()
         e1 = jnp.zeros_like(hessian[0]).at[0].set(1)
         return self.optimum + jnp.linalg.solve(hessian, e1)[0] / (2 * self.num_clients)

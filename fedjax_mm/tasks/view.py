@@ -36,10 +36,10 @@ class TestedTask(MeasuredTask, Protocol):
     test: Any
 
     def client_metrics(self, params: Params, client: Index, data: Any) -> dict[str, Array]:
-        """Returns the mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
+        """Mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
 
     def evaluate(self, params: Params, data: Any, **options: Any) -> dict[str, Array]:
-        """Returns the mean ``loss`` and ``accuracy`` over all examples, in one pass over the data.
+        """Mean ``loss`` and ``accuracy`` over all examples, in one pass over the data.
 
         With ``per_client=True`` means are per client. `num_clients` restricts them to the first
         clients.
@@ -65,7 +65,7 @@ def client_losses(
       (6,)
     """
     num_clients = task.num_clients if num_clients is None else num_clients
-    # Call the method of a view, because a view may change losses, as it does for attackers.
+    # A view may change losses, as it does for attackers. Call its method.
     if isinstance(task, View):
         return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):
@@ -76,17 +76,17 @@ def client_losses(
 
 
 def client_weights(task: Task) -> Float[Array, " clients"]:
-    """Returns n_k for all clients."""
+    """Weights n_k of all clients."""
     return jax.vmap(task.weight)(jnp.arange(task.num_clients))
 
 
 def thresholds(task: Task) -> Float[Array, " clients"]:
-    """Returns rho_k for all clients."""
+    """Thresholds rho_k of all clients."""
     return jax.vmap(needs(task, DemandingTask).threshold)(jnp.arange(task.num_clients))
 
 
 def per_client(task: Task) -> tuple[str, ...]:
-    """Returns the names of metrics with one number per client."""
+    """Names of the task's metrics with one number per client."""
     names = getattr(task, "per_client", ())
     if isinstance(names, str):
         raise ValueError(f"per_client is {names!r}; give a tuple of names, ({names!r},)")
@@ -94,7 +94,7 @@ def per_client(task: Task) -> tuple[str, ...]:
 
 
 def changes(task: Task) -> bool:
-    """Returns whether the task, or the task behind a view, changes over rounds."""
+    """Whether the task, or the task behind a view, changes over rounds."""
     return isinstance(task, RoundTask) or (isinstance(task, View) and changes(task.task))
 
 
@@ -131,15 +131,15 @@ class View:
         return per_client(self.task) if self.num_clients == self.task.num_clients else ()
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Returns initial parameters of one model."""
+        """Initial parameters of one model."""
         return self.task.init(rng_key)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns n_k."""
+        """Weight n_k of the client."""
         return self.task.weight(client)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns the examples of a local step."""
+        """Examples of a local step."""
         return self.task.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
@@ -147,25 +147,25 @@ class View:
         return needs(self.task, EpochTask).num_batches(client, size)
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
-        """Returns the loss of a batch."""
+        """Loss of a batch."""
         return self.task.loss(params, batch)
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """Returns F_k(w)."""
+        """Loss F_k(w) of the client."""
         return needs(self.task, MeasuredTask).client_loss(params, client)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
-        """Returns F_k(w) for the first clients, in one pass."""
+        """Losses F_k(w) of the first clients, in one pass."""
         return client_losses(self.task, params, num_clients)
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k."""
+        """Threshold rho_k of the client."""
         return needs(self.task, DemandingTask).threshold(client)
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns whether the model appeals to each client."""
+        """Whether the model appeals to each client."""
         return appeals(self.task, params)
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns one model's metrics."""
+        """Metrics of one model."""
         return self.task.metrics(rng_key, params)

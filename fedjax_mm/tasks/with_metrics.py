@@ -35,7 +35,7 @@ class WithMetrics(View):
         return (*super().per_client, *self.of_clients)
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns the task's metrics, followed by the additional ones."""
+        """Metrics of the task, followed by the additional ones."""
         metrics = self.task.metrics(rng_key, params)
         if callable(self.own):
             own = dict(self.own(self.task, params))
@@ -60,7 +60,7 @@ class AnalyticWithMetrics(WithMetrics):
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Any:
-        """Returns local minus global parameters."""
+        """Update of the task's closed form, local minus global parameters."""
         return self.task.local_sgd(params, client, learning_rate, num_steps)
 
 

@@ -103,7 +103,7 @@ def exact_constants(task: SolvedTask) -> Constants:
 def estimate_curvature(
     rng_key: PRNGKeyArray, task: Task, points: Params, *, num_steps: Count = 32
 ) -> tuple[Constant, Constant]:
-    """Returns estimates of mu and L, the extreme eigenvalues of all clients' Hessians.
+    """Estimates mu and L, the extreme eigenvalues of all clients' Hessians.
 
     Elsewhere a non-quadratic loss may have smaller and larger eigenvalues, so mu may be too large
     and L too small. A negative mu shows that the loss is not convex.
@@ -140,7 +140,7 @@ def estimate_curvature(
 def _curvature(
     rng_key: PRNGKeyArray, task: Task, points: Params, num_steps: int
 ) -> tuple[Float[Array, "points clients 2"], Float[Array, "points clients 2"]]:
-    """Returns the smallest and the largest eigenvalue, and their residuals."""
+    """Smallest and largest eigenvalue, and their residuals."""
 
     def at(point: Params, client: Int[Array, ""]) -> tuple[Array, Array]:
         flat, unravel = ravel_pytree(point)
@@ -148,8 +148,8 @@ def _curvature(
         gradient = jax.grad(lambda x: loss(unravel(x)))
 
         def product(vector: Float[Array, " dim"]) -> Float[Array, " dim"]:
-            # Use forward-over-reverse mode, so that a Hessian-vector product costs only a few
-            # gradients and the Hessian is never materialized.
+            # In forward-over-reverse mode, a Hessian-vector product costs only a few gradients, and
+            # the Hessian is never materialized.
             return jax.jvp(gradient, (flat,), (vector,))[1]
 
         start = jax.random.normal(rng_key, flat.shape, flat.dtype)
@@ -159,7 +159,7 @@ def _curvature(
 
 
 def _local_loss(task: Task, client: Int[Array, ""], params: Params) -> Float[Array, ""]:
-    """Returns F_k, over all of the client's examples."""
+    """Loss F_k(w) over all of the client's examples."""
     unused = jax.random.key(0)  # a full batch is not random
     return task.loss(params, task.batch(unused, client, jnp.int32(0), Batching()))
 
@@ -192,13 +192,13 @@ def extreme_eigenvalues(
         image = product(vector)
         scale = jnp.maximum(scale, jnp.linalg.norm(image))
         diagonal = vector @ image
-        # Orthogonalize twice, because one pass leaves components along the basis if most of the
-        # image cancels; two passes are enough (Parlett).
+        # One pass leaves components along the basis if most of the image cancels. Two passes are
+        # enough (Parlett).
         for _ in range(2):
             image = image - basis.T @ (basis @ image)
         norm = jnp.linalg.norm(image)
-        # Stop at an invariant subspace, where the next vector is only rounding error. Mark the
-        # remaining steps by NaN, because lax.scan has a fixed length.
+        # Stop at an invariant subspace, where the next vector is only rounding error. lax.scan has
+        # a fixed length, so mark the remaining steps by NaN.
         is_alive_after = is_alive & (norm > jnp.finfo(norm.dtype).eps * scale)
         vector = jnp.where(is_alive_after, image / norm, 0)
         entries = jnp.where(is_alive, diagonal, jnp.nan), jnp.where(is_alive_after, norm, 0)
@@ -243,7 +243,7 @@ def _gradient_norms(task: Task, points: Params) -> Float[Array, "points clients"
 
 def _over_points_and_clients(function: Callable[..., Any], task: Task, points: Params) -> Any:
     """Maps ``function(point, client)`` over all points and clients."""
-    # Use lax.map over points to bound the memory, because a trajectory may have many of them.
+    # A trajectory may have many points. lax.map bounds the memory.
     clients = jnp.arange(task.num_clients)
     return lax.map(lambda point: jax.vmap(partial(function, point))(clients), points)
 
@@ -267,7 +267,7 @@ def example_gradients(
         flat, unravel = ravel_pytree(point)
         num_examples = jnp.asarray(task.num_batches(client, 1))
 
-        # Process one example at a time, because clients differ in their numbers of examples.
+        # Clients differ in their numbers of examples. Process one example at a time.
         def add(step: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
             total, largest = carry
             batch = task.batch(jax.random.key(0), client, step, Batching(1, "epochs"))
@@ -283,7 +283,7 @@ def example_gradients(
 
 
 def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]:
-    """Returns estimates of beta_1 and beta_2 in ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
+    """Estimates beta_1 and beta_2 in ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
 
     They are the intercept and the slope of the least-squares line through the largest squared
     example gradient of each client and point. The slope is at least 1, as in the assumption, and
