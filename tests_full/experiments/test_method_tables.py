@@ -269,7 +269,20 @@ def on_axes(name):
     return text, read(f"{text}[axes]\n{axes}", Experiment), points
 
 
-@pytest.mark.parametrize("name", methods())
+REFUSED = {  # with attackers, or without factors
+    "mifa": "noisy: the server of this method does not read the sum of updates",
+    "stalevr": "stalevr needs the factors 1/p of its assignment",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_that_do_not_fit_are_refused_when_a_program_is_traced(name):
+    (program,) = programs_of(grid_of(on_axes(name)[1]))
+    with pytest.raises(ValueError, match=REFUSED[name]):
+        _ = program.traced
+
+
+@pytest.mark.parametrize("name", sorted(methods().keys() - REFUSED.keys()))
 def test_numbers_of_methods_attackers_and_requirements_are_axes_of_one_program(name):
     _, base, points = on_axes(name)
     (program,) = programs_of(grid_of(base))
