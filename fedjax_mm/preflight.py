@@ -95,7 +95,9 @@ def preflight(rng_key: PRNGKeyArray, run: Run, *, began: State | None = None) ->
     """
     if began is not None:
         _check_kind(run, began)
-    at = jnp.asarray(0) if began is None else began.round
+    at = jnp.asarray(0)
+    if began is not None and began.round.dtype == at.dtype:
+        at = began.round
     if getattr(jax.config, "jax_disable_jit", False):  # for debuggers, which need values
         facts: Facts = rehearse(run, rng_key, at)
     else:

@@ -329,5 +329,6 @@ def test_parts_do_not_change_and_copies_are_the_part():
 
 def test_functions_of_wrapped_parts_can_be_compiled():
     strategy = available(full_participation(4), bernoulli(1.0))
-    cohort, _ = jax.jit(strategy.assign)(jax.random.key(0), 1, (), None)
+    key = jax.random.key(0)
+    cohort, _ = jax.jit(strategy.assign, static_argnums=3)(key, 1, strategy.init(key), None)
     assert cohort.clients.tolist() == [0, 1, 2, 3]
