@@ -55,8 +55,8 @@ def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[An
     The function is called as it is inside transformations of JAX, in the debugging modes of JAX,
     and if it fails with traced numbers, so that error messages are its own.
 
-    A program calls the user's functions once. What they do must not depend on files, on time, or on
-    the state of a random generator.
+    A program calls the user's functions while it is traced, and never again. What they do must not
+    depend on files, on time, or on the state of a random generator.
 
     Args:
       function: a function of a module.
