@@ -64,7 +64,7 @@ class MultiAppeal(Seeded):
     requirement: Requirement = Requirement()
     appealing_from: Count = 10
     num_rounds: Count = 100
-    num_seeds: Count = 4
+    num_seeds: Count = 32
     record_every: Count = 5
 
     def prepare(self, rng_key: Any, data: FederatedData, draw: Any, **_: str) -> OwnModels:
