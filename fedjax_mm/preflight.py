@@ -5,9 +5,8 @@ for one model, one client and one round, on shapes alone. Modules behind this do
 functions without checks. Tracers have no values, so their values are not checked.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,7 +32,6 @@ from fedjax_mm.base import (
     ServerState,
     Task,
 )
-from fedjax_mm.calls import Wraps
 from fedjax_mm.capabilities import AnalyticTask
 from fedjax_mm.checks import check_alike, described, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
@@ -41,15 +39,25 @@ from fedjax_mm.compiler import check_fusions
 from fedjax_mm.parts import check_assignment, check_trained
 from fedjax_mm.record import (
     MESSAGE_BITS,
-    RESERVED,
     MessageSizes,
     check_dims,
     metrics_per_client,
     sizes_of,
 )
+from fedjax_mm.returned import (
+    check_arrays,
+    check_cohort,
+    check_contribution,
+    check_metrics,
+    check_no_repeats,
+    check_state,
+    name_of,
+    told,
+    two,
+)
 from fedjax_mm.round import Rounds, State, draw_params, look, received
 from fedjax_mm.stacks import Stack, StackState, stacks_of
-from fedjax_mm.sums import as_arrays, dense_update, is_sparse
+from fedjax_mm.sums import as_arrays, dense_update
 from fedjax_mm.tasks.view import at_round, changes
 from fedjax_mm.train import Options
 
@@ -133,7 +141,7 @@ def _check_began(run: Run, state: State) -> None:
         ("models", wanted.models, state.models),
         ("an assignment's state", wanted.assignment, state.assignment),
     ):
-        _check_state("state has", old, new, what, "runs of these tasks have", remedy)
+        check_state("state has", old, new, what, "runs of these tasks have", remedy)
 
 
 def run_of(
@@ -324,11 +332,11 @@ def _start(run: Run, stack: Stack, rng_key: PRNGKeyArray, now: _Now) -> _First:
         )
     params = _traced(task.init(rng_key))
     what = f"{name_of(algorithm)} returns from init"
-    with _told(algorithm, "init(task, params)"):
+    with told(algorithm, "init(task, params)"):
         found = algorithm.init(task, params)
-    server, client = _two(what, found, "the server's state, and one client's state")
-    _check_arrays(f"{what} as the server's state", server)
-    _check_arrays(f"{what} as a client's state", client)
+    server, client = two(what, found, "the server's state, and one client's state")
+    check_arrays(f"{what} as the server's state", server)
+    check_arrays(f"{what} as a client's state", client)
     if isinstance(run, Arrivals) and jax.tree.leaves(client):
         raise ValueError(
             "the algorithm keeps client states, but asynchronous clients may run several jobs of "
@@ -365,9 +373,9 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
     for i, first in enumerate(firsts):
         metrics = first.task.metrics(jax.random.fold_in(rng_key, i), first.params)
         others = (first.algorithm.metrics or _no_metrics)(first.task, first.params, first.server)
-        _check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
-        _check_metrics(f"metrics of {name_of(first.algorithm)}", others, MESSAGE_BITS)
-        _check_no_repeats(metrics, others)
+        check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
+        check_metrics(f"metrics of {name_of(first.algorithm)}", others, MESSAGE_BITS)
+        check_no_repeats(metrics, others)
         for name, value in (metrics | others).items():
             found.setdefault(name, set()).add(jnp.shape(value))
     for name, shapes in found.items():
@@ -385,7 +393,7 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
     dims = {name: len(shape) for name, (shape,) in found.items()}
     if isinstance(run, Rounds):
         others = (run.assignment.metrics or _no_metrics)(own)
-        _check_metrics(f"metrics of {name_of(run.assignment)}", others)
+        check_metrics(f"metrics of {name_of(run.assignment)}", others)
         for name, value in others.items():
             if jnp.shape(value)[:1] != (run.assignment.num_models,):
                 raise ValueError(
@@ -396,47 +404,12 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
         of_run = {name: jnp.ndim(value) - 1 for name, value in others.items()}
     else:
         of_run = dict.fromkeys(CLOCK_METRICS, 0)
-    _check_no_repeats(dims, of_run)
+    check_no_repeats(dims, of_run)
     check_dims(dims | of_run, of_clients)
 
 
 def _no_metrics(*_: Any) -> Metrics:
     return {}
-
-
-def _check_metrics(what: str, found: Any, allowed: str = "") -> None:
-    """Raises an error if a metrics function does not return a dict of real numbers or arrays.
-
-    Args:
-      what: the function, for error messages.
-      found: what it returned.
-      allowed: a reserved name that it may use.
-
-    Raises:
-      TypeError: if it returns anything else.
-      ValueError: if a metric's name is reserved or cannot be saved.
-    """
-    if not isinstance(found, dict):
-        raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")
-    for name, value in found.items():
-        checks.check_name("a metric", name)
-        if name in RESERVED and name != allowed:
-            raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
-        if isinstance(value, list | tuple | dict):
-            raise TypeError(f"the metric {name!r} is a {type(value).__name__}; give an array")
-        kind = getattr(value, "dtype", None) or np.asarray(value).dtype
-        if jnp.issubdtype(kind, jnp.complexfloating):
-            raise TypeError(
-                f"the metric {name!r} is of type {kind}; give real numbers, such as the real and "
-                "the imaginary part as two metrics"
-            )
-        if not (jnp.issubdtype(kind, jnp.number) or kind == np.bool_):
-            raise TypeError(f"the metric {name!r} is {described(value)}; give a number or an array")
-
-
-def _check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    for name in metrics.keys() & others.keys():
-        raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
 
 
 def _assign(
@@ -453,7 +426,7 @@ def _assign(
     asked = look(run.stacks, look_key, now.round, models, run.options)
     asked = asked._replace(metric=partial(_metric, firsts, asked))
     what, wanted = name_of(assignment), "return two from assign: a Cohort, and the state"
-    with _told(assignment, "assign(rng_key, round, state, look)"):
+    with told(assignment, "assign(rng_key, round, state, look)"):
         answer = assignment.assign(jax.random.fold_in(rng_key, 1), now.next, own, asked)
     match answer:
         case Cohort() as found:
@@ -464,9 +437,9 @@ def _assign(
             raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
-    _check_cohort(what, cohort, assignment.num_models)
+    check_cohort(what, cohort, assignment.num_models)
     if assignment.observe is None:  # otherwise `observe` returns the next state
-        _check_state(f"{what} returns", own, new)
+        check_state(f"{what} returns", own, new)
     return cohort, new
 
 
@@ -489,46 +462,6 @@ def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
                 f"{there}: choose another assignment, or give the task that metric"
             )
     return asked.metric(*names)
-
-
-def _check_cohort(what: str, cohort: Cohort, num_models: int) -> None:
-    """Raises an error if a cohort does not consist of matching arrays."""
-    numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
-    for name, given in numbers.items():
-        if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
-            kind = f", {given.dtype}" if hasattr(given, "dtype") else ""
-            raise TypeError(
-                f"{what} returns as {name} {described(given)}{kind}; give an array of their "
-                "numbers, int32[slots]"
-            )
-    shape = cohort.clients.shape
-    if len(shape) != 1 or cohort.models.shape != shape:
-        raise ValueError(
-            f"{what} returns clients of shape {shape} and models of shape {cohort.models.shape}; "
-            "give a client and a model for each slot, or Cohort.of_rows(clients[models, width])"
-        )
-    if not shape[0]:
-        raise ValueError(
-            f"{what} returns no slots; give at least one, with the client -1 if nobody trains"
-        )
-    if cohort.is_known and not -1 <= np.min(cohort.models) <= np.max(cohort.models) < num_models:
-        raise ValueError(
-            f"{what} returns models {np.min(cohort.models)} ... {np.max(cohort.models)}; there are "
-            f"{num_models}, with numbers from 0, and -1 is padding"
-        )
-    for name, kind, types, wanted in (
-        ("scale", "floats", (jnp.floating, jnp.integer), shape),
-        ("takes_part", "bools", (jnp.bool_,), shape),
-        ("num_gradients", "ints", (jnp.integer,), (num_models,)),
-    ):
-        if (given := getattr(cohort, name)) is None:
-            continue
-        own = jnp.result_type(given)
-        if np.shape(given) != wanted or not any(jnp.issubdtype(own, each) for each in types):
-            raise ValueError(
-                f"{what} returns as {name} {own}{list(np.shape(given))}; give {kind} of shape "
-                f"{wanted}"
-            )
 
 
 def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now) -> Contribution:
@@ -560,26 +493,14 @@ def _contribute(first: _First, context: ClientContext) -> Contribution:
     """
     algorithm = first.algorithm
     what = f"{name_of(algorithm)} returns from client"
-    with _told(algorithm, "client(context, server_state, client_state)"):
+    with told(algorithm, "client(context, server_state, client_state)"):
         found = algorithm.client(context, first.server, first.client)
-    sent, state = _two(what, found, "a Contribution, and the client's state")
+    sent, state = two(what, found, "a Contribution, and the client's state")
     if not isinstance(sent, Contribution):
         raise TypeError(f"{what} {described(sent)}; give a Contribution first, then the state")
-    _check_arrays(f"{what} as a client's state", state)
-    _check_state(what, first.client, state)
-    for name in ("update", "report"):
-        _check_arrays(f"{what} as {name}", getattr(sent, name))
-    if sent.update is None:
-        raise TypeError(f"{what} as update None; give a pytree of arrays")
-    for leaf in jax.tree.leaves(sent.update, is_leaf=is_sparse):
-        if is_sparse(leaf) and not jnp.issubdtype(jnp.result_type(leaf.indices), jnp.integer):
-            raise TypeError(
-                f"{what} a SparseUpdate with indices of {jnp.result_type(leaf.indices)}; scale it "
-                "by sums.scale_update, which leaves the indices as they are"
-            )
-    for name in ("weight", "num_gradients"):
-        if not _is_array(value := getattr(sent, name)) or np.shape(value):
-            raise TypeError(f"{what} as {name} {described(value)}; give one number")
+    check_arrays(f"{what} as a client's state", state)
+    check_state(what, first.client, state)
+    check_contribution(what, sent)
     return as_arrays(sent)
 
 
@@ -592,13 +513,13 @@ def _serve(first: _First, context: ServerContext) -> None:
     """
     algorithm = first.algorithm
     what = f"{name_of(algorithm)} returns from server"
-    with _told(algorithm, "server(context)", context.params, context.total.update):
+    with told(algorithm, "server(context)", context.params, context.total.update):
         found = algorithm.server(context)
-    params, state = _two(what, found, "the parameters, and the server's state")
-    _check_arrays(f"{what} as parameters", params)
-    _check_arrays(f"{what} as the server's state", state)
-    _check_state(what, context.params, params, "parameters", "the model has")
-    _check_state(what, context.server_state, state)
+    params, state = two(what, found, "the parameters, and the server's state")
+    check_arrays(f"{what} as parameters", params)
+    check_arrays(f"{what} as the server's state", state)
+    check_state(what, context.params, params, "parameters", "the model has")
+    check_state(what, context.server_state, state)
 
 
 def _observe(
@@ -620,81 +541,4 @@ def _observe(
             raise ValueError(f"{words}: arrays of shapes {' and '.join(map(str, sorted(shapes)))}")
     each = jax.tree.map(jnp.zeros_like, _alike(reports[0], len(cohort.clients)))
     new = assignment.observe(now.next, *received(cohort, each), chosen)
-    _check_state(f"{name_of(assignment)} returns from observe", before, new)
-
-
-@contextlib.contextmanager
-def _told(
-    part: Algorithm | Assignment, call: str, params: Params = None, update: Any = None
-) -> Iterator[None]:
-    """Adds a note about the called function to errors that JAX or Python raise in it.
-
-    Args:
-      part: the algorithm or the assignment whose function is called.
-      call: the call, written as in the function's signature.
-      params: the model's parameters, if the function receives a sum of updates.
-      update: the sum of updates.
-    """
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError) as error:
-        note = f"in {call} of {name_of(part)}"
-        shapes = [jax.tree.map(lambda x: jax.typeof(x).str_short(), x) for x in (params, update)]
-        if shapes[0] != shapes[1]:
-            note += f", which gets params {shapes[0]} and total.update {shapes[1]}"
-        error.add_note(note)
-        raise
-
-
-def _check_arrays(what: str, tree: Any) -> None:
-    """Raises `TypeError` if a leaf of a pytree is neither a number nor an array."""
-    for leaf in jax.tree.leaves(tree):
-        if not _is_array(leaf):
-            raise TypeError(f"{what} {described(leaf)}; give a pytree of arrays")
-
-
-def _is_array(value: Any) -> bool:
-    if isinstance(value, jax.Array | bool | int | float):
-        return True
-    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcV"
-
-
-def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
-    """Unpacks a function's two results, or raises `TypeError` if it does not return two."""
-    if type(found) not in (tuple, list) or len(found) != 2:
-        raise TypeError(f"{what} {described(found)}; return two: {wanted}")
-    first, second = found
-    return first, second
-
-
-def name_of(part: Assignment | Algorithm) -> str:
-    """Name of an assignment or algorithm for messages, preferably its factory's."""
-    function: Any
-    if isinstance(part, Assignment):
-        kind, function = "assignment", part.assign
-    else:
-        kind, function = "algorithm", part.client
-    if isinstance(function, Wraps):
-        return f"the {kind} {function.name}"
-    name = getattr(function, "__qualname__", type(function).__name__).split(".<locals>")[0]
-    return f"the {kind} {name}"
-
-
-def _check_state(
-    who: str,
-    old: Any,
-    new: Any,
-    what: str = "a state",
-    source: str = "init returned",
-    remedy: str = "keep shapes and types",
-) -> None:
-    """Raises `ValueError` if a round changes the structure, shapes or types of a state."""
-    check_alike(f"{who} {what} of another structure than {source}", old, new)
-    for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
-        before, after = jax.typeof(one), jax.typeof(other)
-        is_same = before.weak_type or before.dtype == after.dtype  # `scan` promotes weak types
-        if before.shape != after.shape or not is_same:
-            raise ValueError(
-                f"{who} {after.str_short()} in its {what.removeprefix('a ').removeprefix('an ')} "
-                f"where {source} {before.str_short()}; {remedy}"
-            )
+    check_state(f"{name_of(assignment)} returns from observe", before, new)

@@ -42,7 +42,7 @@ LAYERS = [
     {"algorithms", "privacy", "theory"},
     {"record", "round", "train"},
     {"asynchrony"},
-    {"preflight", "simulate"},
+    {"preflight", "returned", "simulate"},
     {"results"},
     {"plots", "sweeps"},
     {"experiments"},
