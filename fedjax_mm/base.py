@@ -157,7 +157,7 @@ class DemandingTask(MeasuredTask, Protocol):
         """Threshold rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns, for each client, whether F_k(w) < rho_k; such a client would participate."""
+        """Returns whether each client would participate, which is if F_k(w) < rho_k."""
 
 
 class ClientContext(NamedTuple):

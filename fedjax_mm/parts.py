@@ -1,7 +1,7 @@
 """Checks of an experiment's parts: tasks, algorithms, assignments, optimizers, rates and seeds.
 
 Arguments of public functions are checked here once, before tracing. Arrays of examples are checked
-in `fedjax_mm.data.arrays`, and what the parts' functions return in `returned.py`.
+in `fedjax_mm.data.arrays`, and the results of the parts' functions in `returned.py`.
 """
 
 from collections.abc import Callable, Sequence

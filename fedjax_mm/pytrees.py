@@ -55,7 +55,7 @@ def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[An
     The function is called as it is inside transformations of JAX, in the debugging modes of JAX,
     and if it fails with traced numbers, so that error messages are its own.
 
-    A program calls the user's functions while it is traced, and never again. What they do must not
+    A program calls the user's functions while it is traced, and never again. Their results must not
     depend on files, on time, or on the state of a random generator.
 
     Args:
@@ -227,7 +227,7 @@ class _Opened(NamedTuple):
     """The content of a value.
 
     Attributes:
-      tag: what is compared besides the children.
+      tag: is compared in addition to the children.
       fixed: children whose numbers are structure.
       children: the other children.
       make: makes the value from new children.
@@ -333,7 +333,7 @@ def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
 
 
 def _attributes(kind: type) -> dict[str, Any]:
-    """Returns what a user's class and its base classes define."""
+    """Returns the attributes that a user's class and its base classes define."""
     return {
         f"{number}.{name}": value
         for number, each in enumerate(kind.__mro__)

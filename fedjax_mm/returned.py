@@ -1,4 +1,4 @@
-"""Checks of what the functions of tasks, algorithms and assignments return, for `preflight.py`."""
+"""Checks the results of the functions of tasks, algorithms and assignments, for `preflight.py`."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -154,7 +154,7 @@ def check_metrics(what: str, found: Any, allowed: str = "") -> None:
 
     Args:
       what: the function, for error messages.
-      found: what it returned.
+      found: its result.
       allowed: a reserved name that it may use.
 
     Raises:

@@ -143,7 +143,7 @@ class View:
         return self.task.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the number of steps per epoch, or raises `ValueError` if there are no epochs."""
+        """Returns the steps per epoch, or raises `ValueError` if the task has no epochs."""
         return needs(self.task, EpochTask).num_batches(client, size)
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
