@@ -125,7 +125,7 @@ NAMESPACES = (
         f"fedjax_mm.{name}"
         for name in (
             *("asynchrony", "availability", "compression", "data", "privacy", "tasks", "theory"),
-            *("metrics", "plots", "schedules", "sweeps", "base"),
+            *("metrics", "plots", "schedules", "sweeps", "base", "sums"),
         )
     ),
 )

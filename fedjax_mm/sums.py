@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_mm.base import Contribution, Params, Scalar
 
+__all__ = ["SparseUpdate"]
+
 
 class SparseUpdate(NamedTuple):
     """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
