@@ -219,6 +219,22 @@ def test_complex_parameters_are_refused(dtype):
         init(task, start)
 
 
+def by_states(context):
+    """A server that moves by the clients' states alone."""
+    moved = jax.tree.map(lambda x, own: x + own.sum(0), context.params, context.client_states)
+    return moved, context.server_state
+
+
+def test_servers_that_read_only_the_clients_states_are_refused():
+    stateful = fed()._replace(
+        init=lambda task, params: ((), jax.tree.map(jnp.zeros_like, params)),
+        client=lambda context, server, own: (fed().client(context, server, ())[0], own),
+        server=by_states,
+    )
+    with pytest.raises(ValueError, match="private: the server of this method reads the clients' s"):
+        simulate(KEY, Towards(jnp.ones((N, 3))), private(stateful, **GIVEN), mfa_rand(N, 2), 1)
+
+
 def by_loss(context):
     """A server that moves only if the loss of the first client is above 1."""
     step = context.task.client_loss(context.params, jnp.int32(0)) > 1
