@@ -58,6 +58,9 @@ class Hidden:
     def __getattr__(self, name: str) -> Any:
         raise ValueError(self._refusal)
 
+    def __getitem__(self, key: Any) -> Any:
+        raise ValueError(self._refusal)
+
 
 ChangeFn: TypeAlias = Callable[[PRNGKeyArray, Round, Any, Cohort, Look], tuple[Cohort, Any]]
 """``(rng_key, round, own, cohort, look) -> (cohort, own)``, with the wrapper's key and state."""
