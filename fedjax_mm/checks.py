@@ -13,6 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool
 
+from fedjax_mm.pytrees import TracedInt
+
 T = TypeVar("T")
 
 _MOST = 2**31 - 1  # counts are int32
@@ -133,6 +135,8 @@ def whole(value: Any) -> int | None:
     """
     if isinstance(value, bool | np.bool_):
         return None
+    if isinstance(value, TracedInt):
+        return value
     try:
         return operator.index(value)
     except TypeError:

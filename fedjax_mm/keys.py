@@ -32,7 +32,12 @@ _COMPRESSION = 2**31 - 2
 
 def seed_keys(seed: int | Index, numbers: Sequence[int] | ArrayLike) -> PRNGKeyArray:
     """Returns the independent keys of a sweep's seeds, numbered from 0."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(numbers))
+    return jax.vmap(seed_key, (None, 0))(seed, jnp.asarray(numbers))
+
+
+def seed_key(seed: int | Index, number: Index) -> PRNGKeyArray:
+    """Returns the key of one of a sweep's seeds."""
+    return jax.random.fold_in(jax.random.key(seed), number)
 
 
 def round_key(rng_key: PRNGKeyArray, round: Round) -> PRNGKeyArray:

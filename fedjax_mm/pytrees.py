@@ -68,8 +68,9 @@ def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[An
     if is_traced or any(getattr(jax.config, f"jax_{name}") for name in _DEBUGGING):
         return function(*data, *parts)
     try:
-        structure, leaves, _current.call = _split(function, data, parts)
-        return _program(structure)(leaves)
+        structure, leaves, rebuild = split(data, parts)
+        _current.call = lambda new: function(*rebuild(new))
+        return _program((function, *structure))(leaves)
     except jax.errors.JaxRuntimeError:
         raise
     except Exception:
@@ -79,7 +80,15 @@ def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[An
     return function(*data, *parts)
 
 
-class _OpaqueError(Exception):
+class TracedInt(int):
+    """An int that is an argument of a program, so that programs are not compiled for each value.
+
+    It is a plain int in Python, and a tracer while a program is compiled. What is computed from it
+    in Python is a plain int.
+    """
+
+
+class OpaqueError(Exception):
     """Raised at a value that cannot be compared with the value in another call."""
 
 
@@ -102,20 +111,41 @@ def _program(_: tuple[Any, ...]) -> Callable[[Sequence[Any]], Any]:
     return jax.jit(run, inline=True)
 
 
-def _split(
-    function: Callable[..., Any], data: Sequence[Any], parts: Sequence[Any]
-) -> tuple[tuple[Any, ...], list[Any], Callable[[Sequence[Any]], Any]]:
-    """Returns the structure of a call, its leaves, and a function of new leaves that calls it."""
-    walk = _Walk()
+class Split(NamedTuple):
+    """Values, split into numbers and structure.
+
+    Attributes:
+      structure: is equal for values that differ only in numbers.
+      leaves: the numbers and arrays; each array once, so that models share data inside a program.
+      rebuild: makes the values from new leaves.
+    """
+
+    structure: tuple[Any, ...]
+    leaves: list[Any]
+    rebuild: Callable[[Sequence[Any]], list[Any]]
+
+
+def split(data: Sequence[Any], parts: Sequence[Any], *, traced: bool = False) -> Split:
+    """Splits data and parts into their numbers and their structure.
+
+    Args:
+      data: keys, tasks, parameters and states.
+      parts: algorithms, assignments, and options that are structure.
+      traced: whether there may be tracers, which then are leaves.
+
+    Raises:
+      OpaqueError: if a value cannot be compared with another.
+    """
+    walk = _Walk(traced)
     values: list[tuple[Any, Mode]] = [(x, "data") for x in data]
     values += [(tuple(x) if type(x) is list else x, "part") for x in parts]
     each = [_or_kept(walk.visit(x, mode), x) for x, mode in values]
 
-    def call(leaves: Sequence[Any]) -> Any:
+    def rebuild(leaves: Sequence[Any]) -> list[Any]:
         given: dict[Any, Any] = dict(enumerate(leaves))
-        return function(*[rebuild(given) for rebuild in each])
+        return [make(given) for make in each]
 
-    return (function, *walk.key), walk.leaves, call
+    return Split(tuple(walk.key), walk.leaves, rebuild)
 
 
 class _Walk:
@@ -126,18 +156,19 @@ class _Walk:
       key: the structure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, traced: bool) -> None:
         self.leaves: list[Any] = []
         self.key: list[Any] = []
         self._places: dict[int, int] = {}
         self._visited: dict[Any, tuple[int, Rebuild | None, Any]] = {}
+        self._traced = traced
 
     def visit(self, x: Any, mode: Mode) -> Rebuild | None:
         """Returns a function that makes the value from new leaves, or None if it has no leaf."""
         is_array = isinstance(x, jax.Array) or (type(x) is np.ndarray and mode == "data")
-        if isinstance(x, jax.core.Tracer):
-            raise _OpaqueError
-        if mode != "fixed" and (is_array or isinstance(x, float | np.floating)):
+        if isinstance(x, jax.core.Tracer) and not self._traced:
+            raise OpaqueError
+        if mode != "fixed" and (is_array or isinstance(x, float | np.floating | TracedInt)):
             return self._leaf(x, is_array)
         if type(x) is tuple:  # Python decides which equal tuples are one object
             return self._open(x, mode)
@@ -148,7 +179,7 @@ class _Walk:
         if name in self._visited:
             number, rebuild, _ = self._visited[name]
             if rebuild is _unfinished:
-                raise _OpaqueError
+                raise OpaqueError
             self.key.append(("again", number))
             return rebuild
         number = len(self._visited)
@@ -218,7 +249,7 @@ def _token(x: Any) -> Any:
         return kind, repr(x)  # equal for NaN, and not for 0.0 and -0.0
     if kind is np.ndarray:
         if x.dtype.hasobject or x.dtype.kind == "T":
-            raise _OpaqueError
+            raise OpaqueError
         return kind, x.shape, x.dtype, hashlib.blake2b(x.tobytes()).digest()
     return None
 
@@ -275,7 +306,7 @@ def _opened_function(x: FunctionType) -> _Opened:
     if not _is_library(x.__globals__.get("__name__")):
         names, assigns = _names(x.__code__)
         if assigns:  # Its variables count calls, for example.
-            raise _OpaqueError
+            raise OpaqueError
         read = _read(names, x.__globals__)
     plain, qualname = (x.__code__, x.__globals__, x.__name__), x.__qualname__
     cells, more = x.__closure__ or (), {**(x.__kwdefaults__ or {})}
@@ -316,7 +347,7 @@ def _opened_object(x: Any) -> _Opened:
     if has_own_equality and is_of_library and not is_dataclass:
         return _Opened(x)
     if hides_state:
-        raise _OpaqueError
+        raise OpaqueError
     own: dict[str, Any] = {} if kind is object else vars(x)
     if is_dataclass and kind.__dataclass_params__.frozen:
         return _Opened((*own,), [kind], [*own.values()], functools.partial(_remade, kind, (*own,)))

@@ -19,8 +19,7 @@ from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.parts import listed, load_piece, save_piece
-from fedjax_mm.sweeps.structures import Part
+from fedjax_mm.sweeps.parts import Part, listed, load_piece, save_piece
 
 
 def _folder(directory: Path, first_seed: int) -> Path:

@@ -28,9 +28,8 @@ from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.parts import Piece, load_piece
+from fedjax_mm.sweeps.parts import Part, Piece, load_piece
 from fedjax_mm.sweeps.plan import Plan
-from fedjax_mm.sweeps.structures import Part
 
 PARAMS = "params.npz"
 """The name of the file with the models' final parameters, in a result's directory."""

@@ -15,8 +15,7 @@ from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.parts import part_of
-from fedjax_mm.sweeps.structures import Part
+from fedjax_mm.sweeps.parts import Part, part_of
 
 Existing = Literal["keep", "resume", "overwrite"]
 """How to treat earlier work in a directory. A finished result of another run is kept unless it may

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -192,10 +192,30 @@ class Points:
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
         """Returns a point's positions on structural axes, with the largest value on joined axes."""
         return tuple(
-            self.values[key].index(max(point[name].values) if key in self.joined else point[name])
+            self.values[key].index(self._most(key, point[name]))
             for name, key in self.names.items()
             if key in self._structural
         )
+
+    def _most(self, key: str, value: Any) -> Any:
+        """Returns the largest value that shares a program with a value on an axis."""
+        if key not in self.joined:
+            return value
+        # Numbers of models below and above the limit are drawn by different methods.
+        limited = [x for x in self.values[key] if (x > RANK_LIMIT) == (value > RANK_LIMIT)]
+        return max(limited if key == "num_models" else self.values[key])
+
+    def place_of_draw(self, point: Mapping[str, Any]) -> int:
+        """Returns the place of a point among those of the data axes."""
+        place = 0
+        for key in self.data_axes:
+            values = self.values[key]
+            place = place * len(values) + values.index(point[self.name_of(key)])
+        return place
+
+    def at_choice(self, choice: tuple[int, ...]) -> Point:
+        """Returns the validated settings at some positions on structural axes."""
+        return self._points[choice]
 
     def on_data_axes(self, choice: tuple[int, ...]) -> list[Point]:
         """Returns the validated settings at all values of the data axes."""
@@ -208,31 +228,21 @@ class Points:
         return key.rpartition(".")[2]
 
     def at(self, point: Mapping[str, Any]) -> tuple[Point, Numbers]:
-        """Returns the validated settings and the (possibly traced) numbers of a point.
+        """Returns the validated settings of a point, and the numbers that replace some of them.
 
         Args:
-          point: values by dimension name, with `OneOf` on joined axes. An axis that is not a
+          point: values by dimension name, with a `TracedInt` on joined axes. An axis that is not a
             setting of the experiment is a setting of the point's `algorithm`.
         """
         here, numbers = self._points[self.choice(point)], dict[str, Any]()
         for name, key in self.names.items():
             value = point[name]
             if key in self.joined:
-                most, value = max(value.values), value.number
-                value = Padded(most, value) if key == "num_models" else value
+                value = Padded(self._most(key, value), value) if key == "num_models" else value
             elif key in (*self._structural, *self.data_axes):
                 continue
             numbers = replaced(numbers, _path_of(key, here, point["algorithm"]), value)
         return here, numbers
-
-    @property
-    def together(self) -> dict[str, Callable[[Any], Hashable]]:
-        """Functions that group the values sharing a program, by axis, for `Grid.together`."""
-        # Group all data draws. Separate numbers of models below and above the limit, because their
-        # assignments are drawn by different methods.
-        alike = {self.name_of(key): lambda _: 0 for key in (*self.data_axes, *self.joined)}
-        several = {"num_models": lambda number: number > RANK_LIMIT}
-        return alike | {name: key_of for name, key_of in several.items() if name in alike}
 
     def _at(self, places: Mapping[str, int]) -> Point:
         """Returns the validated settings at some axis positions, which default to the first."""

@@ -127,9 +127,13 @@ def instantiate(
       >>> instantiate(table, mfa_rand, num_clients=6, num_models=2).num_models
       2
     """
+    return factory(**settings_for(table, factory, numbers) | given)
+
+
+def settings_for(table: Config, factory: Callable[..., Any], numbers: Numbers) -> dict[str, Any]:
+    """Returns the settings of a table that are parameters of a factory, some from `numbers`."""
     takes = parameters_of(factory)
-    settings = {key: numbers.get(key, value) for key, value in table if key in takes}
-    return factory(**settings | given)
+    return {key: numbers.get(key, value) for key, value in table if key in takes}
 
 
 @cache

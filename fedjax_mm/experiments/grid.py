@@ -1,15 +1,12 @@
 """The grid of an experiment: all points of its axes, with data loaded once per draw."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
-
-import numpy as np
 
 from fedjax_mm.base import Task
 from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Numbers
-from fedjax_mm.experiments.point import Point
 from fedjax_mm.experiments.start import load_start, params_at
 from fedjax_mm.experiments.tasks import AnyTask
 from fedjax_mm.sweeps.grid import Grid, Setup
@@ -18,8 +15,7 @@ from fedjax_mm.sweeps.until import Until
 
 Data = tuple[FederatedData, ...]
 
-SEED_NUMBER = "seed_number"
-"""The name of the argument with the index of a run's seed, which starts at 0."""
+Named = tuple[tuple[str, float], ...]
 
 
 def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
@@ -50,40 +46,34 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
     for here in points.every:
         here.check_sizes(data, limit)
 
-    def at(point: dict[str, Any], data: Data) -> tuple[Point, Numbers, list[Task]]:
+    @cache
+    def tasks_of(choice: tuple[int, ...], draw: int, seed: int, numbers: Named) -> list[Task]:
+        here = points.at_choice(choice)
+        return here.build_tasks(draws.of(choice, draw, seed, data), dict(numbers))
+
+    def build(seed: int = first, **point: Any) -> Setup:
         here, numbers = points.at(point)
-        stores = draws.of(point, data)
-        return here, numbers, here.build_tasks(stores, numbers.get("task", {}))
-
-    def prepare(rng_key: Any, data: Data = (), **point: Any) -> Any:
-        here, numbers, tasks = at(point, data)
-        given = numbers.get("requirement", {})
-        needed = here.requirement
-        return needed and needed.prepare(rng_key, tasks, here.initial_params(), given)
-
-    def build(data: Data = (), prepared: Any = None, **point: Any) -> Setup:
-        here, numbers, tasks = at(point, data)
-        setup = here.setup(point["algorithm"], tasks, prepared, numbers)
+        place = points.choice(point), points.place_of_draw(point), seed - first
+        tasks = tasks_of(*place, tuple(numbers.get("task", {}).items()))
+        setup = here.setup(point["algorithm"], tasks, numbers)
         if not start:
             return setup
-        params = params_at(point["start"], point["algorithm"], point[SEED_NUMBER], setup)
-        return setup._replace(params=params)
+        return setup._replace(params=params_at(start, point["algorithm"], seed - first, setup))
+
+    def build_once(**point: Any) -> Setup:
+        return build(**point)
 
     return Grid(
-        build,
+        build if draws.are_by_seed or start else build_once,
         {"algorithm": list(experiment.algorithms)}
         | {name: points.values[key] for name, key in points.names.items()},
         experiment.num_rounds,
         num_seeds,
         experiment.seed,
-        # Pass data as an argument, because XLA would copy constants into every program.
-        shared={"data": data} | ({"start": start} if start else {}),
-        per_seed={SEED_NUMBER: np.arange(num_seeds)} if draws.are_by_seed or start else {},
         record_every=experiment.record_every,
         client_map=experiment.client_map,
-        prepare=None if experiment.requirement is None else prepare,
         until=None if experiment.until is None else Until(**dict(experiment.until)),
-        together=points.together,
+        together=[points.name_of(key) for key in points.joined],
         first_seed=first,
         data=" and ".join(sorted({each.kind for each in data})) or "synthetic",
         config=experiment.model_dump(),
@@ -145,18 +135,18 @@ class Draws:
         loaded: Any = ([each.data() for each in draws] for draws in self._stores.values())
         return tuple(stack_data(each) if len(each) > 1 else each[0] for each in loaded)
 
-    def of(self, point: Mapping[str, Any], data: Data) -> list[FederatedData | None]:
+    def of(
+        self, choice: tuple[int, ...], draw: int, seed: int, data: Data
+    ) -> list[FederatedData | None]:
         """Returns the data of every model at a point, or None for a model without data.
 
         Args:
-          point: values by dimension name, with `OneOf` on data axes, and `SEED_NUMBER` if draws are
-            per seed.
+          choice: the point's positions on structural axes.
+          draw: the place of the draw among the points of the data axes.
+          seed: the place of the seed.
           data: the data of all stores.
         """
-        points = self.points
-        place, num_seeds = 0, self._experiment.num_seeds
-        for key in points.data_axes:
-            place = place * len(points.values[key]) + point[points.name_of(key)].place
+        num_seeds = self._experiment.num_seeds
 
         def of_model(task: AnyTask, name: str | None) -> FederatedData | None:
             if name is None:
@@ -164,9 +154,7 @@ class Draws:
             store = data[list(self._stores).index(name)]
             if len(self._stores[name]) == 1:
                 return store
-            by_seed = task.is_drawn_by_seed
-            return store.select(place * num_seeds + point[SEED_NUMBER] if by_seed else place)
+            return store.select(draw * num_seeds + seed if task.is_drawn_by_seed else draw)
 
-        here, _ = points.at(point)
-        names = self._names[points.choice(point)]
-        return [of_model(*each) for each in zip(here.each_task, names, strict=True)]
+        each_task = self.points.at_choice(choice).each_task
+        return [of_model(*each) for each in zip(each_task, self._names[choice], strict=True)]

@@ -40,6 +40,7 @@ from fedjax_mm.experiments.fields import (
     named,
     one_of,
     parameters_of,
+    settings_for,
     table_of,
 )
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
@@ -283,6 +284,11 @@ MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
 """The table of any method."""
 
 
+DemandFn = Callable[[Any, list[Task], Any], list[Task]]
+"""``(rng_key, tasks, params) -> tasks``, whose clients have thresholds. Own models start from the
+parameters, or else from those that a task draws."""
+
+
 class Byzantine(Config):
     """Settings of attackers, a fraction of the training clients, for `attacked` and `noisy`.
 
@@ -300,12 +306,12 @@ class Byzantine(Config):
         """Returns a mask of the `num_clients` training clients that attack."""
         place = generator(self.seed).permutation(num_clients)
         # In float32, (k / num_clients) * num_clients may exceed k. Subtract a little.
-        return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
+        return jnp.asarray(place < self.with_numbers(numbers).fraction * num_clients - 1e-3)
 
-    def wrap_task(self, task: Task, **numbers: Any) -> Task:
-        """Wraps a task with `attacked`, with settings replaced by `numbers`."""
-        attackers = self.attackers(task.num_clients, **numbers)
-        return instantiate(self, attacked, numbers, task=task, clients=attackers)
+    def on_tasks(self, num_clients: int, **numbers: Any) -> Callable[[Task], Task]:
+        """Returns a function that wraps a task with `attacked`, with settings from `numbers`."""
+        attackers = self.attackers(num_clients, **numbers)
+        return partial(attacked, clients=attackers, **settings_for(self, attacked, numbers))
 
     def wrap(self, algorithm: Algorithm, num_clients: int, **numbers: Any) -> Algorithm:
         """Wraps an algorithm with `noisy`, with attackers among `num_clients` training clients."""
@@ -327,36 +333,54 @@ class Requirement(Config):
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 
-    def prepare(self, rng_key: Any, tasks: list[Task], params: Any, numbers: Numbers) -> Any:
-        """Trains the clients' own models for each of the M models, ``[models, clients]``.
+    def demand(self, method: Method, rate: Any, numbers: Numbers) -> DemandFn:
+        """Returns a function that trains the clients' own models and gives tasks their thresholds.
 
-        The own models start from `params`, or else from the task's initial parameters. If models
-        have different tasks, the result is a list with one entry per model.
+        Args:
+          method: the method, whose batches fine-tuning uses.
+          rate: the method's learning rate.
+          numbers: values that replace settings.
         """
-        rate = self.with_numbers(numbers).learning_rate
-
-        def of_model(task: Task, params: Any, model: int | Index) -> OwnModels:
-            # Quadratics have no batch size, because a client's loss has no examples.
-            size = self.batch_size or (None if isinstance(task, Quadratic) else 32)
-            how: dict[str, Any] = {"num_steps": self.num_steps, "batch_size": size}
-            return own_models(rng_key, task, params, model=model, learning_rate=rate, **how)
-
-        if any(task is not tasks[0] for task in tasks):
-            starts = [None] * len(tasks) if params is None else params
-            each = zip(tasks, starts, range(len(tasks)), strict=True)
-            return [of_model(*one) for one in each]
-        # The own models of all clients might not fit in memory together. Train for one model at a
-        # time.
-        return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
-
-    def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
-        """Wraps each model's task with `requiring`, given the method's learning rate."""
         tuning = None
         if self.tuning_steps:
             # Fine-tuning starts over after every round, at a schedule's initial rate.
             rate = rate(1) if callable(rate) else rate
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
-        if isinstance(own, OwnModels):
-            own = [jax.tree.map(itemgetter(model), own) for model in range(len(tasks))]
-        how: dict[str, Any] = {"num_unseen": self.num_unseen, "tuning": tuning}
-        return [requiring(task, mine, **how) for task, mine in zip(tasks, own, strict=True)]
+        # Give numbers one by one, because those in a dict would be structure.
+        return partial(
+            _demanding,
+            num_steps=self.num_steps,
+            batch_size=self.batch_size,
+            learning_rate=self.with_numbers(numbers).learning_rate,
+            num_unseen=self.num_unseen,
+            tuning=tuning,
+        )
+
+
+def _demanding(
+    rng_key: Any,
+    tasks: list[Task],
+    params: Any,
+    *,
+    batch_size: int | None,
+    num_unseen: int,
+    tuning: Tuning | None,
+    **how: Any,
+) -> list[Task]:
+    own: Any
+
+    def of_model(task: Task, params: Any, model: int | Index) -> OwnModels:
+        # Quadratics have no batch size, because a client's loss has no examples.
+        size = batch_size or (None if isinstance(task, Quadratic) else 32)
+        return own_models(rng_key, task, params, model=model, batch_size=size, **how)
+
+    if any(task is not tasks[0] for task in tasks):
+        starts = [None] * len(tasks) if params is None else params
+        own = [of_model(*one) for one in zip(tasks, starts, range(len(tasks)), strict=True)]
+    else:
+        # The own models of all clients might not fit in memory together. Train for one model at a
+        # time.
+        each = lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
+        own = [jax.tree.map(itemgetter(model), each) for model in range(len(tasks))]
+    options: Any = {"num_unseen": num_unseen, "tuning": tuning}
+    return [requiring(task, mine, **options) for task, mine in zip(tasks, own, strict=True)]

@@ -1,6 +1,7 @@
 """A single point of a sweep: tasks, algorithms and seeds, without axes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import jax
@@ -24,6 +25,7 @@ from fedjax_mm.experiments.methods import (
     Assigned,
     AssignmentConfig,
     Byzantine,
+    DemandFn,
     Method,
     MethodConfig,
     Requirement,
@@ -255,7 +257,7 @@ class Point(Seeded):
         is_alike = len({start.shape for start in starts}) == 1
         return jnp.stack(starts) if is_alike else starts
 
-    def setup(self, algorithm: str, tasks: list[Task], own: Any, numbers: Numbers) -> Setup:
+    def setup(self, algorithm: str, tasks: list[Task], numbers: Numbers) -> Setup:
         """Builds the `Setup` of one run, including attackers and requirements."""
         method = self.algorithms[algorithm]
         given = numbers.get("algorithms", {}).get(algorithm, {})
@@ -264,14 +266,26 @@ class Point(Seeded):
         used: Any = num_models.number if isinstance(num_models, Padded) else None
         assignment = self._assigned(method, tasks[0].num_clients, num_models, **dealt)
         trained = method.build(self.num_models if used is None else used, self.num_rounds, **given)
-        if self.requirement is not None and own is not None:
-            rate = method.schedule(1, self.num_rounds, given)
-            tasks = self.requirement.wrap(tasks, own, method, rate)
+        initial, attack, prepare = self.initial_params(), None, None
         if self.byzantine is not None:
-            attack = numbers.get("byzantine", {})
-            tasks = [self.byzantine.wrap_task(each, **attack) for each in tasks]
-            trained = self.byzantine.wrap(trained, assignment.num_clients, **attack)
-        return Setup(tasks, trained, assignment, self.initial_params(), used)
+            harm = numbers.get("byzantine", {})
+            attack = self.byzantine.on_tasks(assignment.num_clients, **harm)
+            trained = self.byzantine.wrap(trained, assignment.num_clients, **harm)
+        if self.requirement is not None:
+            rate = method.schedule(1, self.num_rounds, given)
+            demand = self.requirement.demand(method, rate, numbers.get("requirement", {}))
+            prepare = partial(_with_thresholds, demand, initial, attack)
+        elif attack is not None:
+            tasks = list(map(attack, tasks))
+        return Setup(tasks, trained, assignment, initial, used, prepare)
+
+
+def _with_thresholds(
+    demand: DemandFn, params: Any, attack: Callable[[Task], Task] | None, rng_key: Any, setup: Setup
+) -> Setup:
+    given: Any = setup.tasks
+    tasks = demand(rng_key, given, params)
+    return setup._replace(tasks=tasks if attack is None else list(map(attack, tasks)))
 
 
 def _row_bytes(data: FederatedData) -> float:

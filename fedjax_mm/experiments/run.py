@@ -19,9 +19,8 @@ from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.executors import by_executor
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.parts import Piece, compute_part, join_parts, runs_of
+from fedjax_mm.sweeps.parts import Part, Piece, all_programs, compute_part, join_parts, runs_of
 from fedjax_mm.sweeps.plan import Plan, make_outline
-from fedjax_mm.sweeps.structures import Part
 from fedjax_mm.sweeps.sweep import sweep
 
 
@@ -197,7 +196,7 @@ def outline(
             grid = grid_of(experiment, how.memory)
             programs = None
             if part is not None:
-                programs = [program for _, program in runs_of(grid, part, how.memory)]
+                programs = [program for _, program in runs_of(all_programs(grid, how.memory), part)]
                 if not programs:
                     raise ValueError(f"part {part} has no runs; take fewer parts")
         return make_outline(grid, split=how.split, limit=how.memory, programs=programs)

@@ -1,6 +1,7 @@
 """Accuracy against bits sent by clients, for compressors with and without error feedback."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -71,11 +72,10 @@ def run(config: CompressionCurve, execution: Execution | None = None) -> xr.Data
     spread, size = config.alpha, config.num_clients
     data = synthetic(size, alpha=spread, beta=spread, seed=config.seed, test_fraction=0.2)
     grid = Grid(
-        config.build,
+        partial(config.build, data=data),
         {"message": list(LABELS)},
         num_rounds=config.num_rounds,
         **config.replicas,
-        shared={"data": data},
         record_every=config.record_every,
         data=data.kind,
     )

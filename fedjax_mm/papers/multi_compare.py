@@ -111,14 +111,14 @@ class MultiCompare(Seeded):
         self,
         problem: str,
         algorithm: str,
-        learning_rate: Any,
-        server_rate: Any,
+        learning_rate: float,
+        server_rate: float,
         data: Sequence[FederatedData],
-        draw: Any,
+        seed: int,
     ) -> Setup:
         """Sets up the simulation of one point of the grid."""
         here, way = self.chosen[problem], METHODS[algorithm]
-        tasks = here.tasks([stack.select(draw) for stack in data])
+        tasks = here.tasks([stack.select(seed - self.first_seed) for stack in data])
         local = local_sgd(learning_rate, steps=here.local_steps, batch_size=here.batch_size)
         own = {"server_rate": server_rate} if way.has_server_rate else {}
         trained = way.algorithm(local, **own)
@@ -135,12 +135,11 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
     found = _runs(
         config.selecting,
         "selection",
-        config.build,
+        config.selecting.build,
         lambda name: {
             "learning_rate": config.learning_rates,
             "server_rate": config.server_rates if METHODS[name].has_server_rate else (1.0,),
         },
-        {},
         how,
     )
     accuracy = _at_budget(found, config).sel(score="mean", drop=True)
@@ -153,10 +152,10 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
         for problem in config.chosen
     }
 
-    def at_best(problem: str, algorithm: str, rates: Any, **given: Any) -> Setup:
-        return config.build(problem, algorithm, *rates[problem][algorithm], **given)
+    def at_best(problem: str, algorithm: str, data: Sequence[FederatedData], seed: int) -> Setup:
+        return config.build(problem, algorithm, *rates[problem][algorithm], data=data, seed=seed)
 
-    judged = _runs(config, "judged", at_best, lambda _: {}, {"rates": rates}, how)
+    judged = _runs(config, "judged", at_best, lambda _: {}, how)
     added = {f"chosen_{name}": best[name] for name in _RATES}
     added["selection_accuracy"] = accuracy.rename(seed="selection_seed")
     return _described(judged.assign(added), [judged, found])
@@ -182,7 +181,6 @@ def _runs(
     stage: str,
     build: Callable[..., Setup],
     axes: Callable[[str], Mapping[str, Sequence[float]]],
-    shared: Mapping[str, Any],
     execution: Execution,
 ) -> xr.Dataset:
     """Runs every method on every problem, storing each pair as a stage."""
@@ -195,13 +193,11 @@ def _runs(
         data, rounds = drawn(problem), METHODS[name].rounds
         kinds = [stack.kind for stack in data]
         grid = Grid(
-            build,
+            functools.partial(build, data=data),
             {"problem": [problem], "algorithm": [name], **axes(name)},
             num_rounds=config.num_rounds * rounds,
             record_every=config.record_every * rounds,
             **config.replicas,
-            shared={"data": data, **shared},
-            per_seed={"draw": np.arange(config.num_seeds)},
             data=min(kinds, key=("surrogate", "real", "synthetic").index),
         )
         part = sweep(grid, saving)

@@ -34,7 +34,7 @@ from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep
-from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
+from fedjax_mm.tasks.requirements import OwnModels, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
 """The questions that the three models answer about the same images."""
@@ -67,38 +67,36 @@ class MultiAppeal(Seeded):
     num_seeds: Count = 32
     record_every: Count = 5
 
-    def prepare(self, rng_key: Any, data: FederatedData, draw: Any, **_: str) -> OwnModels:
-        """Trains the clients' own models for every question."""
-        task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
-
-        def of_question(column: Any) -> OwnModels:
-            task = task_of(column=column)
-            return own_models(rng_key, task, model=column, **dict(self.requirement))
-
-        # Use lax.map to compile a single training for all questions, because they differ only in
-        # a column.
-        return lax.map(of_question, jnp.arange(len(QUESTIONS)))
-
-    def build(
-        self, assignment: str, aggregation: str, data: FederatedData, draw: Any, prepared: OwnModels
-    ) -> Setup:
+    def build(self, assignment: str, aggregation: str, data: FederatedData, seed: int) -> Setup:
         """Sets up the simulation of one point of the grid."""
-        task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
-
-        def demanding(column: int) -> Requiring:
-            own = jax.tree.map(itemgetter(column), prepared)
-            return requiring(task_of(column=column), own, num_unseen=self.num_unseen)
-
+        mine = data.select(seed - self.first_seed)
         method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
         steps, size = self.local_steps, self.batch_size
         # Make cohorts as large as the groups, so that every client trains if its model appeals to
         # it.
         invited = {"cohort_size": self.num_clients, "from_round": self.appealing_from}
         return Setup(
-            [demanding(column) for column in range(len(QUESTIONS))],
+            [classifier(mine, dropout_rate=0.5, column=i) for i in range(len(QUESTIONS))],
             method(local_sgd(self.learning_rate, steps=steps, batch_size=size)),
             appealing(groups(self.num_clients, len(QUESTIONS)), **invited),
+            prepare=partial(_with_thresholds, self.num_unseen, **dict(self.requirement)),
         )
+
+
+def _with_thresholds(num_unseen: int, rng_key: Any, setup: Setup, **how: Any) -> Setup:
+    """Trains the clients' own models for every question, and gives tasks their thresholds."""
+    tasks: Any = setup.tasks
+
+    def of_question(column: Any) -> OwnModels:
+        task = dataclasses.replace(tasks[0], column=column)
+        return own_models(rng_key, task, model=column, **how)
+
+    # Use lax.map to compile a single training for all questions, because they differ only in a
+    # column.
+    every = lax.map(of_question, jnp.arange(len(tasks)))
+    own = [jax.tree.map(itemgetter(column), every) for column in range(len(tasks))]
+    pairs = zip(tasks, own, strict=True)
+    return setup._replace(tasks=[requiring(*pair, num_unseen=num_unseen) for pair in pairs])
 
 
 def _answers(y: np.ndarray) -> list[np.ndarray]:
@@ -140,14 +138,11 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
     }
     data = ask(draw_clients("digits", None, population, **how))
     grid = Grid(
-        config.build,
+        partial(config.build, data=data),
         {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)},
         num_rounds=config.num_rounds,
         **config.replicas,
-        shared={"data": data},
-        per_seed={"draw": np.arange(config.num_seeds)},
         record_every=config.record_every,
-        prepare=config.prepare,
         data=data.kind,
     )
     result = sweep(grid, execution)

@@ -6,6 +6,7 @@ per round, so all models together spend the epsilon of one, but each model has f
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,14 +76,13 @@ def run(config: PrivateCurve, execution: Execution | None = None) -> xr.Dataset:
     sizes = config.model_dump(include={"num_clients", "iid"})
     data = synthetic(**sizes, alpha=0.0, beta=0.0, seed=config.seed, test_fraction=0.2)
     grid = Grid(
-        config.build,
+        partial(config.build, data=data),
         {
             "num_models": list(config.num_models),
             "noise_multiplier": list(config.noise_multipliers),
         },
         num_rounds=config.num_rounds,
         **config.replicas,
-        shared={"data": data},
         record_every=config.record_every,
         data=data.kind,
     )

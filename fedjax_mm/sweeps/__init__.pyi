@@ -6,10 +6,8 @@ from .devices import agree, join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError, RefusedError, refusing
 from .execution import Execution
 from .grid import Grid, Setup
-from .parts import Piece, compute_part, join_parts, load_piece, part_of, save_piece
-from .program import OneOf
+from .parts import Part, Piece, compute_part, join_parts, load_piece, part_of, save_piece
 from .shapes import state_bytes
-from .structures import Part
 from .until import Until
 
 __all__ = [
@@ -19,7 +17,6 @@ __all__ = [
     "Execution",
     "Grid",
     "InterruptedRunError",
-    "OneOf",
     "Part",
     "Piece",
     "RefusedError",

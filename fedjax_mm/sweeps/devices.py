@@ -149,10 +149,15 @@ class Layout(NamedTuple):
         )
 
     def put(self, tree: Any, axis: int | None) -> Any:
-        """Puts host arrays, equal in all processes, on the devices with the sharding for `over`."""
+        """Puts host arrays, equal in all processes, on the devices with the sharding for `over`.
+
+        Python's floats are kept, because only they are weakly typed.
+        """
         sharding = NamedSharding(self.mesh, self._specs(axis))
 
-        def place(array: Any) -> jax.Array:
+        def place(array: Any) -> Any:
+            if type(array) is float:
+                return array
             array = np.asarray(array)
             return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 

@@ -23,7 +23,7 @@ from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan
-from fedjax_mm.sweeps.program import Program
+from fedjax_mm.sweeps.program import Block, Program
 from fedjax_mm.sweeps.saving import Saving, claim_program, identity
 
 _SEGMENT_SECONDS = 1.0  # target duration of a segment
@@ -44,28 +44,29 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
         run.
     """
     _check_callbacks(how.callbacks)
-    saved, batch_sizes = how.checkpoints, None
+    saved, blocks = how.checkpoints, None
     if saved:
         how.report("looking for what was saved")
         choices = saved.claim(identity(grid, how.split, programs))
-        batch_sizes = choices["batch_sizes"] if choices else None
+        blocks = [Block(*each) for each in choices["blocks"]] if choices else None
     plan = make_plan(
         grid,
         split=how.split,
         limit=how.memory,
-        batch_sizes=batch_sizes,
+        blocks=blocks,
         report=how.report,
         approve=partial(claim_program, saved) if saved else None,
         programs=programs,
     )
-    sizes = [each.batch_size for each in plan.compiled]
-    if batch_sizes not in (None, sizes):
+    now = [each.block for each in plan.compiled]
+    if blocks not in (None, now):
+        old, new = ([each.size for each in some] for some in (blocks, now))
         raise ValueError(
-            f"the unfinished run has batches of {batch_sizes} runs, and now {sizes} fit the "
-            "memory; use the memory limit of the unfinished run"
+            f"the unfinished run has batches of {old} runs, and now {new} fit the memory; use the "
+            "memory limit of the unfinished run"
         )
-    if saved and batch_sizes is None:
-        saved.begin({"batch_sizes": sizes})
+    if saved and blocks is None:
+        saved.begin({"blocks": now})
     return plan
 
 
@@ -142,7 +143,7 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
     """Computes the remaining segments of a batch, filling in its records."""
     plan, done = first.plan, first.rounds
     (compiled, number), where, grid = plan.batches[first.batch], plan.where, plan.grid
-    given, _, replica = compiled.program.inputs(where, compiled.replicas(number), first.replica)
+    given, _, replica = compiled.program.inputs(where, compiled.block, number, first.replica)
     every, step = grid.record_every, compiled.program.rounds_at_once
     count = step  # start with few rounds to measure their duration
     while done < grid.num_rounds:

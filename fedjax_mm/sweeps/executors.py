@@ -26,9 +26,9 @@ from fedjax_mm.sweeps.errors import (
 )
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.parts import Piece, flat, join_parts, piece_of
-from fedjax_mm.sweeps.saving import identity
-from fedjax_mm.sweeps.structures import Part
+from fedjax_mm.sweeps.parts import Part, Piece, flat, join_parts, piece_of
+from fedjax_mm.sweeps.program import programs_of
+from fedjax_mm.sweeps.saving import data_of, identity
 
 TRIES = 3
 """The number of times a part is submitted before the sweep fails."""
@@ -203,7 +203,8 @@ def by_executor(
     done = dict[Part, Piece]()
     if saved:
         with refusing():
-            if saved.claim(identity(grid, how.split) | {"parts": of}) is None:
+            about = identity(grid, how.split) | data_of(programs_of(grid)) | {"parts": of}
+            if saved.claim(about) is None:
                 saved.begin({})
         found = {part: saved.load(part.number, _check) for part in parts}
         done = {part: piece_of(each.arrays) for part, each in found.items() if each}

@@ -1,21 +1,19 @@
 """Grids: axes of settings, the points they span, and the setup of each point.
 
-Numbers are program arguments, and structure is closed over. Seeds, axes of floats, and values
-grouped by `together` become one replica axis of a compiled program. Every other value has its own
-program.
+Every point is built in plain Python. `programs.py` groups the points by structure.
 """
 
 import dataclasses
 import inspect
+import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
@@ -29,8 +27,8 @@ from fedjax_mm.checks import (
     whole,
 )
 from fedjax_mm.chunks import ClientMap
-from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.parts import check_instance, check_seed
+from fedjax_mm.pytrees import TracedInt
 from fedjax_mm.record import RESERVED
 from fedjax_mm.results.labels import check_selectable
 from fedjax_mm.sweeps.until import Until
@@ -45,15 +43,19 @@ class Setup(NamedTuple):
       assignment: chooses clients and models; for asynchronous runs a `Dispatch`, such as that of
         `fedast`.
       params: the initial parameters; None lets the tasks draw them.
-      num_models: the number of models in use, which may be traced, if the assignment's number is
-        only an upper bound. Unused models are absent from the result and ignored by a target.
+      num_models: the number of models in use, if the assignment's number is only an upper bound.
+        Unused models are absent from the result and ignored by a target.
+      prepare: changes the setup of a run before its first round, for example by training the
+        clients' own models. It is called with the run's key and this setup, and returns another
+        one; it is compiled, and should derive its keys with `keys.preparation_key`.
     """
 
     tasks: Task | Sequence[Task]
     algorithm: Algorithm | Sequence[Algorithm]
     assignment: Assignment | Dispatch
     params: Params | None = None
-    num_models: int | Int[Array, ""] | None = None
+    num_models: int | None = None
+    prepare: Callable[[PRNGKeyArray, "Setup"], "Setup"] | None = None
 
 
 @refusing_unknown
@@ -61,32 +63,25 @@ class Setup(NamedTuple):
 class Grid:
     """The runs of a sweep: all points spanned by some axes, each with all seeds.
 
-    The values on axes of floats are arguments of a compiled program. Every value on another axis
-    has its own program, unless `together` groups it.
+    Points whose setups differ only in floats and arrays share a compiled program.
 
     Attributes:
-      build: called with one value per axis and with the shared arguments, by name; returns the
-        `Setup` to simulate. It is traced, and values of numeric axes are tracers.
+      build: called with one value per axis, by name; returns the `Setup` to simulate. If it has a
+        parameter `seed`, it is called for every seed with the seed's number, so that each may have
+        its own data.
       axes: names and values, in the order of the result's dimensions. A value may be any object
-        that `build` accepts.
+        that `build` accepts. If one of several numbers is a float, all are.
       num_rounds: T. With a `Dispatch`, a round is `arrivals_per_round` arrivals (see `fedast`).
       num_seeds: the number of replicas of each point. All points have the same seeds.
       seed: the root of all draws.
-      shared: further arguments of `build`, by name, as pytrees of arrays, such as a task with its
-        data. They are arguments of the compiled program rather than constants in it.
-      per_seed: further arguments of `build`, by name, with one number per seed, such as the index
-        of its data draw.
       record_every: the number of rounds between records, which must divide `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
-      prepare: computes a pytree of arrays once per replica, before its first round, such as the
-        clients' own models. It is called with the replica's key and all arguments of `build`,
-        which then receives the result as `prepared`. It should derive its keys with
-        `keys.preparation_key`.
       until: an early stopping target. Up to the target, records are bitwise identical to those of a
         run without it; afterwards metrics are NaN and counts constant. Runs computed together
         continue until all of them have reached it.
-      together: a function for each axis whose values may share a program. Values for which it
-        returns the same result share one, and `build` receives a `OneOf` with a traced number.
+      together: the names of axes of ints whose values share a program, such as numbers of local
+        steps. `build` receives each value as a `TracedInt`. It can be the number of local steps or
+        of epochs, or the number in a `Padded`; what Python computes from it is structure again.
       cost: the relative cost of a local training at a point, for estimating the time left.
       first_seed: the number of the first seed, for adding seeds to an earlier run.
       data: "real", "synthetic" or "surrogate", for the manifest; defaults to "not stated".
@@ -103,13 +98,10 @@ class Grid:
     num_rounds: int
     num_seeds: int = 1
     seed: int = 0
-    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    per_seed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     record_every: int = 1
     client_map: ClientMap = "auto"
-    prepare: Callable[..., Any] | None = None
     until: Until | None = None
-    together: Mapping[str, Callable[[Any], Hashable]] = dataclasses.field(default_factory=dict)
+    together: Sequence[str] = ()
     cost: Callable[..., float] | None = None
     first_seed: int = 0
     data: str = "not stated"
@@ -125,8 +117,6 @@ class Grid:
             )
         if not isinstance(self.axes, Mapping):
             raise TypeError(f"axes is {described(self.axes)}; give a dict of names and values")
-        for name in ("shared", "per_seed"):
-            object.__setattr__(self, name, getattr(self, name) or {})  # treats None as empty
         if self.until is not None:
             check_instance("until", self.until, Until, 'give one, as in Until("loss", at_most=0.1)')
         for name in ("num_rounds", "num_seeds", "record_every"):
@@ -140,59 +130,48 @@ class Grid:
         object.__setattr__(self, "first_seed", first)
         check_records(self.num_rounds, self.record_every)
         object.__setattr__(self, "client_map", check_client_map(self.client_map))
-        for name, values in self.per_seed.items():
-            if np.ndim(values) != 1 or len(values) != self.num_seeds:
-                raise ValueError(
-                    f"per_seed[{name!r}] has shape {np.shape(values)}; give one number for each of "
-                    f"{self.num_seeds} seeds"
-                )
-        # Fetch jax.Arrays, because their elements are device arrays rather than numbers.
-        plain = {
-            name: np.asarray(values) if isinstance(values, jax.Array) else values
-            for name, values in self.axes.items()
-        }
+        for name, values in self.axes.items():
+            check_values(name, values)
+        plain = {name: _plain(values) for name, values in self.axes.items()}
         object.__setattr__(self, "axes", plain)
         for name in self.axes:
             self._check_axis(name)
         self._check_build()
-        for data in jax.tree.leaves(self.shared, is_leaf=lambda x: isinstance(x, FederatedData)):
-            if isinstance(data, FederatedData):
-                check_federated(data, stacked=True)
         for name in self.together:
-            if name not in self.axes:
-                raise ValueError(f"together has {name!r}; give names of {sorted(self.axes)}")
+            values = self.axes.get(name, ())
+            if not values or not all(type(value) is int for value in values):
+                known = ", ".join(sorted(self.axes)) or "none"
+                raise ValueError(
+                    f"together has {name!r}; give names of axes of ints, of the axes {known}"
+                )
 
     def _check_build(self) -> None:
-        given = [*self.axes, *self.shared, *self.per_seed]
-        given += [] if self.prepare is None else ["prepared"]
+        given = [*self.axes, *["seed"] * self.has_seeds]
         try:
             inspect.signature(self.build).bind(**dict.fromkeys(given))
         except TypeError as error:
             raise TypeError(
                 f"build cannot be called with {', '.join(given) or 'nothing'}: {error}; give axes "
-                "and shared arguments the names of its own"
+                "the names of its parameters"
             ) from None
 
     def _check_axis(self, name: str) -> None:
-        values = self.axes[name]
-        if name in (*RESERVED, "prepared", *self.shared, *self.per_seed):
-            is_argument = name in self.shared or name in self.per_seed
-            what = "an argument in shared or per_seed" if is_argument else "a part of every result"
-            raise ValueError(f"an axis is called {name!r}, like {what}; rename it")
+        if name in RESERVED:
+            raise ValueError(f"an axis is called {name!r}, like a part of every result; rename it")
         check_selectable(name)
-        check_values(name, values)
-        if self.is_numeric(name):
+        if all(isinstance(value, float) for value in self.axes[name]):
+            values = self.axes[name]
             check_numbers(f"the axis {name!r}", values, np.isfinite, "be finite", ndim=1)
 
-    def is_numeric(self, name: str) -> bool:
-        """Whether an axis has floats, and possibly integers, so that one program covers all values.
+    @cached_property
+    def has_seeds(self) -> bool:
+        """Whether `build` is called for every seed."""
+        return "seed" in inspect.signature(self.build).parameters
 
-        Booleans do not count as numbers.
-        """
-        if name in self.together:
-            return False
-        kinds = {np.asarray(v).dtype.kind if isinstance(v, Real) else "O" for v in self.axes[name]}
-        return "f" in kinds and kinds <= {"f", "i", "u"}
+    @cached_property
+    def points(self) -> np.ndarray:
+        """The position of every point on every axis, ``int[points, axes]``."""
+        return np.array([*itertools.product(*map(range, self.shape[:-1]))], int)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -220,15 +199,39 @@ class Grid:
             self.cost(**dict(zip(self.axes, at, strict=True))) for at in zip(*axes, strict=True)
         ]
 
-    def setup(self, prepared: Any, **arguments: Any) -> Setup:
-        """Calls `build` and checks the result."""
-        more = {} if self.prepare is None else {"prepared": prepared}
-        setup = self.build(**arguments, **more)
+    def setup(self, point: Sequence[int], seed: int) -> Setup:
+        """Builds the setup of a run.
+
+        Args:
+          point: the position on every axis.
+          seed: the position among the seeds, for a `build` that is called for every seed.
+        """
+        given: dict[str, Any] = {}
+        for (name, values), place in zip(self.axes.items(), point, strict=True):
+            given[name] = TracedInt(values[place]) if name in self.together else values[place]
+        if self.has_seeds:
+            given["seed"] = self.first_seed + seed
+        try:
+            setup = self.build(**given)
+        except Exception as error:
+            words = ", ".join(f"{name}={label_of(value)}" for name, value in given.items())
+            error.add_note(f"in build({words}) of a sweep")
+            raise
         if not isinstance(setup, Setup):
             raise ValueError(
                 f"build returned {described(setup)}; return Setup(tasks, algorithm, assignment)"
             )
         return setup
+
+
+def _plain(values: Sequence[Any]) -> list[Any]:
+    """Converts numbers of NumPy and JAX to Python's, and ints to floats if any is a float."""
+    # Fetch jax.Arrays, because their elements are device arrays rather than numbers.
+    found = list(np.asarray(values) if isinstance(values, jax.Array) else values)
+    found = [x.item() if isinstance(x, np.generic) else x for x in found]
+    is_real = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
+    has_floats = any(isinstance(x, float) for x in found)
+    return list(map(float, found)) if is_real and has_floats else found
 
 
 def label_of(value: Any) -> Any:

@@ -181,7 +181,11 @@ def divergence(segment: Segment) -> str | None:
     row, model = np.unravel_index(np.argmin(first), first.shape)
     number = segment.replicas[row]
     places = dict(zip(grid.axes, (each[number] for each in program.index), strict=False))
-    at = {name: grid.labels[name][places[name]] for name in grid.axes if name in program.numbers}
+    at = {
+        name: grid.labels[name][places[name]]
+        for name in grid.axes
+        if type(grid.labels[name][0]) is float
+    }
     point = "".join(f", {n}={x if isinstance(x, str) else format(x, 'g')}" for n, x in at.items())
     return (
         f"{program.label}{point} diverged: the loss or a parameter of model {model + 1}, "

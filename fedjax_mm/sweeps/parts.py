@@ -27,18 +27,63 @@ from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.labelled import Result
 from fedjax_mm.sweeps.plan import check_fits, make_outline
-from fedjax_mm.sweeps.program import Program
-from fedjax_mm.sweeps.saving import identity
-from fedjax_mm.sweeps.structures import Part, Share, programs_of, shares_of
+from fedjax_mm.sweeps.program import Program, programs_of
+from fedjax_mm.sweeps.saving import data_of, identity
 
 _ENDLESS, _LISTED_BYTES = 2.0**60, 64  # unlimited memory, and bytes per listed run
 
 # Identity entries that parts must share. Devices may differ, because they affect only the last
 # bits.
 _ALIKE = (
-    *("config", "axes", "per_seed", "num_rounds", "num_seeds", "seed", "record_every", "until"),
-    *("first_seed", "precision", "versions", "prng", "shared data", "keep", "client_map"),
+    *("config", "axes", "num_rounds", "num_seeds", "seed", "record_every", "until"),
+    *("first_seed", "precision", "versions", "prng", "data", "keep", "client_map"),
 )
+
+
+class Part(NamedTuple):
+    """One of several parts of a sweep that are computed separately.
+
+    Attributes:
+      number: K, starting at 1.
+      of: N, the number of parts.
+    """
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+class Share(NamedTuple):
+    """The runs of one program that a part computes.
+
+    Attributes:
+      program: the index of the program in `programs_of`.
+      replicas: the indices of its replicas.
+    """
+
+    program: int
+    replicas: np.ndarray
+
+
+def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
+    """Returns the consecutive runs of a part, balanced by cost.
+
+    Every run belongs to exactly one part. A part may be empty, and its runs need only a few
+    programs, because every part compiles the programs that it needs. The split depends only on the
+    grid and the number of parts, so all machines agree on it.
+    """
+    costs = [
+        np.asarray(each.grid.costs(each.index)) * each.traced.facts.updates_per_round
+        for each in programs
+    ]
+    cost = np.concatenate(costs)
+    middle = np.cumsum(cost) - cost / 2
+    of = np.minimum((middle / cost.sum() * part.of).astype(int), part.of - 1)
+    owners = np.split(of == part.number - 1, np.cumsum([len(each) for each in costs])[:-1])
+    found = [Share(i, np.flatnonzero(mine)) for i, mine in enumerate(owners)]
+    return [share for share in found if len(share.replicas)]
 
 
 class Runs(NamedTuple):
@@ -146,45 +191,50 @@ def compute_part(
     if not 1 <= part.number <= part.of:
         raise ValueError(f"part is {part}; give Part(K, N) with K from 1 to N")
     with refusing():
-        mine = runs_of(grid, part, how.memory)
-    about = _about(grid) | {"part": tuple(part)}
+        whole = all_programs(grid, how.memory)
+        mine = runs_of(whole, part)
+    about = _about(grid, whole) | {"part": tuple(part)}
     if not mine:
         return Piece(plain(about | {"seconds": {"compile": 0.0, "run": 0.0}}), [])
     plan = plan_for(grid, how, [program for _, program in mine])
-    share_of = {id(program): share for share, program in mine}
+    shares = [share for share, _ in mine]
     runs = list[Runs]()
     with closing(batches(plan, how, on_divergence)) as computed:
         for last in computed:
-            share = share_of[id(last.program)]
-            number = len(np.unique(last.replicas))  # excludes the padding at the end
-            records = [x[:, :number].copy() for x in jax.tree.leaves(last.records)]
-            params = [x[:number] for x in jax.tree.leaves(last.params)]
-            replicas = share.replicas[last.replicas[:number]]
+            share = shares[plan.programs.index(last.program)]
+            each, first = np.unique(last.replicas, return_index=True)  # excludes the padding
+            records = [x[:, first] for x in jax.tree.leaves(last.records)]
+            params = [x[first] for x in jax.tree.leaves(last.params)]
+            replicas = share.replicas[each]
             runs.append(Runs(share.program, replicas, records + params))
     spent = time.perf_counter() - clock - plan.compile_seconds
     seconds = {"compile": plan.compile_seconds, "run": spent}
     return Piece(plain(about | {"seconds": seconds}), runs)
 
 
-def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Program]]:
-    """Returns the shares of a part, each with a program restricted to its runs.
+def all_programs(grid: Grid, limit: float | None = _ENDLESS) -> list[Program]:
+    """Returns the programs of a grid.
 
     Raises:
       ValueError: if the grid has more runs than can be listed.
     """
-    # Check the number of runs first, because each program lists its runs.
     number = math.prod(grid.shape)
     what = f"{number:,} runs (num_seeds = {grid.num_seeds:,})"
     check_fits(what, _LISTED_BYTES * number, limit, "take fewer seeds or points")
-    whole = programs_of(grid)
-    shares = shares_of(whole, part)
-    return [(share, whole[share.program].some(share.replicas)) for share in shares]
+    return programs_of(grid)
 
 
-def _about(grid: Grid) -> dict[str, Any]:
-    """Returns a piece's identity: runs, code and device."""
+def runs_of(programs: Sequence[Program], part: Part) -> list[tuple[Share, Program]]:
+    """Returns the shares of a part, each with a program restricted to its runs."""
+    shares = shares_of(programs, part)
+    return [(share, programs[share.program].some(share.replicas)) for share in shares]
+
+
+def _about(grid: Grid, programs: Sequence[Program]) -> dict[str, Any]:
+    """Returns a piece's identity: runs, data, code and device."""
     made = manifest({}, seed=grid.seed, data="")
-    return identity(grid, None) | {"revision": made["git_revision"], "made on": made["device"]}
+    about = identity(grid, None) | data_of(programs)
+    return about | {"revision": made["git_revision"], "made on": made["device"]}
 
 
 def save_piece(piece: Piece, path: Path) -> None:
@@ -275,10 +325,11 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
     # Plan without a memory limit, because no runs are computed.
-    plan = make_outline(grid, limit=_ENDLESS)
+    programs = all_programs(grid)
+    plan = make_outline(grid, limit=_ENDLESS, programs=programs)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
-    result, programs, wanted = Result(plan), plan.programs, _about(grid)
+    result, wanted = Result(plan), _about(grid, programs)
     seconds, devices = {"compile": 0.0, "run": 0.0}, list[Mapping[str, Any]]()
     found, of = set[int](), 0
     times = [np.zeros(len(program), int) for program in programs]

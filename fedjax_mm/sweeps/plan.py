@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
@@ -18,11 +18,11 @@ from fedjax_mm.record import check_dims
 from fedjax_mm.sweeps.devices import Layout, agree, layout
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given, Program, num_bytes
+from fedjax_mm.sweeps.program import Block, Program, num_bytes, programs_of
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
-from fedjax_mm.sweeps.structures import programs_of
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies
+_PADDING = 1.2  # most work in padding that sharing between points and seeds is worth
 _CACHE_BYTES = 512 * 2**10  # for the states of replicas that one CPU device computes at a time
 
 
@@ -31,25 +31,29 @@ class Compiled(NamedTuple):
 
     Attributes:
       program: the program before compilation.
-      batch_size: the number of replicas computed at once, on all devices together.
+      block: the points and seeds that are computed at once, on all devices together.
       call: `Program.segment` on all devices.
       num_bytes: the memory for its arguments, results and temporaries, and for a batch's records.
     """
 
     program: Program
-    batch_size: int
+    block: Block
     call: Callable[..., Any]
     num_bytes: float
 
     @property
+    def batch_size(self) -> int:
+        """The number of replicas that are computed at once."""
+        return self.block.size
+
+    @property
     def num_batches(self) -> int:
         """The number of batches into which the program's replicas are split."""
-        return -(-len(self.program) // self.batch_size)
+        return self.program.num_batches(self.block)
 
     def replicas(self, batch: int) -> np.ndarray:
-        """Indices of a batch's replicas, padded with the last one in the last batch."""
-        first = batch * self.batch_size
-        return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
+        """Indices of a batch's replicas, padded with the last points and seeds."""
+        return self.program.replicas(self.block, batch)
 
     def updates_per_round(self, batch: int) -> int:
         """Maximum number of local trainings of a batch per round, without padding."""
@@ -169,9 +173,9 @@ def make_plan(
     *,
     split: Literal["replicas", "clients"] | None = None,
     limit: float | None = None,
-    batch_sizes: Sequence[int] | None = None,
+    blocks: Sequence[Block] | None = None,
     report: Callable[[str], None] = lambda _: None,
-    approve: Callable[[str, str], None] | None = None,
+    approve: Callable[[Program, str], None] | None = None,
     programs: Sequence[Program] | None = None,
 ) -> Plan:
     """Compiles the programs of a grid, with batch sizes that are fast and fit in memory.
@@ -182,9 +186,9 @@ def make_plan(
         asynchronous or clients have closed forms, because summing sparse updates over devices would
         take longer than computing them.
       limit: the memory limit in bytes; defaults to 60 % of the free memory.
-      batch_sizes: the batch size of each program, to repeat an earlier plan.
+      blocks: the block of each program, to repeat an earlier plan.
       report: called with progress messages.
-      approve: called with every program's label and text, before it is compiled.
+      approve: called with every program and its text, before it is compiled.
       programs: the runs to compute; defaults to all runs of the grid.
 
     Raises:
@@ -195,7 +199,7 @@ def make_plan(
     # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
-        plan = _make_plan(grid, split, limit, batch_sizes, report, approve, programs)
+        plan = _make_plan(grid, split, limit, blocks, report, approve, programs)
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
         raise InterruptedRunError(int(stop), None)
@@ -206,18 +210,19 @@ def _make_plan(
     grid: Grid,
     split: Literal["replicas", "clients"] | None,
     limit: float | None,
-    batch_sizes: Sequence[int] | None,
+    blocks: Sequence[Block] | None,
     report: Callable[[str], None],
-    approve: Callable[[str, str], None] | None,
+    approve: Callable[[Program, str], None] | None,
     programs: Sequence[Program] | None,
 ) -> Plan:
     """Implements `make_plan`."""
-    mine, where, room, limit = _place(grid, split, limit, programs)
+    mine, where, room, limit = _place(grid, split, limit, programs, report)
     clock = time.perf_counter()
-    if batch_sizes is None:
-        batch_sizes = [_batch_size(program, where, room) for program in mine]
-    calls = _compile(mine, batch_sizes, where, report, approve)
-    parts = zip(mine, batch_sizes, calls, strict=True)
+    if blocks is None:
+        blocks = [_block(program, where, room) for program in mine]
+    mine = [program.of(block) for program, block in zip(mine, blocks, strict=True)]
+    calls = _compile(mine, blocks, where, report, approve)
+    parts = zip(mine, blocks, calls, strict=True)
     compiled = [_fit(*each, where, room) for each in parts]
     seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
@@ -225,10 +230,10 @@ def _make_plan(
 
 def _compile(
     programs: Sequence[Program],
-    batch_sizes: Sequence[int],
+    blocks: Sequence[Block],
     where: Layout,
     report: Callable[[str], None],
-    approve: Callable[[str, str], None] | None,
+    approve: Callable[[Program, str], None] | None,
 ) -> list[Any]:
     """Compiles programs and reports how many of them are ready.
 
@@ -249,10 +254,10 @@ def _compile(
     # meanwhile. Report in this thread, because a callback may be the user's.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
-            for program, size in zip(programs, batch_sizes, strict=True):
-                lowered = _lower(program, size, where)
+            for program, block in zip(programs, blocks, strict=True):
+                lowered = _lower(program, block, where)
                 if approve:
-                    approve(program.label, lowered.as_text())
+                    approve(program, lowered.as_text())
                 calls.append(threads.submit(lowered.compile))
                 tell(sum(call.done() for call in calls))
             for number, _ in enumerate(as_completed(calls), 1):
@@ -295,8 +300,9 @@ def make_outline(
     mine, where, room, limit = _place(grid, split, limit, programs)
 
     def outlined(program: Program) -> Compiled:
-        size = _batch_size(program, where, room)
-        return Compiled(program, size, _not_compiled, size * _replica_bytes(program))
+        block = _block(program, where, room)
+        needed = block.size * _replica_bytes(program)
+        return Compiled(program.of(block), block, _not_compiled, needed)
 
     used = psutil.Process().memory_info().rss
     return Plan(grid, where, list(map(outlined, mine)), math.nan, used, limit)
@@ -311,6 +317,7 @@ def _place(
     split: Literal["replicas", "clients"] | None,
     limit: float | None,
     programs: Sequence[Program] | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Program], Layout, float, float]:
     """Returns the programs, the devices, the bytes for a batch, and the total limit."""
     # Check the number of runs first, because programs list their runs, and too many would exhaust
@@ -320,7 +327,7 @@ def _place(
     what = f"{runs:,} runs (num_seeds = {grid.num_seeds:,}) with {records:,} records each"
     remedy = "take fewer seeds or points, or record less often (record_every)"
     check_fits(what, runs * (records * _RECORD_BYTES + 8), limit, remedy)
-    programs = programs_of(grid) if programs is None else list(programs)
+    programs = programs_of(grid, report) if programs is None else list(programs)
     each = [program.traced for program in programs]
     metrics = {name: x for traced in each for name, x in traced.record.metrics.items()}
     for name in metrics.keys() & grid.axes.keys():
@@ -384,8 +391,8 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
     return room, limit
 
 
-def _batch_size(program: Program, where: Layout, room: float) -> int:
-    """Number of replicas per batch that fits in memory and, on CPUs, in caches."""
+def _block(program: Program, where: Layout, room: float) -> Block:
+    """The points and seeds per batch that fit in memory and, on CPUs, in caches."""
     state, most = num_bytes(program.traced.replica), room / _replica_bytes(program)
     if state > room:  # fail before compiling, which costs time and more memory
         raise ValueError(
@@ -395,9 +402,38 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.facts.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
-    # Make batches nearly equal. Padding the last one to the full size wastes work.
-    num_batches = -(-len(program) // max(1, int(most)))
-    return where.padded(-(-len(program) // num_batches))
+    return _best_block(program, where, max(where.padded(1), int(most)))
+
+
+def _best_block(program: Program, where: Layout, most: int) -> Block:
+    """The points and seeds of at most `most` replicas, with few batches and little padding."""
+    # Runs of one point end at similar times. Otherwise points share what depends on seeds alone.
+    by_point = program.grid.together or program.grid.until is not None
+
+    def badness(block: Block) -> tuple[int, int, int]:
+        number = program.of(block).num_batches(block)
+        return number, number * block.size, -(block.seeds if by_point else block.points)
+
+    nested = min(_blocks(*program.shape, where, most), key=badness)
+    flat = min(_blocks(len(program), 1, where, most, is_flat=True), key=badness)
+    (number, work, _), (fewer, less, _) = badness(nested), badness(flat)
+    return flat if fewer < number or work > _PADDING * less else nested
+
+
+def _blocks(
+    points: int, seeds: int, where: Layout, most: int, is_flat: bool = False
+) -> Iterator[Block]:
+    """Yields blocks of equal size that cover all points and seeds."""
+    for outer in (0, 1):
+        pad = [lambda size: size, lambda size: size]
+        pad[outer] = where.padded
+        for parts in range(1, seeds + 1):
+            some_seeds = pad[1](-(-seeds // parts))
+            room = most // some_seeds
+            some_points = room if outer else room - room % where.padded(1)
+            if some_points:
+                even = -(-points // -(-points // some_points))
+                yield Block(pad[0](even), some_seeds, outer, is_flat)
 
 
 def _replica_bytes(program: Program) -> float:
@@ -406,19 +442,19 @@ def _replica_bytes(program: Program) -> float:
     return 3 * state + (2 * program.records_kept + program.grid.num_records) * record
 
 
-def jitted(program: Program, where: Layout) -> Any:
+def jitted(program: Program, block: Block, where: Layout) -> Any:
     """Returns `Program.segment` on all devices, as a jitted function."""
     segment = where.over(
-        partial(program.segment, where.client_axis),
-        in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), None, 0),
+        partial(program.segment, where.client_axis, block.share(where)),
+        in_axes=(program.in_axes(block), None, 0),
         out_axes=(0, 1),
     )
     # The new state reuses the memory of the donated old state.
     return jax.jit(segment, donate_argnums=2)
 
 
-def _lower(program: Program, size: int, where: Layout) -> Any:
-    return jitted(program, where).lower(*program.inputs(where, np.zeros(size, int)))
+def _lower(program: Program, block: Block, where: Layout) -> Any:
+    return jitted(program, block, where).lower(*program.inputs(where, block, 0))
 
 
 def memory_of(call: Any) -> float:
@@ -430,14 +466,14 @@ def memory_of(call: Any) -> float:
     return float(sum(getattr(analysis, name) for name in names) - analysis.alias_size_in_bytes)
 
 
-def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> Compiled:
+def _fit(program: Program, block: Block, call: Any, where: Layout, room: float) -> Compiled:
     """Returns the compiled program, recompiled with fewer replicas if it does not fit in memory."""
-    needed = memory_of(call)
+    needed, size = memory_of(call), block.size
     if where.is_cpu:  # devices and a batch's records share the host's memory
         records = (program.grid.num_records + 1) * num_bytes(program.traced.record)
         needed = needed * len(where.mesh.local_devices) + size * records
     if not needed > room:
-        return Compiled(program, size, call, needed)
+        return Compiled(program, block, call, needed)
     if size == where.padded(1):
         raise ValueError(
             f"{program.label}: {size} replicas, the fewest at once, take {_in_gib(needed)} and "
@@ -445,7 +481,9 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
             "memory"
         )
     # Reduce slightly more than proportionally. Not all temporaries shrink with the batch.
-    smaller = where.padded(max(1, int(0.9 * size * room / needed) - where.padded(1)))
+    most = max(where.padded(1), int(0.9 * size * room / needed) - where.padded(1))
+    smaller = _best_block(program, where, most)
+    program = program.of(smaller)
     return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
 
 

@@ -1,8 +1,9 @@
 """Programs: runs that differ only in numbers and seeds, compiled once and computed in segments."""
 
 import dataclasses
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -13,50 +14,40 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.checks import tracing
-from fedjax_mm.chunks import vmap_unless_one
+from fedjax_mm.checks import described, tracing
 from fedjax_mm.preflight import Facts, Run, rehearse, run_of
 from fedjax_mm.record import Bundle, Counts, Record, Work, add_counts
 from fedjax_mm.round import State
 from fedjax_mm.stacks import StackState
 from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.stacking import (
+    Leaf,
+    Stacked,
+    split_setup,
+    stacked,
+    with_keys,
+    without_keys,
+)
 from fedjax_mm.sweeps.until import Watch
 
 _BUFFER_BYTES = 64 * 2**10  # for the records per replica that a segment keeps on the device
-
-
-class OneOf(NamedTuple):
-    """A traced choice among axis values that share a program, passed to `build`.
-
-    Attributes:
-      values: the static values that share the program.
-      place: the traced index of the replica's value.
-    """
-
-    values: tuple[Any, ...]
-    place: Int[Array, ""]
-
-    @property
-    def number(self) -> Any:
-        """The replica's value as a tracer, if the values are numbers."""
-        return jnp.asarray(self.values)[self.place]
 
 
 class Given(NamedTuple):
     """Arguments that are the same in every segment, with random keys as plain arrays.
 
     Attributes:
-      seeds: ``int[replicas]``.
-      numbers: values on numeric axes and per seed, ``[replicas]`` each.
-      shared: the grid's shared arguments of `build`.
       root: the seed of the root key.
+      values: for each leaf, the value that all runs share, the different values, stacked, or () if
+        runs differ in a number.
+      own: for each leaf, the runs' numbers, or the places of their values in `values`,
+        ``[outer or 1, inner or 1]``; () if all runs share the value.
     """
 
-    seeds: Any
-    numbers: Any
-    shared: Any
     root: Any
+    values: list[Any]
+    own: list[Any]
 
 
 class Replica(NamedTuple):
@@ -66,7 +57,7 @@ class Replica(NamedTuple):
       models: the state of each stack.
       assignment: the assignment's state, or the clock's.
       since: the work since the last record.
-      prepared: the result of the grid's `prepare`.
+      prepared: the numbers and arrays that the setup's `prepare` has made.
       total: the counts up to the last record, if there is a target.
       watch: the state of the target, if there is one.
       has_ended: whether a record has met the target, if there is one.
@@ -95,73 +86,169 @@ class Traced(NamedTuple):
     facts: Facts
 
 
+class _Prepared(NamedTuple):
+    """Result of a setup's `prepare`.
+
+    Attributes:
+      new: the numbers and arrays that it has made.
+      rebuild: makes the changed setup from the leaves of the first one and from new numbers.
+    """
+
+    new: Sequence[Any]
+    rebuild: Callable[[Sequence[Any], Sequence[Any]], Setup]
+
+
+class Block(NamedTuple):
+    """The replicas of a batch: all of some points and seeds.
+
+    Attributes:
+      points: the number of points.
+      seeds: the number of seeds.
+      outer: the axis that is split over devices, 0 for the points and 1 for the seeds.
+      is_flat: whether each replica is a point of its own; see `Program.flat`.
+    """
+
+    points: int
+    seeds: int
+    outer: int
+    is_flat: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The sizes of the outer and the inner axis."""
+        return (self.points, self.seeds) if self.outer == 0 else (self.seeds, self.points)
+
+    @property
+    def size(self) -> int:
+        """The number of replicas."""
+        return self.points * self.seeds
+
+    def share(self, where: Layout) -> "Block":
+        """The points and seeds of one device."""
+        if where.axis == "clients":
+            return self
+        points, seeds = self.points, self.seeds
+        if self.outer == 0:
+            return self._replace(points=points // where.mesh.size)
+        return self._replace(seeds=seeds // where.mesh.size)
+
+
 @dataclasses.dataclass(eq=False)
 class Program:
-    """Runs of a grid that differ only in numbers and seeds, so that they share one compilation.
+    """Runs of a grid that differ only in numbers and arrays, so that they share one compilation.
 
-    Each run is a replica.
+    Each run is a replica. What depends on the point or on the seed alone is computed once for all
+    seeds, or points, of a batch.
 
     Attributes:
       grid: the grid that the program is a part of.
+      stacked: the runs, and the leaves of their setups; the seed's number comes first.
       label: a description of the structure.
-      fixed: the value on each structural axis.
-      index: for every axis, and for the seeds, the position of each replica, ``int[replicas]``.
-      numbers: the values on numeric axes and per seed, ``[replicas]`` each.
     """
 
     grid: Grid
+    stacked: Stacked
     label: str
-    fixed: dict[str, Any]
-    index: tuple[np.ndarray, ...]
-    numbers: dict[str, np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of points and of seeds."""
+        return self.stacked.runs[0].shape
+
+    @cached_property
+    def index(self) -> tuple[np.ndarray, ...]:
+        """For every axis, and for the seeds, the position of each replica, ``int[replicas]``."""
+        points, seeds = (each.ravel() for each in self.stacked.runs)
+        return *self.grid.points[points].T, seeds
 
     def __len__(self) -> int:
         """Number of replicas."""
-        return len(self.index[-1])
+        return math.prod(self.shape)
 
     def some(self, replicas: np.ndarray) -> "Program":
         """Restricts the program to some of its replicas, without tracing it again."""
-        index = tuple(places[replicas] for places in self.index)
-        numbers = {name: x[replicas] for name, x in self.numbers.items()}
-        fewer = dataclasses.replace(self, index=index, numbers=numbers)
-        fewer.__dict__["traced"] = self.traced
-        return fewer
+        points, seeds = np.unravel_index(replicas, self.shape)
+        rows = np.unique(points)
+        if len(rows) * self.shape[1] == len(replicas):  # all seeds of some points
+            return self._at(lambda x: x if len(x) == 1 else x[rows])
+        return self._at(lambda x: np.broadcast_to(x, self.shape)[points, seeds][:, None])
 
-    def arguments(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of `build` for the axes and the per-seed numbers."""
-        shared = {name: OneOf(self.fixed[name], numbers[name]) for name in self.grid.together}
-        return {**self.fixed, **numbers, **shared}
+    @cached_property
+    def flat(self) -> "Program":
+        """The same program with a point for each replica."""
+        return self._at(lambda x: np.broadcast_to(x, self.shape).reshape(-1, 1))
+
+    def _at(self, change: Callable[[np.ndarray], np.ndarray]) -> "Program":
+        """Changes the runs and the places of their values."""
+        leaves = [
+            leaf if leaf.place is None else leaf._replace(place=change(leaf.place))
+            for leaf in self.stacked.leaves
+        ]
+        points, seeds = map(change, self.stacked.runs)
+        fewer = self.stacked._replace(leaves=leaves, runs=(points, seeds))
+        made = Program(self.grid, fewer, self.label)
+        made.__dict__.update(traced=self.traced, _prepared=self._prepared)
+        return made
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the numbers and arrays of all runs."""
+        return hashlib.sha256("".join(x.digest for x in self.stacked.leaves).encode()).hexdigest()
+
+    def of(self, block: Block) -> "Program":
+        """The program to which a block refers."""
+        return self.flat if block.is_flat and self.shape[1] > 1 else self
 
     @tracing("a sweep's prepare")
-    def prepare(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Any:
-        """Computes `prepared` for `build`, once per replica, before its first round."""
-        if self.grid.prepare is None:
-            return ()
-        return self.grid.prepare(rng_key, **self.arguments(numbers), **shared)
+    def _prepare(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> _Prepared:
+        """Calls the `prepare` of a replica's setup."""
+        setup = self.stacked.rebuild(leaves)
+        if setup.prepare is None:
+            return _Prepared([], lambda leaves, _: self.stacked.rebuild(leaves))
+        changed = setup.prepare(rng_key, setup._replace(prepare=None))
+        if not isinstance(changed, Setup):
+            raise ValueError(f"prepare returned {described(changed)}; return the changed Setup")
+        _, after, rebuild = split_setup(changed, traced=True)
+        before = {id(leaf): number for number, leaf in enumerate(leaves)}
+        places = [before.get(id(leaf)) for leaf in after]
 
-    @tracing("a sweep's build")
-    def setup(self, numbers: Any, shared: Any, prepared: Any) -> Setup:
-        """Builds the `Setup` of one replica."""
-        return self.grid.setup(prepared, **self.arguments(numbers), **shared)
+        def remade(leaves: Sequence[Any], new: Sequence[Any]) -> Setup:
+            each = iter(new)
+            return rebuild([next(each) if place is None else leaves[place] for place in places])
+
+        new = [jnp.asarray(x) for x, place in zip(after, places, strict=True) if place is None]
+        return _Prepared(new, remade)
+
+    @cached_property
+    def _prepared(self) -> _Prepared:
+        """The shapes that `_prepare` returns, and its function."""
+        found = list[_Prepared]()
+
+        def prepare(rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> Sequence[Any]:
+            found.append(self._prepare(rng_key, leaves))
+            return found[0].new
+
+        shapes = jax.eval_shape(prepare, *self._shapes)
+        return found[0]._replace(new=shapes)
 
     def _run(
-        self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
+        self, leaves: Sequence[Any], new: Sequence[Any], client_axis: str | None = None
     ) -> tuple[Run, Setup]:
-        """Builds the run of one replica, and returns it with its setup."""
-        # Rebuild in each branch, because a tracer made in one branch of `lax.cond` must not leak
+        """Makes the run of one replica, and returns it with its setup."""
+        # Make it in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
-        setup = self.setup(numbers, shared, prepared)
+        setup = self._prepared.rebuild(leaves, new)
         return run_of(*setup[:4], self.grid.client_map, client_axis), setup
 
-    def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
+    def start(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> Replica:
         """State of one replica before round 1."""
-        prepared = self.prepare(rng_key, numbers, shared)
-        return self._watched(self._start(rng_key, numbers, shared, prepared), self.traced.record)
+        new = self._prepare(rng_key, leaves).new
+        return self._watched(self._start(rng_key, leaves, new), self.traced.record)
 
-    def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Replica:
-        run, _ = self._run(numbers, shared, prepared)
+    def _start(self, rng_key: PRNGKeyArray, leaves: Sequence[Any], new: Sequence[Any]) -> Replica:
+        run, _ = self._run(leaves, new)
         state = run.start(rng_key)
-        return Replica(state.models, state.assignment, run.no_work(), prepared)
+        return Replica(state.models, state.assignment, run.no_work(), new)
 
     def _watched(self, replica: Replica, record: Record) -> Replica:
         """Adds the state of the target, if there is one, for records of this shape."""
@@ -177,13 +264,12 @@ class Program:
         self,
         client_axis: str | None,
         rng_key: PRNGKeyArray,
-        numbers: Any,
-        shared: Any,
+        leaves: Sequence[Any],
         replica: Replica,
         round: Int[Array, ""],
     ) -> Replica:
         """Computes one more round of one replica."""
-        run, _ = self._run(numbers, shared, replica.prepared, client_axis)
+        run, _ = self._run(leaves, replica.prepared, client_axis)
         # The key and the round are arguments of a segment, not a part of the state.
         state, done = run.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
         models, since = state.models, add_counts(replica.since, done)
@@ -196,13 +282,12 @@ class Program:
     def measure(
         self,
         rng_key: PRNGKeyArray,
-        numbers: Any,
-        shared: Any,
+        leaves: Sequence[Any],
         replica: Replica,
         round: Int[Array, ""],
     ) -> Record:
         """Returns the record of one replica."""
-        run, setup = self._run(numbers, shared, replica.prepared)
+        run, setup = self._run(leaves, replica.prepared)
         state = State(rng_key, round, replica.models, replica.assignment)
         measured = run.measure(state, replica.since)
         record = Record(measured.metrics, replica.since.counts, is_finite=measured.is_finite)
@@ -237,25 +322,17 @@ class Program:
           ValueError: if the grid's target is not a recorded metric, or arrays are too large.
         """
 
-        def first_record(
-            rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any
-        ) -> Traced:
-            run, _ = self._run(numbers, shared, prepared)
+        def first_record(rng_key: Any, leaves: Any, round: Any, new: Any) -> Traced:
+            run, _ = self._run(leaves, new)
             facts = rehearse(run, rng_key, round)
-            replica = self._start(rng_key, numbers, shared, prepared)
-            record = self.measure(rng_key, numbers, shared, replica, round)
+            replica = self._start(rng_key, leaves, new)
+            record = self.measure(rng_key, leaves, replica, round)
             return Traced(self._watched(replica, record), record, facts)
 
         # Shapes alone: nothing is computed or compiled, even for large data.
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        numbers = {name: x[0] for name, x in self.numbers.items()}
-        shared = self.grid.shared
         try:
-            prepared = jax.eval_shape(self.prepare, key, numbers, shared)  # once for all uses below
-            self._check_ends(numbers, prepared)
-            traced: Traced = jax.eval_shape(
-                first_record, key, numbers, np.int32(0), shared, prepared
-            )
+            new = self._prepared.new
+            traced: Traced = jax.eval_shape(first_record, *self._shapes, np.int32(0), new)
         except OverflowError as error:
             raise ValueError(
                 f"{self.label}: all models together have more numbers than 32 bits can count; take "
@@ -263,17 +340,17 @@ class Program:
             ) from error
         return traced
 
-    def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:
-        """Builds the points with all smallest and all largest values, for factories to check."""
-        # Factories can check concrete numbers only.
-        axes = [name for name in self.grid.axes if self.grid.is_numeric(name)]
+    @cached_property
+    def _shapes(self) -> tuple[Any, list[Any]]:
+        """Shapes and types of the key and the leaves of one replica."""
 
-        def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
-            known = {name: float(end(self.grid.axes[name])) for name in axes}
-            self._run(numbers | known, shared, prepared)
+        def one(leaf: Leaf) -> Any:
+            if leaf.place is None:
+                return leaf.value
+            return jax.ShapeDtypeStruct(leaf.value.shape[1:], leaf.value.dtype)
 
-        for end in (min, max) if axes else ():
-            jax.eval_shape(partial(build, end), numbers, self.grid.shared, prepared)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return key, [one(leaf) for leaf in self.stacked.leaves[1:]]
 
     @property
     def num_models(self) -> int:
@@ -295,24 +372,67 @@ class Program:
         common = math.gcd(self.grid.num_rounds, self.grid.record_every)
         return max(number for number in range(1, 9) if common % number == 0)
 
+    def replicas(self, block: Block, batch: int) -> np.ndarray:
+        """Indices of a batch's replicas, padded with the last points and seeds."""
+        points, seeds = self.shape
+        across = -(-seeds // block.seeds)
+        first = batch // across * block.points, batch % across * block.seeds
+        mine = np.minimum(first[0] + np.arange(block.points), points - 1)
+        theirs = np.minimum(first[1] + np.arange(block.seeds), seeds - 1)
+        places = np.ravel_multi_index(np.ix_(mine, theirs), self.shape)
+        return (places if block.outer == 0 else places.T).ravel()
+
+    def num_batches(self, block: Block) -> int:
+        """The number of batches into which the replicas are split."""
+        points, seeds = self.shape
+        return -(-points // block.points) * -(-seeds // block.seeds)
+
+    @cached_property
+    def _values(self) -> list[Any]:
+        """The values of all leaves that `segment` receives."""
+        return [() if x.is_number else without_keys(x.value) for x in self.stacked.leaves]
+
+    def in_axes(self, block: Block) -> Given:
+        """The axis of every argument in `Given` that is split over devices, or None."""
+        own = [None if self._is_alike(leaf, block.outer) else 0 for leaf in self.stacked.leaves]
+        return Given(None, [None] * len(own), own)
+
+    def _is_alike(self, leaf: Leaf, axis: int) -> bool:
+        """Whether a leaf is equal for all points, or for all seeds."""
+        return leaf.place is None or leaf.place.shape[axis] == 1
+
     def inputs(
-        self, where: Layout, replicas: np.ndarray, state: Replica | None = None
+        self, where: Layout, block: Block, batch: int, state: Replica | None = None
     ) -> tuple[Given, Any, Replica]:
-        """Returns the arguments of `segment` for some replicas, on their devices, with 0 rounds.
+        """Returns the arguments of `segment` for a batch, on their devices, with 0 rounds.
 
         Args:
           where: the devices.
-          replicas: the indices of the replicas.
+          block: the points and seeds that are computed at once.
+          batch: the number of the batch.
           state: the replicas' state; defaults to zeros, for the first segment.
         """
-        state = self.no_replica(len(replicas)) if state is None else state
-        # A seed's draws depend on its dtype. Use int32 even with x64.
-        seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
-        numbers = {name: x[replicas] for name, x in self.numbers.items()}
-        seeds, numbers, state = where.put((seeds, numbers, state), 0)
-        shared, root = where.put((without_keys(self.grid.shared), np.uint32(self.grid.seed)), None)
+        replicas = self.replicas(block, batch)
+        points, seeds = (
+            each.reshape(block.sizes) for each in np.unravel_index(replicas, self.shape)
+        )
+
+        def of_block(leaf: Leaf) -> Any:
+            if leaf.place is None:
+                return ()
+            places = np.broadcast_to(leaf.place, self.shape)[points, seeds]
+            for axis, across in enumerate((block.outer, 1 - block.outer)):
+                places = places.take([0], axis) if self._is_alike(leaf, across) else places
+            return leaf.value[places] if leaf.is_number else places
+
+        leaves = self.stacked.leaves
+        own = [of_block(leaf) for leaf in leaves]
+        axes = self.in_axes(block).own
+        own = [where.put(each, axis) for each, axis in zip(own, axes, strict=True)]
+        root, values = where.put((np.uint32(self.grid.seed), self._values), None)
+        state = where.put(self.no_replica(len(replicas)) if state is None else state, 0)
         rounds = where.put((np.int32(0), np.int32(0)), None)
-        return Given(seeds, numbers, shared, root), rounds, state
+        return Given(root, values, own), rounds, state
 
     def no_replica(self, size: int) -> Replica:
         """Allocates the state of `size` replicas, filled with zeros."""
@@ -321,12 +441,18 @@ class Program:
         return empty
 
     def segment(
-        self, client_axis: str | None, given: Given, rounds: tuple[Array, Array], replica: Replica
+        self,
+        client_axis: str | None,
+        block: Block,
+        given: Given,
+        rounds: tuple[Array, Array],
+        replica: Replica,
     ) -> tuple[Replica, Record]:
         """Computes the next rounds of some replicas, as one compiled program.
 
         Args:
           client_axis: see `simulate`.
+          block: the points and seeds of one device.
           given: the arguments of the replicas.
           rounds: the number of rounds before the segment and within it.
           replica: the state of the replicas, with keys as plain arrays; ignored before the first
@@ -337,17 +463,17 @@ class Program:
           the record of the initial state comes first. Once all replicas have met the target, no
           more rounds are computed and their records are zeros.
         """
-        (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
-        # Keys depend only on the seed's number, not on the replica's batch or device.
-        rng_keys = keys.seed_keys(given.root, given.seeds)
-        shared = with_keys(given.shared, self.grid.shared)
+        (done, count), every, size = rounds, self.grid.record_every, block.size
         last, first = done + count, jnp.where(done == 0, 0, done // every + 1)
 
         def each(function: Any, *states: Replica, round: tuple[Any, ...] = ()) -> Any:
-            def one(rng_key: Any, numbers: Any, *state: Replica) -> Any:
-                return function(rng_key, numbers, shared, *state, *round)
+            def one(own: Any, *state: Replica) -> Any:
+                number, *leaves = self._leaves(given.values, own)
+                # Keys depend only on the seed's number, not on the replica's batch or device.
+                rng_key = keys.seed_key(given.root, number)
+                return function(rng_key, leaves, *state, *round)
 
-            return vmap_unless_one(size, one)(rng_keys, given.numbers, *states)
+            return self._nested(one, block, given.own, *states)
 
         def one_round(now: tuple[Any, Replica]) -> tuple[Any, Replica]:
             so_far, replica = now
@@ -390,23 +516,70 @@ class Program:
         _, replica, records = lax.while_loop(goes_on, one_record, (first, replica, records))
         return without_keys(replica), records.records()
 
+    def _leaves(self, values: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+        """Returns the leaves of one replica, inside the program."""
+
+        def leaf_of(leaf: Leaf, value: Any, own: Any) -> Any:
+            if leaf.is_number:
+                return own
+            plain = value if leaf.place is None else value[own]
+            return with_keys(plain, leaf.value)
+
+        return list(map(leaf_of, self.stacked.leaves, values, own))
+
+    def _nested(self, function: Any, block: Block, own: Sequence[Any], *states: Replica) -> Any:
+        """Maps a function of leaves and of a state over the replicas of a device.
+
+        Leaves that are equal for all points, or for all seeds, have no axis there, so that nothing
+        that depends on them alone is repeated.
+        """
+        # Leave out axes of length 1 rather than map over them, because `jax.vmap` computes both
+        # branches of a `lax.cond`, and XLA turns convolutions with a batch of kernels into loops,
+        # even for a batch of one.
+        mapped = [axis for axis in (0, 1) if block.sizes[axis] > 1]
+        sizes = [block.sizes[axis] for axis in mapped]
+        across = (block.outer, 1 - block.outer)
+        states = jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[1:]), states)
+        axes = [
+            [None if self._is_alike(leaf, across[axis]) else 0 for leaf in self.stacked.leaves]
+            for axis in mapped
+        ]
+        own = [x if isinstance(x, tuple) else x.reshape([n for n in x.shape if n > 1]) for x in own]
+
+        def mapped_over(own: Any, _: Any, *states: Replica) -> Any:
+            return function(own, *states)
+
+        for in_axes in reversed(axes):
+            mapped_over = jax.vmap(mapped_over, (in_axes, 0, *[0] * len(states)))
+        # Without a mapped argument, `jax.vmap` does not know the length of an axis.
+        number, places = len(sizes), jnp.arange(block.size).reshape(sizes)
+        found = mapped_over(own, places, *states)
+        return jax.tree.map(
+            lambda x: jnp.asarray(x).reshape(block.size, *jnp.shape(x)[number:]), found
+        )
+
+
+def programs_of(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[Program]:
+    """Returns the programs of a grid, one per structure of its setups."""
+    found = stacked(grid, report)
+    labels = [_label(grid, each) for each in found]
+    return [
+        Program(grid, each, label if labels.count(label) == 1 else f"{label} ({number + 1})")
+        for number, (each, label) in enumerate(zip(found, labels, strict=True))
+    ]
+
+
+def _label(grid: Grid, each: Stacked) -> str:
+    """Returns a program's label, omitting axes if it covers all their values."""
+    words, points = {}, grid.points[each.runs[0].ravel()]
+    for (name, values), places in zip(grid.labels.items(), points.T, strict=True):
+        mine = np.unique(places)
+        if len(mine) < len(values) or (len(values) == 1 and not isinstance(values[0], float)):
+            words[name] = " | ".join(str(values[place]) for place in mine)
+    algorithm = [words.pop("algorithm")] if "algorithm" in words else []
+    return ", ".join(algorithm + [f"{name}={word}" for name, word in words.items()]) or "run"
+
 
 def num_bytes(tree: Any) -> int:
     """Size in bytes of arrays, or of arrays with the given shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def without_keys(tree: Any) -> Any:
-    """Replaces random keys with plain arrays, which can be saved."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
-
-
-def with_keys(tree: Any, like: Any) -> Any:
-    """Inverts `without_keys`."""
-    return jax.tree.map(
-        lambda x, shape: jax.random.wrap_key_data(x) if _is_key(shape) else x, tree, like
-    )
-
-
-def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

@@ -22,7 +22,7 @@ from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
-from fedjax_mm.sweeps.program import Program, Replica, without_keys
+from fedjax_mm.sweeps.program import Program, Replica
 
 _UNSAVED_BYTES = 128 * 2**20  # maximum size of finished batches that wait to be saved
 
@@ -41,16 +41,12 @@ def identity(
     # sum.
     about = manifest({}, seed=grid.seed, data="")
     device = about["device"]
-    shared = hashlib.sha256()
-    for leaf in jax.tree.leaves(without_keys(grid.shared)):
-        shared.update(np.asarray(leaf).tobytes())
     runs = hashlib.sha256()
     for program in programs or ():
         runs.update(f"{program.label} {[places.tolist() for places in program.index]}".encode())
     names = ("num_rounds", "num_seeds", "seed", "record_every", "client_map")
     described = {name: getattr(grid, name) for name in names} | {
         "axes": grid.labels,
-        "per_seed": {name: np.asarray(x).tolist() for name, x in grid.per_seed.items()},
         "until": grid.until and dataclasses.asdict(grid.until),
     }
     return {
@@ -64,16 +60,22 @@ def identity(
         # XLA's CPU client has one thread per core, or per device if there are more devices.
         "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
         "XLA_FLAGS": flags_of_results(),
-        "shared data": shared.hexdigest(),
         "keep": grid.keep,
         "share": None if programs is None else runs.hexdigest(),
     }
 
 
-def claim_program(checkpoints: Checkpoints, label: str, text: str) -> None:
-    """Checks that a program is the same as in the unfinished run."""
-    # Hash the program text, because it contains the code and, as constants, the closed-over data.
-    checkpoints.claim({f"program {label}": hashlib.sha256(text.encode()).hexdigest()})
+def data_of(programs: Sequence[Program]) -> dict[str, str]:
+    """Returns a digest of the numbers and arrays of all runs."""
+    digests = "".join(program.digest for program in programs)
+    return {"data": hashlib.sha256(digests.encode()).hexdigest()}
+
+
+def claim_program(checkpoints: Checkpoints, program: Program, text: str) -> None:
+    """Checks that a program and its data are the same as in the unfinished run."""
+    code = hashlib.sha256(text.encode()).hexdigest()
+    label = program.label
+    checkpoints.claim({f"program {label}": code, f"data of {label}": program.digest})
 
 
 class Saving:

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array
 from matplotlib.figure import Figure
 from pydantic import Field, ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
+from fedjax_mm.base import Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import gain
@@ -91,16 +91,18 @@ class GainVersusModels(Trainings):
         algorithm: str,
         num_models: int,
         data: FederatedData,
-        draw: Any,
-        targets: Array,
+        targets: np.ndarray,
+        start: Params,
+        seed: int,
     ) -> Setup:
         """Sets up one algorithm with M models of the task, which aim at FedAvg's accuracies."""
-        draw = jnp.asarray(draw, int)
+        draw = seed - self.first_seed
         task = learner.task(accuracy.draw_of(data, draw))
-        aiming = Aiming(task, task.num_clients, targets[_ALGORITHMS.index(algorithm), draw])
+        aim = targets[_ALGORITHMS.index(algorithm), draw]
+        aiming = Aiming(task, task.num_clients, jnp.asarray(aim))
         assign = partial(mfa_rr, redraw=self.redraw) if algorithm == "MFA-RR" else mfa_rand
         assignment = assign(self.num_clients, num_models, cohort_size=self.cohort_size)
-        return Setup(aiming, learner.algorithm(self), assignment, learner.start(task))
+        return Setup(aiming, learner.algorithm(self), assignment, start)
 
 
 def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
@@ -119,16 +121,15 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
 def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) -> xr.Dataset:
     """Returns the accuracies for one learner's data."""
     data = learner.data(config)
+    start = learner.start(learner.task(accuracy.draw_of(data, 0)))
 
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
         with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
             grid = Grid(
-                partial(config.setup, learner),
+                partial(config.setup, learner, data=data, targets=targets, start=start),
                 {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
                 num_rounds=rounds,
                 **config.replicas,
-                shared={"data": data, "targets": targets},
-                per_seed={"draw": np.arange(config.num_seeds)},
                 record_every=config.resolution,
                 until=Until("shortfall", at_most=0.0) if config.stop else None,
                 data=data.kind,

@@ -222,14 +222,13 @@ def run_growing(
       execution: the execution of the sweep.
     """
 
-    def build(
-        sample: Sample, num_models: int, local_steps: int, left_out: float, data: LeastSquares
-    ) -> Setup:
+    def build(sample: Sample, num_models: int, local_steps: int, left_out: float) -> Setup:
         algorithm = growing_fedavg(config, num_models, local_steps, left_out, sample)
-        return Setup(wrap(data), algorithm, mfa_rr(config.num_clients, num_models))
+        return Setup(task, algorithm, mfa_rr(config.num_clients, num_models))
 
     axes = {"num_models": config.num_models, "local_steps": config.local_steps}
     with jax.enable_x64(True):
+        task = wrap(config.task())
         how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
         grid = Grid(
             build,
@@ -237,7 +236,6 @@ def run_growing(
             | {name: list(values) for name, values in axes.items()}
             | {"left_out": list(config.left_out)},
             **how,
-            shared={"data": config.task()},
             data="synthetic",
         )
         return sweep(grid, execution, on_divergence="stop")

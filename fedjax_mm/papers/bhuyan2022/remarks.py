@@ -225,7 +225,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
     """Returns FedCluster's mean squared gradients and errors over T learning rounds."""
     clusters, steps = max(config.num_models), max(config.local_steps)
 
-    def build(local_steps: int, data: LeastSquares) -> Setup:
+    def build(local_steps: int) -> Setup:
         size = sample_size(config, clusters, local_steps, config.left_out[0])
         algorithm = fedavg(
             local_sgd(
@@ -234,20 +234,18 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
                 batch_size=lambda t: size(jnp.ones_like(t)),
             )
         )
-        return Setup(
-            with_metrics(data, _norms), algorithm, fedcluster(config.num_clients, clusters)
-        )
+        return Setup(task, algorithm, fedcluster(config.num_clients, clusters))
 
     how = config.model_dump(include={"num_seeds", "seed"})
     rounds = config.num_rounds // clusters * clusters
     # Do not pass the execution, because its checkpoints are for one sweep. This one takes seconds.
     with jax.enable_x64(True):
+        task = with_metrics(config.task(), _norms)
         grid = Grid(
             build,
             {"local_steps": [steps]},
             num_rounds=rounds,
             record_every=clusters,
-            shared={"data": config.task()},
             data="synthetic",
             **how,
         )

@@ -27,7 +27,6 @@ from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.rulings import estimate
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.program import OneOf
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.view import View
@@ -41,6 +40,18 @@ class Model(NamedTuple):
     name: str
     learner: int
     column: int
+
+
+class Drawn(NamedTuple):
+    """What the models of every learner start from.
+
+    Attributes:
+      stacks: the data, with all draws.
+      starts: the initial parameters.
+    """
+
+    stacks: list[FederatedData]
+    starts: list[Params]
 
 
 class Together(Trainings):
@@ -83,39 +94,48 @@ class Together(Trainings):
                 raise ValueError(f"num_models has {num_models}; there are {len(self.models)}")
             mfa_rr(self.num_clients, num_models)
 
-    def alone(self, which: OneOf, data: Sequence[FederatedData], draw: Any) -> Setup:
-        """Sets up FedAvg with all clients on one model, which is selected by a traced index."""
-        models = [self.models[number] for number in which.values]
-        column = jnp.array([model.column for model in models])[which.place]
-        task, start = self._task(models[0]._replace(column=column), data, draw)
-        algorithm = self.learners[models[0].learner].algorithm(self)
-        return Setup(task, algorithm, full_participation(self.num_clients), start)
+    def alone(self, which: int, drawn: Drawn, seed: int) -> Setup:
+        """Sets up FedAvg with all clients on one model."""
+        model = self.models[which]
+        algorithm = self.learners[model.learner].algorithm(self)
+        everybody = full_participation(self.num_clients)
+        return Setup(
+            self._task(model, drawn, seed), algorithm, everybody, drawn.starts[model.learner]
+        )
 
     def together(
         self,
         algorithm: str,
         num_models: int,
-        data: Sequence[FederatedData],
-        draw: Any,
-        targets: Array,
+        drawn: Drawn,
+        targets: np.ndarray,
+        seed: int,
     ) -> Setup:
         """Sets up an algorithm on the first models, which aim at their targets on this draw."""
         models = self.models[:num_models]
-        pairs = [self._task(model, data, draw) for model in models]
-        aims = targets[:, jnp.asarray(draw, int)]
-        tasks = [Aiming(task, task.num_clients, aims[i]) for i, (task, _) in enumerate(pairs)]
+        aims = map(jnp.asarray, targets[:, seed - self.first_seed])
+        tasks = [self._task(model, drawn, seed) for model in models]
+        tasks = [
+            Aiming(task, task.num_clients, aim) for task, aim in zip(tasks, aims, strict=False)
+        ]
         # Stack the models of one learner, because they share an algorithm.
         training = [learner.algorithm(self) for learner in self.learners]
         each = [training[model.learner] for model in models]
         assign = _ASSIGNMENTS[algorithm](self.num_clients, num_models)
-        return Setup(tasks, each, assign, [start for _, start in pairs])
+        return Setup(tasks, each, assign, [drawn.starts[model.learner] for model in models])
 
-    def _task(self, model: Model, data: Sequence[FederatedData], draw: Any) -> tuple[Any, Any]:
-        """Returns a model's task on a draw of its learner's data, and its initial parameters."""
-        learner = self.learners[model.learner]
-        store = accuracy.draw_of(data[model.learner], jnp.asarray(draw, int))
-        task = learner.task(store, model.column)
-        return task, learner.start(task)
+    def _task(self, model: Model, drawn: Drawn, seed: int) -> Any:
+        """Returns a model's task on a draw of its learner's data."""
+        store = accuracy.draw_of(drawn.stacks[model.learner], seed - self.first_seed)
+        return self.learners[model.learner].task(store, model.column)
+
+
+def draw(config: Together) -> Drawn:
+    """Draws the data of every learner, and its initial parameters."""
+    stacks = [learner.data(config) for learner in config.learners]
+    pairs = zip(config.learners, stacks, strict=True)
+    starts = [each.start(each.task(accuracy.draw_of(stack, 0), 0)) for each, stack in pairs]
+    return Drawn(stacks, starts)
 
 
 @jax.tree_util.register_dataclass
@@ -159,21 +179,19 @@ def stage(execution: Execution, name: str) -> Iterator[Execution]:
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
     """Returns accuracies of FedAvg on each model, and of several models trained at once."""
     execution, models = execution or Execution(), config.models[: max(config.at_once)]
-    stacks = [learner.data(config) for learner in config.learners]
+    drawn = draw(config)
+    stacks = drawn.stacks
     kinds = [stack.kind for stack in stacks]
     runs: dict[str, Any] = {
         **config.replicas,
-        "per_seed": {"draw": np.arange(config.num_seeds)},
         "record_every": config.resolution,
         "data": min(kinds, key=("surrogate", "real", "synthetic").index),
     }
     with stage(execution, "alone") as how:
         grid = Grid(
-            config.alone,
+            partial(config.alone, drawn=drawn),
             {"which": list(range(len(models)))},
             num_rounds=config.num_rounds,
-            together={"which": lambda number: models[number].learner},
-            shared={"data": stacks},
             **runs,
         )
         alone = sweep(grid, how)
@@ -181,10 +199,9 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
     targets = aims(curves).transpose("model", "seed", "part").values.astype(np.float32)
     with stage(execution, "together") as how:
         grid = Grid(
-            config.together,
+            partial(config.together, drawn=drawn, targets=targets),
             {"algorithm": list(config.algorithms), "num_models": list(config.at_once)},
             num_rounds=config.most_rounds,
-            shared={"data": stacks, "targets": targets},
             until=Until("shortfall", at_most=0.0) if config.stop else None,
             **runs,
         )

@@ -2,11 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import jax.numpy as jnp
 from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
 from fedjax_mm.base import Algorithm
@@ -22,7 +21,6 @@ from fedjax_mm.experiments.fields import (
 )
 from fedjax_mm.experiments.methods import Method, MethodConfig
 from fedjax_mm.papers.cho2022 import clients
-from fedjax_mm.sweeps.program import OneOf
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which each method's best point is searched."""
@@ -217,19 +215,10 @@ class Comparison(Seeded):
             settings.setdefault("tuning_steps", self.tuning_steps)
         return _METHOD.validate_python(settings | point)
 
-    def structure(self, label: str) -> Hashable:
-        """Returns a variant's non-float settings. Variants with equal ones share a program."""
-        settings = dict(self._first_point(label))
-        return tuple((k, str(v)) for k, v in settings.items() if not isinstance(v, float))
-
-    def algorithm(self, variant: OneOf, local: Mapping[str, Any]) -> Algorithm:
-        """Builds one of several variants of equal structure, which may have traced numbers."""
-        method, *others = [self._first_point(label) for label in variant.values]
+    def algorithm(self, label: str, local: Mapping[str, Any]) -> Algorithm:
+        """Builds a variant with settings of local training."""
+        method = self._first_point(label)
         numbers = {k: x for k, x in local.items() if k in type(method).model_fields}
-        for name, value in method if others else ():
-            if isinstance(value, float) and name not in local:
-                values = jnp.asarray([getattr(each, name) for each in (method, *others)])
-                numbers[name] = values[variant.place]
         return method.build(1, **numbers)
 
     def _first_point(self, label: str) -> Method:

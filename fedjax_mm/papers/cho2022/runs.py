@@ -172,22 +172,14 @@ def draw(config: Comparison, execution: Execution) -> Clients:
 def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = None) -> xr.Dataset:
     """Runs every variant at every point with every seed: ``(*config.axes, seed, round)``."""
     largest = largest_batches(config.batch_sizes)
-    data, own, is_flipped, _ = drawn
+    data = drawn.data
     grid = Grid(
-        _builder(config),
+        _builder(config, drawn),
         config.axes,
         num_rounds=config.num_rounds,
         **config.replicas,
-        shared={"drawn": (data, own, is_flipped)},
-        per_seed={"draw": np.arange(config.num_seeds)},
         # Order the axes so that replicas of equal length run at the same time.
-        together={
-            "demand_rate": lambda _: None,
-            "warm_up_steps": lambda _: None,
-            "variant": config.structure,
-            "batch_size": largest.__getitem__,
-            "local_steps": lambda _: None,
-        },
+        together=["batch_size", "local_steps"],
         cost=lambda local_steps, batch_size, **_: local_steps * largest[batch_size],
         record_every=math.gcd(config.record_every, config.num_rounds),
         data=data.kind,
@@ -215,9 +207,9 @@ def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
     return {size: max(part) for part in parts for size in part}
 
 
-def _builder(config: Comparison) -> Callable[..., Setup]:
+def _builder(config: Comparison, drawn: Clients) -> Callable[..., Setup]:
     """Returns a function that builds the simulation of a point and a seed."""
-    population = config.population
+    population, largest = config.population, largest_batches(config.batch_sizes)
     num_clients, cohort_size = population.num_clients, population.cohort_size
     if config.appealing_from is None:
         assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
@@ -226,30 +218,44 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
         everybody, first = full_participation(num_clients), config.appealing_from
         assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
 
-    def build(drawn: Any, draw: Any, **point: Any) -> Setup:
-        (data, own, is_flipped), rate, batches = drawn, point["learning_rate"], point["batch_size"]
-        task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
+    @functools.cache
+    def drawn_for(draw: int) -> tuple[Classification, Any]:
+        mine = drawn.data.select(draw)
+        task = clients.classifier(mine, dropout_rate=config.dropout_rate)
+        return task, jax.jit(functools.partial(_start, config))(task, draw)
+
+    def build(seed: int, **point: Any) -> Setup:
+        draw, rate, rows = seed - config.first_seed, point["learning_rate"], point["batch_size"]
+        task: Any
+        task, start = drawn_for(draw)
         # Pad batches only if there are several sizes, because a single size needs no padding.
-        size, rows = max(batches.values), batches.number if len(batches.values) > 1 else None
+        size = largest[rows]
+        if list(largest.values()).count(size) == 1:
+            rows = None
         local = {
             "learning_rate": rate,
-            "local_steps": point["local_steps"].number,
+            "local_steps": point["local_steps"],
             "batch_size": size if rows is None else Padded(size, rows),
         }
         algorithm = config.algorithm(point["variant"], local)
-        start, tuning = _start(config, task, draw), None
+        tuning = None
         if config.tuning_steps:
             tuning = Tuning(rate, config.tuning_steps, size, rows)
-        place = point["warm_up_steps"].place, point["demand_rate"].place, draw
-        mine = jax.tree.map(itemgetter(place), own)
+        demand_of = config.requirement
+        place = (
+            demand_of.num_steps.index(point["warm_up_steps"]),
+            demand_of.learning_rates.index(point["demand_rate"]),
+            draw,
+        )
+        mine = jax.tree.map(itemgetter(place), drawn.own)
         demand: dict[str, Any] = {"tuning": tuning, "participation": config.stays_by}
         task = requiring(task, mine, num_unseen=population.num_unseen, **demand)
         if any(config.byzantine):
             harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}
-            attack = Byzantine(fraction=0.0, stays=config.attackers_stay, **harm)
-            task = attack.wrap_task(task, fraction=point["byzantine"])
-            algorithm = attack.wrap(algorithm, num_clients, fraction=point["byzantine"])
-        task = Watched(task, task.num_clients, is_flipped[draw])
+            attack = Byzantine(fraction=point["byzantine"], stays=config.attackers_stay, **harm)
+            task = attack.on_tasks(num_clients)(task)
+            algorithm = attack.wrap(algorithm, num_clients)
+        task = Watched(task, task.num_clients, drawn.is_flipped[draw])
         return Setup(task, algorithm, assignment, start)
 
     return build

@@ -222,7 +222,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
     problem = config.problem()
     sizes = {"full": config.num_clients, "partial": config.cohort_size}
 
-    def build(participation: Part, local_steps: int, T: Any, task: Logistic) -> Setup:
+    def build(participation: Part, local_steps: int, T: float) -> Setup:
         C = sizes[participation]
         eta_l = 1 / (jnp.sqrt(T) * local_steps)
         eta_g = math.sqrt(local_steps * C)
@@ -236,6 +236,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
         return Setup(task, algorithm, mfa_rand(config.num_clients, 1, cohort_size=C))
 
     with jax.enable_x64(True):
+        task = make_task(config)
         grid = Grid(
             build,
             {
@@ -244,7 +245,6 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
                 "T": [float(T) for T in config.num_rounds],
             },
             num_rounds=max(config.num_rounds),
-            shared={"task": make_task(config)},
             **config.model_dump(include={"num_seeds", "seed"}),
             data="synthetic",
         )

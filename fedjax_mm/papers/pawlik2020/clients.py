@@ -3,6 +3,7 @@
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -128,7 +129,7 @@ class Trained(Seeded):
         """Returns all partitions of the first seed, then of the second, and so on."""
         return [way for seed in self.data_seeds for way in self.deal(pool.train[1], seed)]
 
-    def setup(self, C: int, task: Classification, deal: Any, batch_size: int) -> Setup:
+    def setup(self, C: int, task: Classification, deal: int, batch_size: int) -> Setup:
         """Sets up FedAvg with cohorts of C clients on one partition of the images."""
         rate, epochs = self.learning_rate, self.local_epochs
         algorithm = fedavg(local_sgd(rate, epochs=epochs, batch_size=batch_size), weighted=False)
@@ -148,12 +149,10 @@ class Trained(Seeded):
         """Sweeps `build` over the cohort sizes, further axes and the seeds."""
         pool = self.pool()
         grid = Grid(
-            build,
+            partial(build, task=images(pool, self.deals(pool))),
             {"C": self.sizes, **axes},
             num_rounds=num_rounds,
             **self.replicas,
-            shared={"task": images(pool, self.deals(pool))},
-            per_seed={"seed_number": np.arange(self.num_seeds)},
             until=until,
             data=pool.kind,
         )

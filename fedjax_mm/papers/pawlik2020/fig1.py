@@ -4,14 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
-from fedjax_mm.base import Scalar
 from fedjax_mm.data.partition import Parts, iid_clients, iid_share
 from fedjax_mm.experiments.fields import Count, Flag, Fraction, Percent, TwoOrMore
 from fedjax_mm.metrics import first_round_below
@@ -59,11 +57,9 @@ class CohortRounds(Trained):
 def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
     """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
 
-    def build(C: int, percent: Scalar, task: Classification, seed_number: Any) -> Setup:
-        # Find the percentage by comparison, because it is traced so that all partitions share
-        # a program.
-        place = jnp.sum(jnp.asarray(config.percents)[:-1] < percent)
-        deal = jnp.asarray(seed_number, int) * len(config.percents) + place
+    def build(C: int, percent: float, task: Classification, seed: int) -> Setup:
+        place, number = config.percents.index(percent), seed - config.first_seed
+        deal = number * len(config.percents) + place
         return config.setup(C, task, deal, config.batch_size)
 
     scored = EVALUATIONS[config.evaluation]

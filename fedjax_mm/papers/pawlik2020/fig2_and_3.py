@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +86,8 @@ def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Datase
     """Returns accuracies after every round, scored in both ways, over ``(C, seed, round)``."""
     contacts = config.costs[-1]["contacts"]
 
-    def build(C: int, task: Classification, seed_number: Any) -> Setup:
-        return config.setup(C, task, seed_number, config.num_updates // C)
+    def build(C: int, task: Classification, seed: int) -> Setup:
+        return config.setup(C, task, seed - config.first_seed, config.num_updates // C)
 
     until, rounds = Until("client_updates", at_least=contacts), contacts // config.sizes[0]
     result = config.train(build, {}, rounds, until, execution)

@@ -153,8 +153,10 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     L = np.linalg.eigvalsh(H).max()
     gamma = config.rate / (L * E)
 
-    def build(heterogeneity: Scalar, cohort: Scalar, H: Any, b: Any) -> Setup:
-        task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), N, E)
+    curved, centers = jnp.asarray(H, jnp.float32), jnp.asarray(b, jnp.float32)
+
+    def build(heterogeneity: float, cohort: float) -> Setup:
+        task = Bowls(curved, heterogeneity * centers, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
 
     # Pass floats, because they share one program, while each integer would be compiled on its own.
@@ -164,7 +166,6 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         axes,
         num_rounds=config.contacts,
         **config.model_dump(include={"num_seeds", "seed"}),
-        shared={"H": H.astype(np.float32), "b": b.astype(np.float32)},
         data="synthetic",
     )
     result = sweep(grid, execution)

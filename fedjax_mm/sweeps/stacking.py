@@ -1,0 +1,231 @@
+"""Builds the points of a grid, and stacks those of equal structure into programs."""
+
+import hashlib
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_mm.pytrees import OpaqueError, TracedInt, split
+from fedjax_mm.sweeps.grid import Grid, Setup
+
+
+class Leaf(NamedTuple):
+    """A number or an array of all runs of a program.
+
+    Attributes:
+      value: the value that all runs share, or the different values, stacked.
+      place: which value each run has, ``int32[points or 1, seeds or 1]``; None if shared.
+    """
+
+    value: Any
+    place: np.ndarray | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether runs differ in a single number, so that each can be given its own."""
+        return self.place is not None and self.value.ndim == 1 and not is_key(self.value)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the values and places."""
+        found = hashlib.sha256()
+        for x in (self.value, self.place):
+            array = np.asarray(without_keys(x)) if x is not None else np.zeros(0)
+            found.update(f"{array.dtype} {array.shape}".encode())
+            found.update(array.tobytes())
+        return found.hexdigest()
+
+
+class Stacked(NamedTuple):
+    """Runs of equal structure, before they become a program.
+
+    Attributes:
+      structure: what they have in common, apart from shapes.
+      rebuild: makes a run's setup from its leaves.
+      leaves: the leaves of all runs.
+      runs: the runs' points and seeds, ``int[points, seeds]`` each.
+    """
+
+    structure: Hashable
+    rebuild: Callable[[Sequence[Any]], Setup]
+    leaves: list[Leaf]
+    runs: tuple[np.ndarray, np.ndarray]
+
+
+def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[Stacked]:
+    """Builds every point, and groups those of equal structure, in the order of the axes.
+
+    Equal data that are made by several calls of `build` are stored once.
+
+    Args:
+      grid: the runs.
+      report: called with progress messages.
+    """
+    known, groups = _Values(), dict[Hashable, _Group]()
+    seeds, number = range(grid.num_seeds) if grid.has_seeds else [0], len(grid.points)
+    for place, point in enumerate(_in_order(grid)):
+        if place % 100 == 0 and place:
+            report(f"built {place:,} of {number:,} points")
+        for seed in seeds:
+            setup = grid.setup(grid.points[point], seed)
+            structure, leaves, rebuild = split_setup(setup)
+            column = [known.number_of(leaf) for leaf in leaves]
+            kinds = tuple(map(_kind, leaves))
+            group = groups.setdefault((structure, kinds), _Group(structure, rebuild, [], []))
+            group.runs.append((point, seed))
+            group.columns.append(column)
+    known.check_unchanged()
+    alone = sum(isinstance(group.structure, _Alone) for group in groups.values())
+    if alone > 1:
+        warnings.warn(
+            f"{alone} points are compiled one by one, because build returns values that cannot be "
+            "compared with others; keep settings in numbers, strings and arrays",
+            stacklevel=2,
+        )
+    return [group.stacked(grid, known.values) for group in groups.values()]
+
+
+def _in_order(grid: Grid) -> np.ndarray:
+    """Returns the points, similar ones next to each other, because the longest run ends a batch."""
+    axes = dict(zip(grid.axes, grid.points.T, strict=True))
+    if not grid.together:
+        return np.arange(len(grid.points))
+    return np.lexsort([axes[name] for name in grid.together])
+
+
+def split_setup(
+    setup: Setup, *, traced: bool = False
+) -> tuple[Hashable, list[Any], Callable[[Sequence[Any]], Setup]]:
+    """Returns a setup's structure, its leaves, and a function of new leaves that makes it."""
+    data, parts = (setup.tasks, setup.params), (setup.algorithm, setup.assignment, *setup[4:])
+    try:
+        structure, leaves, rebuild = split(data, parts, traced=traced)
+    except OpaqueError:
+        if traced:
+            raise TypeError(
+                "prepare returns a setup with a value that cannot be compared with others; keep "
+                "arrays in the fields of tasks, and in the closures of functions"
+            ) from None
+        return _Alone(), [], lambda _: setup
+
+    def remade(leaves: Sequence[Any]) -> Setup:
+        tasks, params, algorithm, assignment, *rest = rebuild(leaves)
+        return Setup(tasks, algorithm, assignment, params, *rest)
+
+    return structure, leaves, remade
+
+
+class _Alone:
+    """The structure of a setup that equals no other."""
+
+
+class _Group(NamedTuple):
+    """Runs of equal structure, with the numbers of their leaves' values."""
+
+    structure: Hashable
+    rebuild: Callable[[Sequence[Any]], Setup]
+    runs: list[tuple[int, int]]
+    columns: list[list[int]]
+
+    def stacked(self, grid: Grid, values: Sequence[Any]) -> Stacked:
+        """Stacks the leaves that differ between runs."""
+        points, seeds = np.array(self.runs).T
+        table = np.array(self.columns, np.int32).reshape(len(points), -1)
+        every = np.arange(grid.num_seeds)
+        if not grid.has_seeds:
+            shape = len(points), 1
+            points, seeds = np.broadcast_arrays(points[:, None], every)
+        elif len(points) == len(set(points)) * grid.num_seeds:
+            shape = len(set(points)), grid.num_seeds
+            points, seeds = points.reshape(shape), seeds.reshape(shape)
+        else:  # seeds of one point differ in structure
+            shape = len(points), 1
+            points, seeds = points[:, None], seeds[:, None]
+        leaves = [_leaf(column.reshape(shape), values) for column in table.T]
+        numbers = (grid.first_seed + np.arange(grid.num_seeds)).astype(np.int32)
+        place = seeds[:1] if (seeds == seeds[:1]).all() else seeds
+        seed = Leaf(numbers, place.astype(np.int32))
+        return Stacked(self.structure, self.rebuild, [seed, *leaves], (points, seeds))
+
+
+def _leaf(numbers: np.ndarray, values: Sequence[Any]) -> Leaf:
+    different, place = np.unique(numbers, return_inverse=True)
+    if len(different) == 1:
+        return Leaf(values[different[0]])
+    place = place.reshape(numbers.shape).astype(np.int32)
+    for axis in range(2):
+        first = place.take([0], axis)
+        place = first if (place == first).all() else place
+    each = [values[number] for number in different]
+    if isinstance(each[0], float):
+        return Leaf(np.array(each, jnp.result_type(float)), place)
+    if is_key(each[0]):
+        return Leaf(jnp.stack(each), place)
+    return Leaf(np.stack([np.asarray(x) for x in each]), place)
+
+
+class _Values:
+    """All different values of leaves.
+
+    Attributes:
+      values: the values.
+    """
+
+    def __init__(self) -> None:
+        self.values = list[Any]()
+        self._numbers = dict[Any, int]()
+        self._known = dict[int, int]()
+
+    def number_of(self, x: Any) -> int:
+        """Returns the number of a value, which equal values share."""
+        if id(x) in self._known:  # only of values that are kept, whose identity nothing else has
+            return self._known[id(x)]
+        number = self._numbers.setdefault((_kind(x), _content(x)), len(self.values))
+        if number == len(self.values):
+            self.values.append(np.int32(x) if isinstance(x, TracedInt) else x)
+            self._known[id(self.values[-1])] = number
+        return number
+
+    def check_unchanged(self) -> None:
+        """Raises `ValueError` if `build` has changed an array that it had returned."""
+        for (_, content), x in zip(self._numbers, self.values, strict=True):
+            if isinstance(x, np.ndarray) and _content(x) != content:
+                raise ValueError(
+                    f"build has changed an array {x.dtype}{list(x.shape)} of an earlier point; "
+                    "give every point its own"
+                )
+
+
+def _content(x: Any) -> bytes:
+    plain = np.asarray(without_keys(x))
+    return plain.tobytes() if plain.nbytes < 64 else hashlib.blake2b(plain.tobytes()).digest()
+
+
+def _kind(x: Any) -> Hashable:
+    """Returns what the values of one leaf have in common."""
+    if isinstance(x, float):
+        return "float"
+    if isinstance(x, TracedInt):
+        return "int"
+    return x.shape, x.dtype, getattr(x, "weak_type", False)
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array holds random keys."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def without_keys(tree: Any) -> Any:
+    """Replaces random keys with plain arrays, which can be saved."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+def with_keys(tree: Any, like: Any) -> Any:
+    """Inverts `without_keys`."""
+    return jax.tree.map(
+        lambda x, shape: jax.random.wrap_key_data(x) if is_key(shape) else x, tree, like
+    )
