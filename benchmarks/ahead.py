@@ -26,8 +26,7 @@ from benchmarks.programs import parts
 from fedjax_mm import fedavg, init, params_of, simulate
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.preflight import run_of
-from fedjax_mm.sweeps.program import Given, without_keys
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import Given, programs_of, without_keys
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.workloads import ASSIGNMENTS, WORKLOADS, SweepWorkload, Workload
 

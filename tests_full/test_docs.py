@@ -24,7 +24,7 @@ from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, 
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ALL
 from fedjax_mm.sweeps import cache, plan
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from tests.experiments.test_method_tables import METHOD
 from tests.helpers import slow_unless
 from tests_full.experiments.test_method_tables import EXAMPLES

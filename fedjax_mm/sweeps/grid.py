@@ -130,9 +130,7 @@ class Grid:
         object.__setattr__(self, "first_seed", first)
         check_records(self.num_rounds, self.record_every)
         object.__setattr__(self, "client_map", check_client_map(self.client_map))
-        for name, values in self.axes.items():
-            check_values(name, values)
-        plain = {name: _plain(values) for name, values in self.axes.items()}
+        plain = {name: _plain(name, values) for name, values in self.axes.items()}
         object.__setattr__(self, "axes", plain)
         for name in self.axes:
             self._check_axis(name)
@@ -224,11 +222,12 @@ class Grid:
         return setup
 
 
-def _plain(values: Sequence[Any]) -> list[Any]:
+def _plain(name: str, values: Any) -> list[Any]:
     """Converts numbers of NumPy and JAX to Python's, and ints to floats if any is a float."""
     # Fetch jax.Arrays, because their elements are device arrays rather than numbers.
-    found = list(np.asarray(values) if isinstance(values, jax.Array) else values)
-    found = [x.item() if isinstance(x, np.generic) else x for x in found]
+    values = np.asarray(values) if isinstance(values, jax.Array) else values
+    check_values(name, values)
+    found = [x.item() if isinstance(x, np.generic) else x for x in values]
     is_real = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
     has_floats = any(isinstance(x, float) for x in found)
     return list(map(float, found)) if is_real and has_floats else found

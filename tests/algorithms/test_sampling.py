@@ -23,8 +23,7 @@ from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_outline
-from fedjax_mm.sweeps.program import num_bytes
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import num_bytes, programs_of
 from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
 from tests.algorithms.test_methods import Quiet, error

@@ -18,7 +18,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from tests.helpers import roll_out
 
 CONFIG = """\

@@ -33,7 +33,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup, plan
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out

@@ -10,8 +10,7 @@ import pytest
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
 from fedjax_mm.sweeps import Execution, Setup, Until, progress
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import Given, programs_of
 from fedjax_mm.tasks import quadratic
 
 RATES, SEEDS, ROUNDS = [0.05, 0.1, 0.2], 3, 40

@@ -29,7 +29,7 @@ from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from tests.helpers import Towards, share_grids
+from tests.helpers import Towards, once_for_each_grid, share_grids
 from tests.test_cli import call, files
 
 sweeps = importlib.import_module("fedjax_mm.sweeps.execute")
@@ -102,7 +102,7 @@ def short_segments():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CACHE_BYTES", 1)
         patch.setattr(plan, "_lower", functools.cache(plan._lower))
-        patch.setattr(plan, "programs_of", functools.cache(plan.programs_of))
+        patch.setattr(plan, "programs_of", once_for_each_grid(plan.programs_of))
         patch.setattr(sweeps, "_SEGMENT_SECONDS", 0)
         share_grids(patch)
         yield
@@ -323,11 +323,9 @@ def test_a_run_stopped_between_two_records_resumes(tmp_path):
 
 def test_other_batches_are_refused(small, unfinished, monkeypatch):
     """Batches are smaller if less memory is free than when the run began."""
-    change_record(unfinished, lambda record: record["choices"].update(batch_sizes=[16, 16]))
+    change_record(unfinished, lambda record: record["choices"].update(blocks=[[16, 1, 0, False]] * 2))
     before = contents(unfinished)
-    monkeypatch.setattr(
-        sweeps, "make_plan", lambda grid, batch_sizes, **how: make_plan(grid, **how)
-    )
+    monkeypatch.setattr(sweeps, "make_plan", lambda grid, blocks, **how: make_plan(grid, **how))
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
     check_refused(unfinished, outcome, "[16, 16]", "[8, 8]", "memory", before=before)
 
@@ -512,13 +510,13 @@ def wandering(num_clients, num_models):
 
 @functools.cache
 def wander(second=1.0):
-    """A sweep with shared data, in which `second` is the second target."""
+    """A sweep whose points share data, in which `second` is the second target."""
+    targets = np.array([0, second, 2, 3], np.float32)
 
-    def build(learning_rate, targets):
+    def build(learning_rate):
         return Setup(Towards(targets), fedavg(learning_rate, local_steps=2), wandering(4, 2))
 
-    shared = {"targets": np.array([0, second, 2, 3], np.float32)}
-    return Grid(build, {"learning_rate": [0.1, 0.2]}, 9, num_seeds=3, shared=shared)
+    return Grid(build, {"learning_rate": [0.1, 0.2]}, 9, num_seeds=3)
 
 
 def test_runs_with_shared_data_and_random_keys_in_their_states_resume(tmp_path):
@@ -530,7 +528,7 @@ def test_runs_with_shared_data_and_random_keys_in_their_states_resume(tmp_path):
     ):
         sweep_of(wander(), Execution([report], checkpoints))
     with (
-        pytest.raises(RefusedError, match="shared data was"),
+        pytest.raises(RefusedError, match="data of run was"),
         Checkpoints(tmp_path, resume=True) as checkpoints,
     ):
         sweep_of(wander(7.0), Execution(checkpoints=checkpoints))

@@ -1,6 +1,5 @@
 """Parts of a sweep, computed separately and joined, equal the sweep."""
 
-import functools
 import os
 import shutil
 
@@ -10,15 +9,17 @@ import pytest
 from fedjax_mm import cli, fedavg, mfa_rand, mfa_rr, sweep
 from fedjax_mm.sweeps import Grid, Setup, plan
 from fedjax_mm.sweeps.parts import (
+    Part,
     compute_part,
     join_parts,
     load_piece,
     part_of,
     save_piece,
+    shares_of,
 )
-from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic
-from tests.helpers import slow_unless
+from tests.helpers import once_for_each_grid, slow_unless
 
 ASSIGNMENTS = {"RR": mfa_rr, "Rand": mfa_rand}
 
@@ -44,7 +45,7 @@ def grid():
 def _quick():
     """Traces each program once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "programs_of", functools.cache(programs_of))
+        patch.setattr(plan, "programs_of", once_for_each_grid(programs_of))
         patch.setattr("fedjax_mm.sweeps.parts.programs_of", plan.programs_of)
         yield
 

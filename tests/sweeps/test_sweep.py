@@ -29,9 +29,9 @@ from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.sweeps.program import Program
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.tasks import quadratic
+from tests.helpers import Towards
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
 
@@ -78,7 +78,7 @@ def runs_at(points, build, num_rounds=ROUNDS, num_seeds=SEEDS):
 
     @jax.jit
     def one(key, point):
-        tasks, algorithm, assignment, params, _ = build(*point)
+        tasks, algorithm, assignment, params, *_ = build(*point)
         return simulate(key, tasks, algorithm, assignment, num_rounds, params=params)[1]
 
     for point in points:
@@ -151,21 +151,26 @@ def part(whole):
     return whole[0].sel(assignment=["mfa_rr"], num_models=[2]).isel(model=slice(2))
 
 
-def test_tracing_does_not_grow_with_the_points(monkeypatch, whole):
-    """Per structure, 1 rate and 1 seed need the same number of builds as 3 and 3."""
-    one_batch_at_a_time(monkeypatch)
-    work = Work(monkeypatch)
-    sweep(Grid(work.build, ONE | {"learning_rate": [0.1]}, num_rounds=2))
-    assert whole[2].builds == 4 * work.builds
+def test_every_point_is_built_once(whole):
+    """Nothing that users write is traced again, whatever the number of seeds."""
+    _, _, planning, running = whole
+    assert (planning.builds, running.builds) == (3 * 2 * 2, 0)
 
 
 def test_axes_of_real_numbers_share_a_program():
     for values in ([0.5, 1], [np.float32(0.5), 1.0], np.array([0.5, 1]), jnp.array([0.5, 1])):
         grid = Grid(build, ONE | {"learning_rate": values}, 2)
         assert len(programs_of(grid)) == 1
-        np.testing.assert_array_equal(programs_of(grid)[0].numbers["learning_rate"], [0.5, 1])
+        assert grid.axes["learning_rate"] == [0.5, 1.0]
+
+
+def test_points_of_other_structures_have_their_own_programs():
     for values in ([1, 2], [True, 0.5], [0.5, "half"], [mfa_rr, mfa_rand]):
-        assert len(programs_of(Grid(lambda x: None, {"x": values}, 2))) == 2
+
+        def told(x):
+            return build(0.1, mfa_rr, 2)._replace(prepare=lambda key, setup: (x, setup))
+
+        assert len(programs_of(Grid(told, {"x": values}, 2))) == 2
 
 
 class Lowered:
@@ -225,15 +230,35 @@ def test_points_seeds_and_models_differ(whole):
     assert len(np.unique(final)) == final.size == 3 * 2 * (3 + 2) * 3
 
 
-def test_per_seed_numbers_repeat_at_every_point():
-    axes, more = {"learning_rate": [0.1, 0.2]}, {"per_seed": {"draw": [7, 3]}}
-    (program,) = programs_of(Grid(lambda learning_rate, draw: None, axes, 1, num_seeds=2, **more))
-    assert program.numbers["draw"].tolist() == [7, 3, 7, 3]
+def test_a_build_with_seeds_gets_their_numbers():
+    built = []
+
+    def drawn(learning_rate, seed):
+        built.append((learning_rate, seed))
+        return build(learning_rate, mfa_rr, 2)
+
+    axes = {"learning_rate": [0.1, 0.2]}
+    (program,) = programs_of(Grid(drawn, axes, 1, num_seeds=2, first_seed=7))
+    assert built == [(0.1, 7), (0.1, 8), (0.2, 7), (0.2, 8)]
+    assert program.shape == (2, 2)
 
 
-def test_together_takes_only_names_of_axes():
-    with pytest.raises(ValueError, match=r"together has 'tau'; give names of \['local_steps'\]"):
-        Grid(lambda local_steps: None, {"local_steps": [1]}, 1, together={"tau": hash})
+@pytest.mark.parametrize("name", ["tau", "rate"])
+def test_together_takes_only_names_of_axes_of_ints(name):
+    axes = {"local_steps": [1], "rate": [0.1]}
+    with pytest.raises(ValueError, match=f"together has '{name}'; give names of axes of ints, of"):
+        Grid(lambda local_steps, rate: None, axes, 1, together=[name])
+
+
+def test_an_array_that_changes_between_points_is_refused():
+    targets = np.zeros(4, np.float32)
+
+    def filling(x):
+        targets[:] = x
+        return Setup(Towards(targets), fedavg(0.1, local_steps=1), mfa_rr(4, 2))
+
+    with pytest.raises(ValueError, match=r"build has changed an array float32\[4\] of an earlier"):
+        sweep(Grid(filling, {"x": [1.0, 2.0]}, 1))
 
 
 def test_every_point_equals_a_single_run_in_double_precision(x64):
@@ -364,13 +389,23 @@ def above(num_bytes):
     return psutil.Process().memory_info().rss + num_bytes
 
 
+def traced(grid):
+    """The programs of a grid, whose points take memory of their own."""
+    programs = programs_of(grid)
+    for each in programs:
+        _ = each.traced
+    return programs
+
+
 def test_a_program_that_fits_is_not_split(whole):
     assert not whole[1].is_split
 
 
 def test_a_program_that_cannot_fit_is_refused_before_it_runs(monkeypatch):
+    grid = Grid(large, HUNDRED, 3)
+    programs = traced(grid)
     with pytest.raises(ValueError, match=r"fewest at once, take .* GiB .*allow more memory"):
-        make_plan(Grid(large, HUNDRED, 3), limit=above(5 * LARGE))
+        make_plan(grid, limit=above(5 * LARGE), programs=programs)
 
 
 def test_a_result_that_cannot_fit_is_refused_before_compiling(monkeypatch):
@@ -395,7 +430,6 @@ def named(name, value):
     [
         ({"axes": {"seed": [0.1]}}, "called 'seed', like a part of every result; rename it"),
         ({"axes": {"diverged": [0.1]}}, "called 'diverged', like a part of every result"),
-        ({"axes": {"task": [0.1]}, "shared": {"task": 1.0}}, "'task', like an argument in shared"),
         ({"axes": {"learning_rate": []}}, "'learning_rate' has no values; give at least one"),
         ({"axes": {"learning_rate": [0.1, math.nan]}}, "'learning_rate' is .*must be finite"),
         ({"axes": {"learning_rate": [math.inf, 1]}}, "'learning_rate' is .*must be finite"),

@@ -27,7 +27,7 @@ from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps.devices import layout
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, PROBLEMS, N
 from tests.algorithms.test_methods import Quiet

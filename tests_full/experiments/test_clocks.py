@@ -9,7 +9,7 @@ from fedjax_mm.asynchrony import bods, fedast, on_clock, shifted_exponential
 from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Grid, Setup
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic
 
 LOCAL = {"learning_rate": 0.1, "local_steps": 2}

@@ -6,7 +6,7 @@ import pytest
 from fedjax_mm import Experiment, run
 from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 
 DIGITS = {
     "name": "digits",

@@ -31,7 +31,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic, requiring
 from tests.experiments.test_method_tables import (
     QUADRATIC,

@@ -15,7 +15,7 @@ from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SERVER_OPTIMIZER_
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.experiments.test_method_tables import lowered
 

@@ -17,8 +17,7 @@ import submitit
 
 from fedjax_mm import open_result
 from fedjax_mm.sweeps.executors import TRIES, compute_parts
-from fedjax_mm.sweeps.parts import Piece, load_piece
-from fedjax_mm.sweeps.structures import Part
+from fedjax_mm.sweeps.parts import Part, Piece, load_piece
 from tests.test_cli import call
 from tests_full.faults.children import end, start, write_files
 

@@ -23,7 +23,7 @@ from fedjax_mm.sweeps import execute
 from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from tests.helpers import traced_once
 

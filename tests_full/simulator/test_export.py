@@ -12,7 +12,7 @@ from jax import export
 from fedjax_mm import bench, workloads
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import jitted
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks.classification import classification
 
 S1 = workloads.WORKLOADS["S1"]

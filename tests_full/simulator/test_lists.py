@@ -21,8 +21,7 @@ from fedjax_mm.base import Padded
 from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.program import OneOf
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks import quadratic, requiring

@@ -14,8 +14,7 @@ from fedjax_mm import Experiment, run
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Until, progress
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import Given, programs_of
 from fedjax_mm.tasks import quadratic
 from tests.oracles.plateau import plateau_end
 from tests.simulator.test_until import RATES, ROUNDS, SEEDS, SETTINGS, build, swept

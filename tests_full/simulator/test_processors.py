@@ -14,7 +14,7 @@ from fedjax_mm.base import Padded
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import least_squares
 from tests.helpers import NOTHING_TO_SEE, Towards, slow_unless
 from tests.oracles import processors as oracle

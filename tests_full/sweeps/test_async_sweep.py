@@ -17,8 +17,7 @@ from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until, pro
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_outline
-from fedjax_mm.sweeps.program import num_bytes
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import num_bytes, programs_of
 from tests.helpers import Towards, slow_unless
 from tests.sweeps.test_checkpoint import signalling, sweep_of
 

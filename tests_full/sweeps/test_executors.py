@@ -28,8 +28,7 @@ from fedjax_mm.sweeps import (
     Setup,
 )
 from fedjax_mm.sweeps.executors import TRIES, compute_parts
-from fedjax_mm.sweeps.parts import Piece
-from fedjax_mm.sweeps.structures import Part
+from fedjax_mm.sweeps.parts import Part, Piece
 from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless
 

@@ -12,11 +12,11 @@ from fedjax_mm.experiments import run as experiments
 from fedjax_mm.results.params import load_params
 from fedjax_mm.sweeps import Callback, Checkpoints, Until
 from fedjax_mm.sweeps.parts import (
+    Part,
     compute_part,
     join_parts,
     load_piece,
 )
-from fedjax_mm.sweeps.structures import Part
 from tests.sweeps.test_parts import (
     FILE,
     _quick,  # noqa: F401

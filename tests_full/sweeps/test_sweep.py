@@ -33,8 +33,7 @@ from fedjax_mm.sweeps.execute import carry_out
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.sweeps.program import OneOf, Program
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.tasks import quadratic, requiring
 from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting

@@ -13,7 +13,7 @@ from fedjax_mm.compression import compressed, qsgd, random_k, top_k
 from fedjax_mm.privacy import private
 from fedjax_mm.sweeps import Callback, Checkpoints, Grid, Setup
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless
 

@@ -11,7 +11,7 @@ from fedjax_mm import advance, attacked, fedavg, init, join_traces, local_sgd, s
 from fedjax_mm.capabilities import RoundTask
 from fedjax_mm.data import federate, stack_data
 from fedjax_mm.sweeps import Grid, Setup
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import (
     LogisticRegression,
     classification,
