@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import operator
 import reprlib
 from collections.abc import Callable
@@ -22,6 +23,20 @@ class Call(NamedTuple):
     def of(cls, factory: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Self:
         """A call, with copies of arguments that may change later."""
         return cls(factory, tuple(map(_kept, args)), {key: _kept(x) for key, x in kwargs.items()})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by parameter, with defaults."""
+        bound = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def again(self, **changed: Any) -> Any:
+        """Calls the factory with some other arguments."""
+        bound = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
+        bound.arguments.update(changed)
+        factory = self.factory
+        return _called(factory.__module__, factory.__qualname__, bound.args, bound.kwargs)
 
     def __repr__(self) -> str:
         """The call as in a program, except that arrays show only their types."""

@@ -153,7 +153,8 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
     }
 
     def at_best(problem: str, algorithm: str, data: Sequence[FederatedData], seed: int) -> Setup:
-        return config.build(problem, algorithm, *rates[problem][algorithm], data=data, seed=seed)
+        rate, server_rate = rates[problem][algorithm]
+        return config.build(problem, algorithm, rate, server_rate, data, seed)
 
     judged = _runs(config, "judged", at_best, lambda _: {}, how)
     added = {f"chosen_{name}": best[name] for name in _RATES}

@@ -8,7 +8,7 @@ import inspect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
+from fedjax_mm.calls import Part
 from fedjax_mm.checked import refusing_unknown
 from fedjax_mm.checks import (
     check_choice,
@@ -68,7 +69,8 @@ class Grid:
     Attributes:
       build: called with one value per axis, by name; returns the `Setup` to simulate. If it has a
         parameter `seed`, it is called for every seed with the seed's number, so that each may have
-        its own data.
+        its own data. Or a `Setup`, in which axes change arguments: the axis
+        ``"algorithm.local.learning_rate"`` is called "learning_rate" in the result.
       axes: names and values, in the order of the result's dimensions. A value may be any object
         that `build` accepts. If one of several numbers is a float, all are.
       num_rounds: T. With a `Dispatch`, a round is `arrivals_per_round` arrivals (see `fedast`).
@@ -93,7 +95,7 @@ class Grid:
       ValueError, TypeError: if an argument is invalid.
     """
 
-    build: Callable[..., Setup]
+    build: Callable[..., Setup] | Setup
     axes: Mapping[str, Sequence[Any]]
     num_rounds: int
     num_seeds: int = 1
@@ -110,6 +112,8 @@ class Grid:
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, None, "params")
+        if isinstance(self.build, Setup) and isinstance(self.axes, Mapping):
+            self._use_paths(self.build)
         if not callable(self.build):
             raise TypeError(
                 f"build is {described(self.build)}; give a function that returns Setup(tasks, "
@@ -143,10 +147,30 @@ class Grid:
                     f"together has {name!r}; give names of axes of ints, of the axes {known}"
                 )
 
+    def _use_paths(self, setup: Setup) -> None:
+        """Turns a setup, and axes that are paths in it, into a build function and its axes."""
+        paths: dict[str, list[str]] = {}
+        for axis in self.axes:
+            path = axis.split(".")
+            if (name := path[-1]) in paths:
+                raise ValueError(f"two axes are called {name!r}; give a function build, instead")
+            at_path(setup, path)
+            paths[name] = path
+
+        def build(**point: Any) -> Setup:
+            changed: Any = setup
+            for name, value in point.items():
+                changed = at_path(changed, paths[name], partial(_replaced_by, value))
+            return changed
+
+        axes = dict(zip(paths, self.axes.values(), strict=True))
+        object.__setattr__(self, "build", build)
+        object.__setattr__(self, "axes", axes)
+
     def _check_build(self) -> None:
         given = [*self.axes, *["seed"] * self.has_seeds]
         try:
-            inspect.signature(self.build).bind(**dict.fromkeys(given))
+            self._signature.bind(**dict.fromkeys(given))
         except TypeError as error:
             raise TypeError(
                 f"build cannot be called with {', '.join(given) or 'nothing'}: {error}; give axes "
@@ -164,7 +188,12 @@ class Grid:
     @cached_property
     def has_seeds(self) -> bool:
         """Whether `build` is called for every seed."""
-        return "seed" in inspect.signature(self.build).parameters
+        return "seed" in self._signature.parameters
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        build: Any = self.build
+        return inspect.signature(build)
 
     @cached_property
     def points(self) -> np.ndarray:
@@ -209,8 +238,9 @@ class Grid:
             given[name] = TracedInt(values[place]) if name in self.together else values[place]
         if self.has_seeds:
             given["seed"] = self.first_seed + seed
+        build: Any = self.build
         try:
-            setup = self.build(**given)
+            setup = build(**given)
         except Exception as error:
             words = ", ".join(f"{name}={label_of(value)}" for name, value in given.items())
             error.add_note(f"in build({words}) of a sweep")
@@ -220,6 +250,44 @@ class Grid:
                 f"build returned {described(setup)}; return Setup(tasks, algorithm, assignment)"
             )
         return setup
+
+
+def at_path(part: Any, path: Sequence[str], change: Callable[[Any], Any] = lambda x: x) -> Any:
+    """Changes the argument at a path in a setup, or in a part, and makes the part again.
+
+    Args:
+      part: a setup, or a part that a factory has made.
+      path: the names of a field and of parameters of factories.
+      change: a function of the present value.
+
+    Raises:
+      ValueError: if there is no such argument.
+
+    Example:
+      >>> from fedjax_mm import fedavg, local_sgd
+      >>> at_path(fedavg(local_sgd(0.1, steps=5)), ["local", "learning_rate"], lambda x: 2 * x)
+      fedavg(local_sgd(0.2, steps=5))
+    """
+    if not path:
+        return change(part)
+    name, *rest = path
+    known: Mapping[str, Any]
+    if isinstance(part, Setup):
+        known, make = part._asdict(), part._replace
+    elif isinstance(part, Part) and part.call is not None:
+        known, make = part.call.arguments, part.call.again
+    else:
+        raise ValueError(
+            f"{name!r} is an argument of {described(part)}, which no factory of the package has "
+            "made; sweep all of it, or give a function build"
+        )
+    if name not in known:
+        raise ValueError(f"{part!r} has no {name!r}, but {', '.join(known)}")
+    return make(**{name: at_path(known[name], rest, change)})
+
+
+def _replaced_by(value: Any, _: Any) -> Any:
+    return value
 
 
 def _plain(name: str, values: Any) -> list[Any]:

@@ -1,8 +1,9 @@
 """Computes a grid locally or on an executor, and labels its result."""
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import xarray as xr
 
@@ -12,37 +13,43 @@ from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.executors import by_executor
-from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.parts import compute_part
 
 
 @overload
 def sweep(
-    grid: Grid,
-    execution: Execution | None = None,
+    what: Grid | Setup | Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]] | Execution | None = None,
     *,
+    execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: None = None,
+    **settings: Any,
 ) -> xr.Dataset: ...
 
 
 @overload
 def sweep(
-    grid: Grid,
-    execution: Execution | None = None,
+    what: Grid | Setup | Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]] | Execution | None = None,
     *,
+    execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: Literal["params"],
+    **settings: Any,
 ) -> tuple[xr.Dataset, list[Params]]: ...
 
 
 @checked
 def sweep(
-    grid: Grid,
-    execution: Execution | None = None,
+    what: Grid | Setup | Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]] | Execution | None = None,
     *,
+    execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: Literal["params"] | None = None,
+    **settings: Any,
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Simulates every point of a grid with every seed, in one compiled program per structure.
 
@@ -50,7 +57,8 @@ def sweep(
     padded, so that nothing is compiled twice.
 
     Args:
-      grid: the runs.
+      what: the runs, as a `Grid`; or only its `build`, with axes and further settings of `Grid`.
+      axes: names and values, unless there is a `Grid`; see there. After a `Grid`, the execution.
       execution: the devices, memory, callbacks and checkpoints of the sweep, or an executor that
         computes its parts elsewhere.
       on_divergence: "mark" a run whose loss or parameters become non-finite and continue with the
@@ -59,6 +67,7 @@ def sweep(
         ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target, they are the
         parameters at the record that met it. Parameters of unused models are NaN, or 0 if they are
         not floats.
+      **settings: settings of `Grid`, such as `num_rounds` and `num_seeds`.
 
     Returns:
       A Dataset over ``(*axes, "seed", "round", "model")`` with the variables of `to_dataset`, and
@@ -79,23 +88,30 @@ def sweep(
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
-      >>> from fedjax_mm.sweeps import Grid, Setup
+      >>> from fedjax_mm.sweeps import Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(assignment, num_models, learning_rate):
       ...     algorithm = fedavg(learning_rate, local_steps=5)
       ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, assignment(24, num_models))
       >>> axes = {
       ...     "assignment": [mfa_rand, mfa_rr], "num_models": [2], "learning_rate": [0.05, 0.1]}
-      >>> grid = Grid(build, axes, num_rounds=20, num_seeds=3)
-      >>> result = sweep(grid)
+      >>> result = sweep(build, axes, num_rounds=20, num_seeds=3)
       >>> result.sel(assignment="mfa_rr", learning_rate=0.1).isel(round=-1).excess_loss.dims
       ('num_models', 'seed', 'model')
-      >>> result, params = sweep(grid, keep="params")
+      >>> result, params = sweep(build, axes, num_rounds=20, num_seeds=3, keep="params")
       >>> params[0].shape  # assignments, numbers of models, rates, seeds, w
       (2, 1, 2, 3, 97)
+      >>> one = Setup(quadratic(24, 4, mu=2e-4), fedavg(0.1, local_steps=5), mfa_rr(24, 2))
+      >>> axes = {"algorithm.local_steps": [1, 5], "assignment.cohort_size": [12, 24]}
+      >>> dict(sweep(one, axes, num_rounds=20).sizes)
+      {'local_steps': 2, 'cohort_size': 2, 'seed': 1, 'round': 21, 'model': 2}
     """
-    check_instance("grid", grid, Grid, "give Grid(build, axes, num_rounds=...)")
-    how = execution or Execution()
+    if isinstance(axes, Execution):
+        axes, execution = None, axes
+    if axes is not None or settings:
+        what = Grid(what, axes, **settings)  # type: ignore[arg-type]
+    words = "give Grid(build, axes, num_rounds=...), or build, axes and num_rounds=..."
+    grid, how = check_instance("grid", what, Grid, words), execution or Execution()
     if keep is not None and keep != grid.keep:
         grid = dataclasses.replace(grid, keep=keep)
     if how.executor is None:
