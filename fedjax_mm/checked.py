@@ -77,7 +77,6 @@ Raises an error if the value is not allowed.
 
 _BELONGS = {  # where arguments are for that a function with such a first one does not have
     "local": "those of local training are for local_sgd, as in local_sgd(0.1, steps=5)",
-    "grid": "those of the runs are for Grid, as in sweep(Grid(build, axes, num_rounds=20))",
 }
 _TESTS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
 

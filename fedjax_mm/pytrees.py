@@ -14,6 +14,7 @@ import dis
 import enum
 import functools
 import hashlib
+import inspect
 import itertools
 import sys
 import threading
@@ -44,7 +45,8 @@ _DEBUGGING = ("disable_jit", "debug_nans", "debug_infs", "debug_key_reuse", "che
 _LIBRARIES = {"fedjax_mm", "jax", "jaxlib", "numpy", "optax", "flax", "chex", "jaxtyping"}
 _LIBRARIES |= sys.stdlib_module_names - {"weakref"}
 _PLAIN = (type(None), bool, int, str, bytes, EllipsisType)
-_UNIQUE = (jax.Array, ModuleType, enum.Enum, GetSetDescriptorType, MemberDescriptorType)
+_FieldType = type(inspect.getattr_static(NamedTuple("_", [("field", int)]), "field"))
+_UNIQUE = (jax.Array, ModuleType, enum.Enum, GetSetDescriptorType, MemberDescriptorType, _FieldType)
 _INNER = ("__self__", "__wrapped__")
 _WRAPPING = (property, staticmethod, classmethod, functools.cached_property)
 
@@ -83,13 +85,31 @@ def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[An
 class TracedInt(int):
     """An int that is an argument of a program, so that programs are not compiled for each value.
 
-    It is a plain int in Python, and a tracer while a program is compiled. What is computed from it
-    in Python is a plain int.
+    It is an int in Python, and a tracer while a program is compiled. Sums and products with ints
+    are such numbers, too; whatever else Python computes from it is a plain int.
+
+    Example:
+      >>> type(2 * TracedInt(3) + 1).__name__, type(TracedInt(3) // 2).__name__
+      ('TracedInt', 'int')
     """
+
+    def __add__(self, other: Any) -> Any:
+        """The sum."""
+        return _traced_int(int(self) + other)
+
+    def __mul__(self, other: Any) -> Any:
+        """The product."""
+        return _traced_int(int(self) * other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _traced_int(x: Any) -> Any:
+    return TracedInt(x) if type(x) is int else x
 
 
 class OpaqueError(Exception):
-    """Raised at a value that cannot be compared with the value in another call."""
+    """Raised at a value that cannot be compared with the value in another call, with its name."""
 
 
 class _Current(threading.local):
@@ -167,7 +187,7 @@ class _Walk:
         """Returns a function that makes the value from new leaves, or None if it has no leaf."""
         is_array = isinstance(x, jax.Array) or (type(x) is np.ndarray and mode == "data")
         if isinstance(x, jax.core.Tracer) and not self._traced:
-            raise OpaqueError
+            raise OpaqueError("a tracer")
         if mode != "fixed" and (is_array or isinstance(x, float | np.floating | TracedInt)):
             return self._leaf(x, is_array)
         if type(x) is tuple:  # Python decides which equal tuples are one object
@@ -179,7 +199,7 @@ class _Walk:
         if name in self._visited:
             number, rebuild, _ = self._visited[name]
             if rebuild is _unfinished:
-                raise OpaqueError
+                raise OpaqueError(f"{_named(x)}, which refers to itself")
             self.key.append(("again", number))
             return rebuild
         number = len(self._visited)
@@ -238,18 +258,27 @@ class _Same:
         return id(self.value)
 
 
+def _named(x: Any) -> str:
+    kind = type(x)
+    if kind is FunctionType:
+        return f"the function {x.__qualname__}"
+    return f"{'an' if kind.__name__[0] in 'aeiouAEIOU' else 'a'} {kind.__name__}"
+
+
 def _token(x: Any) -> Any:
     """Returns the structure of a value without children, or None for other values."""
     kind = type(x)
     if kind in _PLAIN:
         return kind, x
+    if kind is TracedInt:
+        return int, int(x)
     if isinstance(x, _UNIQUE) or (kind is FunctionType and _is_constant(x)):
         return _Same(x)
     if kind in (float, complex) or isinstance(x, np.generic):
         return kind, repr(x)  # equal for NaN, and not for 0.0 and -0.0
     if kind is np.ndarray:
         if x.dtype.hasobject or x.dtype.kind == "T":
-            raise OpaqueError
+            raise OpaqueError("an array of Python objects")
         return kind, x.shape, x.dtype, hashlib.blake2b(x.tobytes()).digest()
     return None
 
@@ -306,7 +335,7 @@ def _opened_function(x: FunctionType) -> _Opened:
     if not _is_library(x.__globals__.get("__name__")):
         names, assigns = _names(x.__code__)
         if assigns:  # Its variables count calls, for example.
-            raise OpaqueError
+            raise OpaqueError(f"{_named(x)}, which assigns to a variable of a function around it")
         read = _read(names, x.__globals__)
     plain, qualname = (x.__code__, x.__globals__, x.__name__), x.__qualname__
     cells, more = x.__closure__ or (), {**(x.__kwdefaults__ or {})}
@@ -347,7 +376,7 @@ def _opened_object(x: Any) -> _Opened:
     if has_own_equality and is_of_library and not is_dataclass:
         return _Opened(x)
     if hides_state:
-        raise OpaqueError
+        raise OpaqueError(_named(x))
     own: dict[str, Any] = {} if kind is object else vars(x)
     if is_dataclass and kind.__dataclass_params__.frozen:
         return _Opened((*own,), [kind], [*own.values()], functools.partial(_remade, kind, (*own,)))

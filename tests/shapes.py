@@ -28,10 +28,11 @@ def _is_array(hint):
 
 
 def skip_functions_without_arrays():
-    """Makes jaxtyping leave functions without array annotations undecorated.
+    """Makes jaxtyping leave functions without array annotations undecorated, and inner ones.
 
     jaxtyping decorates all functions, even those created in every call, and binds the arguments of
-    every call, which takes a fifth of the time of some tests.
+    every call, which takes a fifth of the time of some tests. A decorated function equals no other,
+    so that no two parts that contain one would share a program.
     """
     decorate = jaxtyping.jaxtyped
 
@@ -46,6 +47,8 @@ def skip_functions_without_arrays():
 
 
 def _may_have_arrays(function):
+    if "<locals>" in function.__qualname__:
+        return False
     # A string annotation may name an array, because it is not evaluated here.
     hints = inspect.get_annotations(function).values()
     return any(isinstance(hint, str) or _is_array(hint) for hint in hints)

@@ -221,11 +221,11 @@ class OptimizingClients(Config):
             # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
             settings = self.optimizer.settings(numbers.get("optimizer", {}))
             make = partial(make, **settings) if settings else make
-        first = []
+        first: tuple[optax.GradientTransformation, ...] = ()
         if here.clip is not None:
-            first.append(optax.clip_by_global_norm(here.clip))
+            first += (optax.clip_by_global_norm(here.clip),)
         if here.weight_decay is not None:
-            first.append(optax.add_decayed_weights(here.weight_decay))
+            first += (optax.add_decayed_weights(here.weight_decay),)
         return (lambda rate: optax.chain(*first, make(rate))) if first else make
 
 

@@ -214,12 +214,17 @@ class Point(Seeded):
             raise ValueError(f"{error}{unseen}") from error
 
     def check_sizes(self, data: Sequence[FederatedData], limit: float | None) -> None:
-        """Raises `ValueError` if int32 cannot count local steps, or batches do not fit in memory.
+        """Raises `ValueError` if int32 cannot count local steps, or arrays do not fit in memory.
 
         Args:
           data: the data of all models.
           limit: the memory limit in bytes; see `check_fits`.
         """
+        for task in self.kinds_of_task:
+            if isinstance(task, QuadraticConfig):
+                what = f"task.num_clients = {task.num_clients:,}; the parameters"
+                needed = self.num_models * 4 * (task.num_clients * task.block_size + 1)
+                check_fits(what, needed, limit, "take fewer clients or models")
         most = max((each.train.max_count for each in data), default=1)
         self._check_epochs(most)
         self._check_batches(max(map(_row_bytes, data), default=0.0), limit)

@@ -82,8 +82,8 @@ class Grid:
         run without it; afterwards metrics are NaN and counts constant. Runs computed together
         continue until all of them have reached it.
       together: the names of axes of ints whose values share a program, such as numbers of local
-        steps. `build` receives each value as a `TracedInt`. It can be the number of local steps or
-        of epochs, or the number in a `Padded`; what Python computes from it is structure again.
+        steps. `build` receives each value as a `TracedInt`, which can be the number of local steps
+        or of epochs, or the number in a `Padded`.
       cost: the relative cost of a local training at a point, for estimating the time left.
       first_seed: the number of the first seed, for adding seeds to an earlier run.
       data: "real", "synthetic" or "surrogate", for the manifest; defaults to "not stated".
@@ -282,7 +282,8 @@ def at_path(part: Any, path: Sequence[str], change: Callable[[Any], Any] = lambd
             "made; sweep all of it, or give a function build"
         )
     if name not in known:
-        raise ValueError(f"{part!r} has no {name!r}, but {', '.join(known)}")
+        of = "a Setup" if isinstance(part, Setup) else repr(part)
+        raise ValueError(f"{of} has no {name!r}, but {', '.join(known)}")
     return make(**{name: at_path(known[name], rest, change)})
 
 

@@ -1,6 +1,7 @@
 """Plans: a grid's compiled programs, their batches and their memory."""
 
 import dataclasses
+import hashlib
 import math
 import os
 import time
@@ -20,10 +21,13 @@ from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Block, Program, num_bytes, programs_of
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
+from fedjax_mm.sweeps.stacking import Memory
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies
 _PADDING = 1.2  # most work in padding that sharing between points and seeds is worth
 _CACHE_BYTES = 512 * 2**10  # for the states of replicas that one CPU device computes at a time
+
+_compiled = Memory(64)  # a program takes a few megabytes
 
 
 class Compiled(NamedTuple):
@@ -188,7 +192,7 @@ def make_plan(
       limit: the memory limit in bytes; defaults to 60 % of the free memory.
       blocks: the block of each program, to repeat an earlier plan.
       report: called with progress messages.
-      approve: called with every program and its text, before it is compiled.
+      approve: called with every program and a digest of its text, before it is compiled.
       programs: the runs to compute; defaults to all runs of the grid.
 
     Raises:
@@ -242,7 +246,7 @@ def _compile(
     """
     in_words = f"{len(programs)} program{'s'[: len(programs) > 1]}"
     report(f"compiling {in_words}")
-    calls, told = list[Future[Any]](), 0
+    calls, told, made = list[Future[Any]](), 0, list[tuple[Any, str, Future[Any]]]()
 
     def tell(number: int) -> None:
         nonlocal told
@@ -255,10 +259,17 @@ def _compile(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
             for program, block in zip(programs, blocks, strict=True):
-                lowered = _lower(program, block, where)
+                key = (program.key, block, where, program.records_kept, program.rounds_at_once)
+                code, call = _compiled.get(key) or ("", None)
+                if call is None or (approve and not code):
+                    lowered = _lower(program, block, where)
+                    if approve:
+                        code = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+                    call = call or threads.submit(lowered.compile)
                 if approve:
-                    approve(program, lowered.as_text())
-                calls.append(threads.submit(lowered.compile))
+                    approve(program, code)
+                made.append((key, code, call))
+                calls.append(call)
                 tell(sum(call.done() for call in calls))
             for number, _ in enumerate(as_completed(calls), 1):
                 tell(number)
@@ -273,6 +284,9 @@ def _compile(
         finally:
             for call in calls:
                 call.cancel()  # an error must not wait for programs in the queue
+    for key, code, call in made:
+        call.result()
+        _compiled.put(key, (code, call))
     return [call.result() for call in calls]
 
 

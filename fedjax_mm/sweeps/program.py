@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.stacking import (
     Leaf,
+    Memory,
     Stacked,
     split_setup,
     stacked,
@@ -31,6 +32,7 @@ from fedjax_mm.sweeps.stacking import (
 )
 from fedjax_mm.sweeps.until import Watch
 
+_traced = Memory(256)
 _BUFFER_BYTES = 64 * 2**10  # for the records per replica that a segment keeps on the device
 
 
@@ -202,9 +204,10 @@ class Program:
     @tracing("a sweep's prepare")
     def _prepare(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> _Prepared:
         """Calls the `prepare` of a replica's setup."""
-        setup = self.stacked.rebuild(leaves)
+        make = self.stacked.rebuild
+        setup = make(leaves)
         if setup.prepare is None:
-            return _Prepared([], lambda leaves, _: self.stacked.rebuild(leaves))
+            return _Prepared([], lambda leaves, _: make(leaves))
         changed = setup.prepare(rng_key, setup._replace(prepare=None))
         if not isinstance(changed, Setup):
             raise ValueError(f"prepare returned {described(changed)}; return the changed Setup")
@@ -222,6 +225,10 @@ class Program:
     @cached_property
     def _prepared(self) -> _Prepared:
         """The shapes that `_prepare` returns, and its function."""
+        key = ("prepared", self.key)
+        return _traced.get(key) or _traced.put(key, self._trace_preparation())
+
+    def _trace_preparation(self) -> _Prepared:
         found = list[_Prepared]()
 
         def prepare(rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -321,7 +328,19 @@ class Program:
         Raises:
           ValueError: if the grid's target is not a recorded metric, or arrays are too large.
         """
+        key = ("traced", self.key)
+        return _traced.get(key) or _traced.put(key, self._trace())
 
+    @cached_property
+    def key(self) -> Hashable:
+        """What programs have in common that are traced and compiled alike."""
+        grid, leaves = self.grid, self.stacked.leaves
+        return (
+            *(self.stacked.structure, grid.num_rounds, grid.record_every, grid.client_map),
+            *(grid.until, grid.keep, tuple(leaf.kind for leaf in leaves)),
+        )
+
+    def _trace(self) -> Traced:
         def first_record(rng_key: Any, leaves: Any, round: Any, new: Any) -> Traced:
             run, _ = self._run(leaves, new)
             facts = rehearse(run, rng_key, round)

@@ -71,9 +71,8 @@ def data_of(programs: Sequence[Program]) -> dict[str, str]:
     return {"data": hashlib.sha256(digests.encode()).hexdigest()}
 
 
-def claim_program(checkpoints: Checkpoints, program: Program, text: str) -> None:
+def claim_program(checkpoints: Checkpoints, program: Program, code: str) -> None:
     """Checks that a program and its data are the same as in the unfinished run."""
-    code = hashlib.sha256(text.encode()).hexdigest()
     label = program.label
     checkpoints.claim({f"program {label}": code, f"data of {label}": program.digest})
 

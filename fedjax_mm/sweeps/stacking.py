@@ -1,7 +1,9 @@
 """Builds the points of a grid, and stacks those of equal structure into programs."""
 
+import dataclasses
 import hashlib
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +30,16 @@ class Leaf(NamedTuple):
     def is_number(self) -> bool:
         """Whether runs differ in a single number, so that each can be given its own."""
         return self.place is not None and self.value.ndim == 1 and not is_key(self.value)
+
+    @property
+    def kind(self) -> Hashable:
+        """What leaves of programs have in common that are compiled alike."""
+        if self.place is None:
+            return kind_of(self.value)
+        # Whether points or seeds share a value decides what is repeated for them.
+        alike = tuple(size == 1 for size in self.place.shape)
+        number = 0 if self.is_number else len(self.value)  # numbers are given one by one
+        return self.value.shape[1:], self.value.dtype, number, alike
 
     @property
     def digest(self) -> str:
@@ -74,16 +86,16 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
             setup = grid.setup(grid.points[point], seed)
             structure, leaves, rebuild = split_setup(setup)
             column = [known.number_of(leaf) for leaf in leaves]
-            kinds = tuple(map(_kind, leaves))
+            kinds = tuple(map(kind_of, leaves))
             group = groups.setdefault((structure, kinds), _Group(structure, rebuild, [], []))
             group.runs.append((point, seed))
             group.columns.append(column)
     known.check_unchanged()
-    alone = sum(isinstance(group.structure, _Alone) for group in groups.values())
-    if alone > 1:
+    alone = [each.structure for each in groups.values() if isinstance(each.structure, _Alone)]
+    if len(alone) > 1:
         warnings.warn(
-            f"{alone} points are compiled one by one, because build returns values that cannot be "
-            "compared with others; keep settings in numbers, strings and arrays",
+            f"{len(alone)} points are compiled one by one, because {alone[0].reason} cannot be "
+            "compared with that of another point; keep settings in numbers, strings and arrays",
             stacklevel=2,
         )
     return [group.stacked(grid, known.values) for group in groups.values()]
@@ -91,10 +103,10 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
 
 def _in_order(grid: Grid) -> np.ndarray:
     """Returns the points, similar ones next to each other, because the longest run ends a batch."""
-    axes = dict(zip(grid.axes, grid.points.T, strict=True))
     if not grid.together:
         return np.arange(len(grid.points))
-    return np.lexsort([axes[name] for name in grid.together])
+    places = dict(zip(grid.axes, grid.points.T, strict=True))
+    return np.lexsort([np.take(grid.axes[name], places[name]) for name in grid.together])
 
 
 def split_setup(
@@ -104,13 +116,13 @@ def split_setup(
     data, parts = (setup.tasks, setup.params), (setup.algorithm, setup.assignment, *setup[4:])
     try:
         structure, leaves, rebuild = split(data, parts, traced=traced)
-    except OpaqueError:
+    except OpaqueError as error:
         if traced:
             raise TypeError(
-                "prepare returns a setup with a value that cannot be compared with others; keep "
-                "arrays in the fields of tasks, and in the closures of functions"
+                f"prepare returns a setup with {error}, whose arrays cannot be found; keep them in "
+                "fields of tasks, and in closures of functions"
             ) from None
-        return _Alone(), [], lambda _: setup
+        return _Alone(str(error)), [], lambda _: setup
 
     def remade(leaves: Sequence[Any]) -> Setup:
         tasks, params, algorithm, assignment, *rest = rebuild(leaves)
@@ -119,8 +131,11 @@ def split_setup(
     return structure, leaves, remade
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Alone:
-    """The structure of a setup that equals no other."""
+    """The structure of a setup that equals no other, and the value that is the reason."""
+
+    reason: str
 
 
 class _Group(NamedTuple):
@@ -184,7 +199,7 @@ class _Values:
         """Returns the number of a value, which equal values share."""
         if id(x) in self._known:  # only of values that are kept, whose identity nothing else has
             return self._known[id(x)]
-        number = self._numbers.setdefault((_kind(x), _content(x)), len(self.values))
+        number = self._numbers.setdefault((kind_of(x), _content(x)), len(self.values))
         if number == len(self.values):
             self.values.append(np.int32(x) if isinstance(x, TracedInt) else x)
             self._known[id(self.values[-1])] = number
@@ -205,7 +220,32 @@ def _content(x: Any) -> bytes:
     return plain.tobytes() if plain.nbytes < 64 else hashlib.blake2b(plain.tobytes()).digest()
 
 
-def _kind(x: Any) -> Hashable:
+class Memory:
+    """What was traced and compiled before, under the same settings of JAX; the latest are kept."""
+
+    def __init__(self, most: int) -> None:
+        """Starts empty; `most` is the number of values to keep."""
+        self._most, self._values = most, OrderedDict[Hashable, Any]()
+
+    def get(self, key: Hashable) -> Any:
+        """Returns the value of a key, or None."""
+        key = self._now(key)
+        if key in self._values:
+            self._values.move_to_end(key)
+        return self._values.get(key)
+
+    def put(self, key: Hashable, value: Any) -> Any:
+        """Keeps a value, and returns it."""
+        self._values[self._now(key)] = value
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+        return value
+
+    def _now(self, key: Hashable) -> Hashable:
+        return key, repr([getattr(jax.config, name, None) for name in jax.config.values])
+
+
+def kind_of(x: Any) -> Hashable:
     """Returns what the values of one leaf have in common."""
     if isinstance(x, float):
         return "float"

@@ -9,7 +9,6 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checked import checked
-from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.executors import by_executor
@@ -108,10 +107,16 @@ def sweep(
     """
     if isinstance(axes, Execution):
         axes, execution = None, axes
-    if axes is not None or settings:
+    if isinstance(what, Grid) and (axes is not None or settings):
+        given = ", ".join(["axes"] * (axes is not None) + [*settings])
+        raise TypeError(f"{given} cannot change a Grid; give its build and axes to sweep, instead")
+    if not isinstance(what, Grid):
+        if "num_rounds" not in settings:
+            raise TypeError(
+                "num_rounds is missing; give it, as in sweep(build, axes, num_rounds=20)"
+            )
         what = Grid(what, axes, **settings)  # type: ignore[arg-type]
-    words = "give Grid(build, axes, num_rounds=...), or build, axes and num_rounds=..."
-    grid, how = check_instance("grid", what, Grid, words), execution or Execution()
+    grid, how = what, execution or Execution()
     if keep is not None and keep != grid.keep:
         grid = dataclasses.replace(grid, keep=keep)
     if how.executor is None:

@@ -198,7 +198,7 @@ def test_the_memory_of_all_updates_is_estimated_before_the_run(algorithm):
     assert outline.batch_bytes > 2 * bytes_of_updates
     used = psutil.Process().memory_info().rss
     with pytest.raises(ValueError, match=r"the state of one run takes .* take fewer clients"):
-        make_outline(program.grid, limit=used + carried // 2)
+        make_outline(program.grid, limit=used + carried // 2, programs=[program])
 
 
 @pytest.mark.parametrize(

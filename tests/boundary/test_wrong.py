@@ -44,7 +44,7 @@ SHORT = {
         0, wrong_parts.plain(weight=lambda self, client: None), FEDAVG, EVERYBODY, 2
     ),
     "a grid": lambda: Grid(lambda learning_rate: None, {"lr": [0.1]}, num_rounds=2),
-    "a sweep": lambda: sweep(lambda rate: None, {"rate": [0.1]}, num_rounds=2),
+    "a sweep": lambda: sweep(lambda rate: None, {"rate": [0.1]}),
 }
 
 

@@ -40,7 +40,6 @@ from tests.boundary.parts import (
     changed,
     clients_of,
     store,
-    swept,
 )
 
 LINEAR = LogisticRegression(3)
@@ -77,14 +76,6 @@ CASES = {
         f"test labels {k}": (
             learn(lambda y=y: clients_of(test=store(y=y))),
             w.replace("train", "test"),
-        )
-        for k, (y, w) in LABELS.items()
-        if k != "one-hot"
-    },
-    **{
-        f"swept labels {k}": (
-            lambda y=y: swept(lambda rate, data: None, shared={"data": clients_of(y)}),
-            w,
         )
         for k, (y, w) in LABELS.items()
         if k != "one-hot"

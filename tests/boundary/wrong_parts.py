@@ -418,19 +418,39 @@ CASES = TRACED | {
         TypeError,
     ),
     "axis more than build takes": (
-        lambda: Grid(lambda: None, {"lr": [0.1]}, num_rounds=2, shared={"task": QUADRATIC}),
+        lambda: Grid(lambda: None, {"lr": [0.1], "task": [QUADRATIC]}, num_rounds=2),
         "build cannot be called with lr, task: got an unexpected keyword argument",
         TypeError,
     ),
     "a function for a grid": (
         lambda: sweep(lambda rate: None, {"rate": [0.1]}),
-        r"grid is the function <lambda>, not a Grid; give Grid\(build, axes, num_rounds=...\)",
+        r"num_rounds is missing; give it, as in sweep\(build, axes, num_rounds=20\)",
         TypeError,
     ),
-    "a function for a grid, with its rounds": (
-        lambda: sweep(lambda rate: None, {"rate": [0.1]}, num_rounds=2),
-        r"no argument 'num_rounds'; .* as in sweep\(Grid\(build, axes, num_rounds=20\)\)",
+    "a grid and its rounds": (
+        lambda: sweep(Grid(lambda rate: None, {"rate": [0.1]}, 2), num_rounds=2),
+        "num_rounds cannot change a Grid; give its build and axes to sweep, instead",
         TypeError,
+    ),
+    "an unknown setting of a sweep": (
+        lambda: sweep(lambda rate: None, {"rate": [0.1]}, num_rounds=2, num_seed=3),
+        "Grid has no argument 'num_seed'; did you mean 'num_seeds'",
+        TypeError,
+    ),
+    "a path in a setup": (
+        lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY), {"algorithm.local_step": [1]}),
+        r"fedavg\(0.1, local_steps=2\) has no 'local_step', but local, local_steps, server_opt",
+    ),
+    "two paths of one name": (
+        lambda: swept(
+            Setup(QUADRATIC, FEDAVG, EVERYBODY),
+            {"algorithm.weighted": [True], "assignment.weighted": [True]},
+        ),
+        "two axes are called 'weighted'; give a function build, instead",
+    ),
+    "a path in a task": (
+        lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY), {"tasks.mu": [0.1]}),
+        "'mu' is an argument of a Quadratic, which no factory of the package has made; sweep all",
     ),
     "dict of tasks": (simulated(tasks={"a": QUADRATIC}), "tasks is a dict of 1", TypeError),
     "generator of tasks": (simulated(tasks=(t for t in [QUADRATIC])), "a generator", TypeError),
@@ -921,8 +941,7 @@ CASES = TRACED | {
     "axes a list": (lambda: swept(axes=[0.1, 0.2]), "axes is a list of 2; give a dict", TypeError),
     "build a Setup": (
         lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY)),
-        "build is a Setup; give a function that returns Setup",
-        TypeError,
+        "a Setup has no 'rate', but tasks, algorithm, assignment, params",
     ),
     "build returns nothing": (
         lambda: swept(lambda rate: None),
@@ -953,11 +972,7 @@ CASES = TRACED | {
     "sweep record_every": (lambda: swept(record_every=3), "record_every is 3; it must divide 2"),
     "sweep client_map": (lambda: swept(client_map="x"), "client_map is 'x'; it must be"),
     "sweep keep": (lambda: swept(keep="all"), "keep is 'all'; it must be None or 'params'"),
-    "sweep per_seed": (
-        lambda: swept(per_seed={"a": [1.0, 2.0]}),
-        r"per_seed\['a'\] has shape \(2,\)",
-    ),
-    "sweep together": (lambda: swept(together={"x": str}), "together has 'x'; give names of"),
+    "sweep together": (lambda: swept(together=["x"]), "together has 'x'; give names of"),
     "until NaN": (
         lambda: Until("loss", at_most=float("nan")),
         "until.at_most is nan; it must be finite",

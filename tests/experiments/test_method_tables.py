@@ -23,6 +23,7 @@ from fedjax_mm import (
     local_sgd,
     maxfl,
     noisy,
+    simulate,
 )
 from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Algorithm, ClientContext, Look, ServerContext
@@ -31,9 +32,8 @@ from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.sweeps import Setup, plan
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
@@ -62,9 +62,18 @@ def read(text, kind=Experiment):
 
 
 def lowered(grid):
-    """The text of every program, with all constants, so that equal texts give equal results."""
-    _, where, *_ = plan._place(grid, None, None)
-    return {each.label: plan._lower(each, len(each), where).as_text() for each in programs_of(grid)}
+    """The text of every point's run, with all constants, so that equal texts give equal results."""
+
+    def run(setup, key):
+        setup = setup if setup.prepare is None else setup.prepare(key, setup)
+        how = {"record_every": grid.record_every, "client_map": grid.client_map}
+        return simulate(key, *setup[:3], grid.num_rounds, params=setup.params, **how)
+
+    texts = {}
+    for (algorithm, *_), setup in ((point, grid.setup(point, 0)) for point in grid.points):
+        label = grid.labels["algorithm"][algorithm]
+        texts[label] = jax.jit(partial(run, setup)).lower(jax.random.key(0)).as_text()
+    return texts
 
 
 def described(grid):
@@ -73,18 +82,18 @@ def described(grid):
     The parts are the preparation, the start, the cohort of a round, the training of a client, the
     server's step and the metrics. The loops of the library around them are left out.
     """
-    sizes = {"num_seeds", "num_rounds", "seed", "record_every", "client_map", "per_seed", "axes"}
+    sizes = {"num_seeds", "num_rounds", "seed", "record_every", "client_map", "axes"}
     return {name: getattr(grid, name) for name in sizes}, [
-        parts(each) for each in programs_of(grid)
+        parts(grid.setup(point, 0)) for point in grid.points
     ]
 
 
-def parts(program):
-    """The lowered text of the parts of a program."""
+def parts(setup):
+    """The lowered text of the parts of a run."""
 
-    def once(key, round, client, shared):
-        prepared = program.prepare(key, {}, shared)
-        (task,), algorithm, assignment, params, _ = program.setup({}, shared, prepared)
+    def once(key, round, client):
+        prepared = setup.prepare(key, setup)
+        (task,), algorithm, assignment, params, *_ = prepared
         params = task.init(key) if params is None else params
         server, state = algorithm.init(task, params)
         losses = jax.vmap(lambda k: task.client_loss(params, k)[None], out_axes=1)
@@ -101,10 +110,10 @@ def parts(program):
         total = sent._replace(report=())
         moved = algorithm.server(ServerContext(round, task, params, server, states, total, key))
         trained = steps, sent, state
-        return prepared, groups, assigned, trained, moved, task.metrics(key, params)
+        return groups, assigned, trained, moved, task.metrics(key, params)
 
     t, client = np.int32(1), np.int32(0)
-    return jax.jit(once).lower(jax.random.key(0), t, client, program.grid.shared).as_text()
+    return jax.jit(once).lower(jax.random.key(0), t, client).as_text()
 
 
 def own_by_hand(rng_key, task, start=None, **how):
@@ -160,8 +169,8 @@ def test_the_warm_up_has_separate_settings_and_tuning_those_of_the_algorithm(
         validate(Requirement, tomllib.loads(f"x = {table}")["x"]),
         quadratic(4, 1, mu=1.0),
     )
-    prepared = config.prepare(jax.random.key(0), [task] * 2, None, {})
-    asked = config.wrap([task] * 2, prepared, method, method.schedule(1))
+    demand = config.demand(method, method.schedule(1), {})
+    asked = demand(jax.random.key(0), [task] * 2, None)
     assert set(told) == {warm_up}
     assert len(asked) == 2
     for each in asked:
@@ -176,7 +185,7 @@ def test_the_warm_up_has_separate_settings_and_tuning_those_of_the_algorithm(
 def test_the_fraction_of_attackers_is_rounded_up(fraction, expected):
     task = quadratic(10, 1, mu=1.0)
     first, second = (
-        Byzantine(fraction=fraction, loss_factor=5.0, stays=False, seed=seed).wrap_task(task)
+        Byzantine(fraction=fraction, loss_factor=5.0, stays=False, seed=seed).on_tasks(10)(task)
         for seed in (0, 1)
     )
     assert (first.attacks.sum(), second.attacks.sum()) == (expected, expected)
@@ -237,27 +246,29 @@ def test_a_file_with_everything_equals_python(labels, told):
     def task(data):
         return classification(data, MLP(10, dropout_rate=0.5), rngs=("dropout",), scale=1 / 255)
 
-    def prepare(rng_key, algorithm, data):
+    def prepare(rng_key, setup):
+        (task,) = setup.tasks
         how = {"learning_rate": 0.05, "batch_size": 32, "num_steps": 20}
-        return own_by_hand(rng_key, task(data), **how)
+        own = jax.tree.map(operator.itemgetter(0), own_by_hand(rng_key, task, **how))
+        asked = requiring(task, own, num_unseen=4, tuning=Tuning(0.1, 2, 16))
+        return setup._replace(tasks=[attacked(asked, jnp.asarray(attacks))])
 
-    def build(prepared, algorithm, data):
-        own = jax.tree.map(operator.itemgetter(0), prepared)
-        asked = requiring(task(data), own, num_unseen=4, tuning=Tuning(0.1, 2, 16))
+    data = cho_clients()
+
+    def build(algorithm):
         return Setup(
-            [attacked(asked, attacks)],
-            noisy(methods[algorithm], attacks.copy()),
+            [task(data)],
+            noisy(methods[algorithm], jnp.asarray(attacks)),
             appealing(full_participation(8), cohort_size=3, from_round=3),
+            prepare=prepare,
         )
 
     expected = Grid(
         build,
         {"algorithm": labels},
-        prepare=prepare,
         num_rounds=6,
         num_seeds=2,
         record_every=3,
-        shared={"data": cho_clients()},
     )
     assert told(grid_of(full(*labels))) == told(expected)
 
@@ -284,8 +295,8 @@ def test_flips_and_test_fractions_reach_the_data():
 
 def test_the_assignment_excludes_unseen_clients():
     text = QUADRATIC.replace("num_steps = 3", "num_unseen = 2") + f"{A}local_steps = 1"
-    (program,), own = programs_of(grid_of(read(text))), OwnModels(jnp.zeros((1, 6)))
-    assignment = program.setup({}, {"data": None}, own).assignment
+    grid = grid_of(read(text))
+    assignment = grid.setup(grid.points[0], 0).assignment
     assert assignment.num_clients == 4
     assert roll_out(assignment, jax.random.key(0), 20).max() == 3
 

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate, sweep
+from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate
 from fedjax_mm.preflight import run_of
 from fedjax_mm.stacks import by_model
 from fedjax_mm.sweeps import (
     Setup,
 )
-from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
@@ -181,17 +180,3 @@ def towards_and_quadratic():
 def build_mixed(learning_rate):
     algorithm = fedavg(learning_rate, local_steps=2)
     return Setup(towards_and_quadratic(), algorithm, mfa_rr(N, 3))
-
-
-@pytest.mark.parametrize("numbers", [[0, 1], [[0, 1, 2]], 3])
-def test_per_seed_needs_one_number_for_each_seed(numbers):
-    with pytest.raises(ValueError, match=r"per_seed\['draw'\] has shape"):
-        sweep(
-            Grid(
-                lambda draw: build_mixed(0.1),
-                {},
-                num_rounds=1,
-                num_seeds=3,
-                per_seed={"draw": numbers},
-            )
-        )

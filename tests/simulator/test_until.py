@@ -9,8 +9,9 @@ import pytest
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
 from fedjax_mm.sweeps import Execution, Setup, Until, progress
+from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given, programs_of
+from fedjax_mm.sweeps.program import Block, programs_of
 from fedjax_mm.tasks import quadratic
 
 RATES, SEEDS, ROUNDS = [0.05, 0.1, 0.2], 3, 40
@@ -46,11 +47,10 @@ def test_a_finished_batch_computes_no_further_segment():
 def test_the_loop_on_the_device_stops_at_a_count():
     until = Until("client_updates", at_least=44)
     (program,) = programs_of(Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until))
-    runs = SEEDS * len(RATES)
-    seeds = program.index[-1].astype(np.int32)
-    given = Given(seeds, program.numbers, {}, root=np.uint32(0))
-    segment = jax.jit(functools.partial(program.segment, None))
-    replica, _ = segment(given, (0, ROUNDS), program.no_replica(runs))
+    runs, block = SEEDS * len(RATES), Block(*program.shape, 0)
+    given, _, state = program.inputs(layout(1), block, 0)
+    segment = jax.jit(functools.partial(program.segment, None, block))
+    replica, _ = segment(given, (0, ROUNDS), state)
     np.testing.assert_array_equal(replica.total.client_updates, np.full((runs, 2), 45))
 
 

@@ -323,7 +323,9 @@ def test_a_run_stopped_between_two_records_resumes(tmp_path):
 
 def test_other_batches_are_refused(small, unfinished, monkeypatch):
     """Batches are smaller if less memory is free than when the run began."""
-    change_record(unfinished, lambda record: record["choices"].update(blocks=[[16, 1, 0, False]] * 2))
+    change_record(
+        unfinished, lambda record: record["choices"].update(blocks=[[16, 1, 0, False]] * 2)
+    )
     before = contents(unfinished)
     monkeypatch.setattr(sweeps, "make_plan", lambda grid, blocks, **how: make_plan(grid, **how))
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")

@@ -24,16 +24,17 @@ from tests.helpers import once_for_each_grid, slow_unless
 ASSIGNMENTS = {"RR": mfa_rr, "Rand": mfa_rand}
 
 
-def build(assignment, num_models, mu, **shared):
-    del shared
+def build(assignment, num_models, mu, scale=1.0):
     strategy = ASSIGNMENTS[assignment](6, num_models)
-    return Setup(quadratic(6, 2, mu=mu), fedavg(0.1, local_steps=2), strategy)
+    return Setup(quadratic(6, 2, mu=scale * mu), fedavg(0.1, local_steps=2), strategy)
+
+
+AXES = {"assignment": ["RR", "Rand"], "num_models": [2], "mu": [0.1, 0.2, 0.4]}
 
 
 def make(**changes):
-    axes = {"assignment": ["RR", "Rand"], "num_models": [2], "mu": [0.1, 0.2, 0.4]}
-    given = {"num_rounds": 4, "num_seeds": 2, "keep": "params"} | changes
-    return Grid(build, axes, **given)
+    given = {"axes": AXES, "num_rounds": 4, "num_seeds": 2, "keep": "params"} | changes
+    return Grid(**{"build": build} | given)
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,13 @@ def sweep_over(assignment):
     swept(lambda rate: Setup(QUADRATIC, fedavg(rate, local_steps=2), assignment))
 
 
-def build(rate):
-    return Setup(QUADRATIC, fedavg(rate if rate > 0.1 else 0.1, local_steps=2), EVERYBODY)
+def prepared(rate):
+    """A setup whose preparation reads a number of the task."""
+
+    def prepare(rng_key, setup):
+        return setup if setup.tasks.mu > 0 else setup._replace(params=())
+
+    return Setup(QUADRATIC, fedavg(rate, local_steps=2), EVERYBODY, prepare=prepare)
 
 
 def arrivals(algorithm):
@@ -60,11 +65,7 @@ CASES = {
     "a draw in a sweep": (lambda: sweep_over(DRAWN), "a round"),
     "a record": (lambda: run(assignment=SEEN), RECORD),
     "a record in a sweep": (lambda: sweep_over(SEEN), RECORD),
-    "build": (lambda: swept(build), "a sweep's build"),
-    "prepare": (
-        lambda: swept(lambda rate, prepared: None, prepare=lambda key, rate: 1 if rate > 0 else 0),
-        "a sweep's prepare",
-    ),
+    "prepare": (lambda: swept(prepared), "a sweep's prepare"),
 }
 
 

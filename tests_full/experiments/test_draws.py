@@ -61,9 +61,14 @@ def test_every_seed_may_have_its_own_draw_without_axes():
         experiment = validate(Experiment, values(**text))
         assert (experiment.axes, experiment.task.data_seed) == ({}, "seed")
     more = experiment.with_seeds(1, 3)  # seeds 1, 2 and 3, of which seed 1 is the second one above
-    stores = [grid_of(each).shared["data"][0].train.counts for each in (experiment, more)]
-    assert [len(store) for store in stores] == [2, 3]
-    np.testing.assert_array_equal(stores[0][1], stores[1][0])
+    first, later = (grid_of(each) for each in (experiment, more))
+    counts = [
+        [grid.setup((0,), seed).tasks[0].train.counts for seed in range(grid.num_seeds)]
+        for grid in (first, later)
+    ]
+    assert list(map(len, counts)) == [2, 3]
+    np.testing.assert_array_equal(counts[0][1], counts[1][0])
+    assert not np.array_equal(counts[0][0], counts[0][1])
 
 
 @pytest.mark.parametrize(
@@ -85,16 +90,17 @@ def test_numbers_of_the_data_share_a_program(axes, num_programs, num_draws):
         return
     grid = grid_of(validate(Experiment, text))
     assert len(programs_of(grid)) == num_programs
-    sizes = [store.train.counts.shape for store in grid.shared["data"]]
-    assert [1 if len(size) == 1 else size[0] for size in sizes] == num_draws
+    found = [
+        len({grid.setup(grid.points[i], 0).tasks[0].train.offsets.tobytes() for i in points})
+        for points in (each.stacked.runs[0][:, 0] for each in programs_of(grid))
+    ]
+    assert found == num_draws
 
 
 def test_each_value_of_an_axis_has_its_own_draw():
     grid = grid_of(validate(Experiment, values(axes={"task.num_clients": [6, 8]})))
-    clients = [store.num_clients for store in grid.shared["data"]]
-    for program, expected in zip(programs_of(grid), clients, strict=True):
-        tasks = program.setup({}, grid.shared, ()).tasks
-        assert {task.num_clients for task in tasks} == {expected}
+    for point, expected in zip(grid.points, [6, 8], strict=True):
+        assert {task.num_clients for task in grid.setup(point, 0).tasks} == {expected}
 
 
 # Different tasks
@@ -106,7 +112,7 @@ def test_models_may_have_different_tasks():
     assert validate(Experiment, experiment.model_dump()) == experiment
     assert experiment.num_models == 3
     grid = grid_of(experiment)
-    assert [store.kind for store in grid.shared["data"]] == ["real", "synthetic"]
+    assert grid.data == "real and synthetic"
     result = run(experiment)
     assert result.attrs["manifest"]["data"] == "real and synthetic"
     assert np.isfinite(result.test_accuracy).all()
@@ -124,10 +130,8 @@ def test_quadratics_differ_and_share_an_axis():
     both = run(validate(Experiment, text))
     assert len(np.unique(both.loss.isel(round=-1, seed=0))) == 2
     swept = validate(Experiment, text | {"axes": {"task.block_size": [2, 3]}})
-    assert [task.block_size for task in programs_of(grid_of(swept))[1].setup({}, {}, ()).tasks] == [
-        3,
-        3,
-    ]
+    grid = grid_of(swept)
+    assert [task.block_size for task in grid.setup(grid.points[1], 0).tasks] == [3, 3]
     starts = [each | {"start": "normal", "block_size": size} for size, each in enumerate(tasks, 1)]
     result = run(validate(Experiment, text | {"tasks": starts}))
     assert (result.distance.isel(round=0, seed=0) > 1).all()  # the start is not at zeros

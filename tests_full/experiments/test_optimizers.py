@@ -92,13 +92,13 @@ def test_inverse_time_may_be_given_by_name():
 def program_of(algorithm):
     """The text of the program that an algorithm makes in Python."""
 
-    def build(algorithm, data=None):
+    def build(algorithm):
         task = quadratic(4, 2, mu=0.1)
         start = jnp.zeros(task.dim)
         return Setup([task] * 2, made, mfa_rand(4, 2), start)
 
-    made, shared = algorithm, {"data": None}
-    return lowered(Grid(build, {"algorithm": ["A"]}, ROUNDS, 2, shared=shared))
+    made = algorithm
+    return lowered(Grid(build, {"algorithm": ["A"]}, ROUNDS, 2))
 
 
 @functools.cache

@@ -44,9 +44,9 @@ TOO_MUCH = {
     "all clients' data": (SYNTHETIC, f"task.num_clients={MOST}", f"task.num_clients = {MOST:,}"),
     "features": (SYNTHETIC, f"task.dim={MOST}", "take fewer clients or features"),
     "classes": (SYNTHETIC, f"task.num_classes={MOST}", "take fewer clients"),
-    "parameters": (QUADRATIC, f"task.num_clients={MOST}", "make 8,589,934,589 parameters"),
-    "all parameters": (QUADRATIC, "task.num_clients=500000000", "more numbers than 32 bits"),
-    "a state": (QUADRATIC, "task.num_clients=100000000", "the state of one run takes"),
+    "parameters": (QUADRATIC, f"task.num_clients={MOST}", f"{MOST:,}; the parameters take at"),
+    "all parameters": (QUADRATIC, "task.num_clients=500000000", "500,000,000; the parameters"),
+    "a state": (QUADRATIC, "task.num_clients=100000000", "take fewer clients or models"),
     "seeds": (QUADRATIC, "num_seeds=100000000", "num_seeds = 100,000,000"),
     "a batch": (SYNTHETIC, f"algorithms.A.batch_size={MOST}", f"A: the {MOST:,} rows of a batch"),
     "records": (QUADRATIC, f"num_rounds={MOST}", "record less often (record_every)"),
@@ -63,7 +63,7 @@ def test_experiments_beyond_the_memory_limit_are_refused(name):
         outline(experiment, Execution(memory=before + GIB))
     text = str(error.value)
     assert "\n" not in text
-    assert "parameters" in name or re.search(r"takes? .*[\d.]+ GiB .*, or allow more memory$", text)
+    assert re.search(r"takes? .*[\d.]+ GiB .*, or allow more memory$", text)
     assert psutil.Process().memory_info().rss - before < GIB / 4
     assert time.process_time() - clock < 10
 

@@ -62,7 +62,7 @@ def test_the_number_of_attackers_is_rounded_up(clients, attackers):
     def updates(share):
         algorithm = asked(share).wrap(fedavg(0.1, local_steps=1), clients)
         task = requiring(quadratic(clients, 1, mu=0.1), jnp.full(clients, -1e9))
-        task = asked(share).wrap_task(task)
+        task = asked(share).on_tasks(clients)(task)
         staying = appealing(full_participation(clients), cohort_size=clients, from_round=1)
         return simulate(jax.random.key(0), task, algorithm, staying, 1)[1].client_updates[1, 0]
 

@@ -12,7 +12,7 @@ from jax import export
 from fedjax_mm import bench, workloads
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import jitted
-from fedjax_mm.sweeps.program import programs_of
+from fedjax_mm.sweeps.program import Block, programs_of
 from fedjax_mm.tasks.classification import classification
 
 S1 = workloads.WORKLOADS["S1"]
@@ -55,8 +55,9 @@ def programs(workload, label, client_map, devices):
     """Yields the programs of a workload, each with the shapes of its arguments."""
     if isinstance(workload, workloads.SweepWorkload):
         where = layout(REPLICAS, devices, axis="replicas")
+        block = Block(1, REPLICAS, 1)
         for each in programs_of(workload.grid()):
-            yield jitted(each, where), shapes_of(each.inputs(where, np.zeros(REPLICAS, int)))
+            yield jitted(each, block, where), shapes_of(each.inputs(where, block, 0))
         return
     if isinstance(workload, workloads.Workload):
         program = bench.quadratic_program(workload, label, client_map, devices)

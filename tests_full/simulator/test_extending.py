@@ -161,7 +161,7 @@ def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
 
 @pytest.mark.slow  # test_devices does this with the library's methods
 def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected, monkeypatch):
-    def build(learning_rate, gamma, tasks):
+    def build(learning_rate, gamma):
         algorithm = page["scaffold"](local_sgd(learning_rate, steps=2, batch_size=4))
         return Setup(tasks, algorithm, page["rank_list"](N, M, K, gamma))
 
@@ -175,7 +175,6 @@ def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected
             num_seeds=SEEDS,
             record_every=9,
             client_map="vmap",
-            shared={"tasks": tasks},
         ),
         execution=Execution(split="replicas"),
     )

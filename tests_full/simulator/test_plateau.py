@@ -13,8 +13,9 @@ import xarray as xr
 from fedjax_mm import Experiment, run
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Until, progress
+from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given, programs_of
+from fedjax_mm.sweeps.program import Block, programs_of
 from fedjax_mm.tasks import quadratic
 from tests.oracles.plateau import plateau_end
 from tests.simulator.test_until import RATES, ROUNDS, SEEDS, SETTINGS, build, swept
@@ -119,10 +120,10 @@ def test_the_loop_on_the_device_stops_with_the_last_run():
     until = Until("excess_loss", patience=2, mode="max")
     ends = expected_ends(until)
     (program,) = programs_of(Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until))
-    seeds = program.index[-1].astype(np.int32)
-    given = Given(seeds, program.numbers, {}, root=np.uint32(0))
-    segment = jax.jit(partial(program.segment, None))
-    replica, records = segment(given, (0, ROUNDS), program.no_replica(len(seeds)))
+    block = Block(*program.shape, 0)
+    given, _, state = program.inputs(layout(1), block, 0)
+    segment = jax.jit(partial(program.segment, None, block))
+    replica, records = segment(given, (0, ROUNDS), state)
     assert 1 < ends.min() <= ends.max() < ROUNDS
     assert replica.has_ended.all()
     (written,) = np.nonzero(np.any(records.metrics["loss"], axis=(1, 2)))

@@ -14,7 +14,6 @@ from fedjax_mm.base import Padded
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import least_squares
 from tests.helpers import NOTHING_TO_SEE, Towards, slow_unless
 from tests.oracles import processors as oracle
@@ -214,11 +213,9 @@ local_steps = 1
 
 
 def test_a_file_has_one_number_or_one_for_each_client():
-    programs = programs_of(grid_of(validate(Experiment, tomllib.loads(FILE))))
-    slots = [
-        len(cohort_of(each.setup({}, {"data": None}, None).assignment, jax.random.key(0)).clients)
-        for each in programs
-    ]
+    grid = grid_of(validate(Experiment, tomllib.loads(FILE)))
+    setups = [grid.setup(point, 0) for point in grid.points]
+    slots = [len(cohort_of(each.assignment, jax.random.key(0)).clients) for each in setups]
     assert slots == [8, 6]
     with pytest.raises(ValueError, match="processors are 4; give one number, or 5, one each"):
         validate(Experiment, tomllib.loads(FILE.replace("num_clients = 4", "num_clients = 5")))

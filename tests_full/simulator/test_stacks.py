@@ -24,6 +24,7 @@ from fedjax_mm.sweeps import (
 )
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import labelled_data
@@ -176,19 +177,14 @@ def test_a_sweep_of_stacks_continues(tmp_path, monkeypatch):
 def test_vmapped_data_per_seed_equal_single_runs():
     draws = [labelled_data(seed=seed) for seed in range(2)]
 
-    def build(data, draw):
-        return Setup(classification(data.select(draw), LINEAR), FAST, mfa_rand(N, 2))
+    data = stack_data(draws)
 
-    together = sweep(
-        Grid(
-            build,
-            {},
-            num_rounds=4,
-            num_seeds=2,
-            shared={"data": stack_data(draws)},
-            per_seed={"draw": [1, 0]},
-        )
-    )
+    def build(seed):
+        return Setup(classification(data.select(1 - seed), LINEAR), FAST, mfa_rand(N, 2))
+
+    (program,) = programs_of(grid := Grid(build, {}, num_rounds=4, num_seeds=2))
+    assert program.shape == (1, 2)
+    together = sweep(grid)
     for seed, draw in enumerate([1, 0]):
         key = jax.random.fold_in(jax.random.key(0), seed)
         task = classification(draws[draw], LINEAR)

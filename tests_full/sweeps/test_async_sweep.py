@@ -185,13 +185,14 @@ def test_splitting_jobs_over_devices_equals_splitting_seeds():
         np.testing.assert_allclose(shared[name], whole()[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_a_traced_dispatch_ratio_is_refused():
+def test_dispatch_ratios_have_their_own_programs():
     def build(ratio):
-        dispatch = fedast(6, 2, at_work=4, ratio=ratio.number)
+        dispatch = fedast(6, 2, at_work=4, ratio=ratio)
         return Setup(Towards(jnp.arange(6.0)), fedavg(0.1, local_steps=2), dispatch)
 
-    with pytest.raises(TypeError, match=r"ratio is traced, .* sweep over whole numbers without"):
-        sweep(Grid(build, {"ratio": [1, 2]}, num_rounds=2, together={"ratio": lambda ratio: 0}))
+    grid = Grid(build, {"ratio": [1, 2]}, num_rounds=2, together=["ratio"])
+    assert len(programs_of(grid)) == 2
+    xr.testing.assert_equal(sweep(grid), sweep(dataclasses.replace(grid, together=())))
 
 
 def test_more_arrivals_than_int32_can_count_are_refused():

@@ -1,5 +1,6 @@
 """Parts of a sweep, computed separately and joined, equal the sweep."""
 
+import functools
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from fedjax_mm.sweeps.parts import (
 from tests.sweeps.test_parts import (
     FILE,
     _quick,  # noqa: F401
+    build,
     call,
     check_equal,
     folder,  # noqa: F401
@@ -48,7 +50,7 @@ def test_joined_parts_that_met_a_target_equal_the_sweep():
         ({"seed": 1}, "seed was 0, is 1"),
         ({"first_seed": 1}, "first_seed was 0, is 1"),
         ({"keep": None}, 'keep was "params", is null'),
-        ({"shared": {"x": np.ones(2)}}, "shared data was"),
+        ({"build": functools.partial(build, scale=2.0)}, "data was"),
         ({"config": {"mu": 1}}, 'config was null, is {"mu": 1}'),
     ],
 )

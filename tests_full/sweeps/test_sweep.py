@@ -1,6 +1,7 @@
 """Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
 import dataclasses
+import itertools
 import re
 from functools import partial
 
@@ -35,6 +36,7 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.tasks import quadratic, requiring
+from fedjax_mm.tasks.view import View
 from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
 from tests.sweeps.test_sweep import (
@@ -83,8 +85,7 @@ def single_runs(setup, num_rounds=ROUNDS, num_seeds=SEEDS):
 
 def steps_apart(local_steps, learning_rate):
     """A quadratic with full gradients, in which steps that share a program run one by one."""
-    steps = local_steps.number if isinstance(local_steps, OneOf) else local_steps
-    algorithm = fedavg(learning_rate, local_steps=steps)
+    algorithm = fedavg(learning_rate, local_steps=local_steps)
     return Setup(quadratic(6, 2, mu=0.1), algorithm, full_participation(6))
 
 
@@ -92,22 +93,19 @@ def test_values_that_are_together_share_a_program():
     """Results equal those of separate programs, in which a closed form takes all steps at once."""
     axes = {"learning_rate": [0.1, 0.2], "local_steps": [4, 1, 3]}
     runs = {"num_rounds": 3, "num_seeds": 2}
-    together = {"local_steps": lambda steps: steps % 2}
-    grid = Grid(steps_apart, axes, **runs, together=together)
-    programs = programs_of(grid)
-    assert [len(program) for program in programs] == [4, 8]
-    assert [program.label for program in programs] == [
-        "local_steps=4",
-        "local_steps=1 | 3",
-    ]
+    grid = Grid(steps_apart, axes, **runs, together=["local_steps"])
+    (program,) = programs_of(grid)
     # Replicas of one batch take equally many steps.
-    np.testing.assert_array_equal(programs[1].index[1], [1] * 4 + [2] * 4)
-    expected = sweep(Grid(steps_apart, axes, **runs))
-    for classes in (together, {"local_steps": lambda _: None}):
-        shared = sweep(Grid(steps_apart, axes, **runs, together=classes))
-        np.testing.assert_allclose(shared["loss"], expected["loss"], rtol=2e-6)
-        np.testing.assert_array_equal(shared["gradients"], expected["gradients"])
-    assert len(programs_of(Grid(steps_apart, axes, **runs, together=classes))) == 1
+    np.testing.assert_array_equal(program.index[1], [1] * 4 + [2] * 4 + [0] * 4)
+    apart = Grid(steps_apart, axes, **runs)
+    assert [each.label for each in programs_of(apart)] == [
+        "local_steps=4",
+        "local_steps=1",
+        "local_steps=3",
+    ]
+    expected, shared = sweep(apart), sweep(grid)
+    np.testing.assert_allclose(shared["loss"], expected["loss"], rtol=2e-6)
+    np.testing.assert_array_equal(shared["gradients"], expected["gradients"])
 
 
 def test_the_forecast_includes_the_cost_of_a_training():
@@ -278,20 +276,36 @@ def test_divergence_is_judged_by_parameters_and_absent_counts_are_nan():
     assert result.hits.sel(model=1).notnull().all()
 
 
-def test_keys_and_data_may_be_closed_over_or_shared():
-    """Both ways give the result of `simulate`."""
-    task, start = Towards(jnp.arange(4.0)), jax.random.key(3)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Keyed(View):
+    """A task with a random key among its data."""
 
-    def setup(key):
+    key: jax.Array
+
+    def metrics(self, rng_key, params):
+        return self.task.metrics(rng_key, params) | {"drawn": jax.random.uniform(self.key)}
+
+
+def test_keys_differ_between_points_and_seeds():
+    """Random keys in a setup are stacked like numbers, and results are those of `simulate`."""
+    task = Towards(jnp.arange(4.0))
+
+    def setup(number, seed):
+        key = jax.random.key(10 * int(number) + seed)
         params = {"w": jax.random.normal(key, (3,), jnp.float32)}
-        return Setup(task, fedavg(0.1, local_steps=1), mfa_rand(4, 2), params)
+        drawn = Keyed(task, task.num_clients, key)
+        return Setup(drawn, fedavg(0.1, local_steps=1), mfa_rand(4, 2), params)
 
-    shared = sweep(Grid(lambda key: setup(key), {}, num_rounds=3, shared={"key": start}))
-    closed = sweep(Grid(lambda: setup(start), {}, num_rounds=3))
-    xr.testing.assert_allclose(shared, closed)
-    single = jax.jit(lambda key: simulate(key, *setup(start)[:3], 3, params=setup(start).params))
-    _, trace = single(seed_keys(0, range(1))[0])
-    np.testing.assert_allclose(closed.norm.squeeze(), trace.metrics["norm"], rtol=1e-6)
+    result = sweep(setup, {"number": [1.0, 2.0]}, num_rounds=3, num_seeds=2)
+    keys = seed_keys(0, range(2))
+    for number, seed in itertools.product([1, 2], [0, 1]):
+        own = setup(number, seed)
+        trace = simulate(keys[seed], *own[:3], 3, params=own.params)[1]
+        found = result.sel(number=number, seed=seed)
+        np.testing.assert_allclose(found.norm, trace.metrics["norm"], rtol=1e-6)
+        np.testing.assert_array_equal(found.drawn, trace.metrics["drawn"])
+    assert len(np.unique(result.drawn)) == 4
 
 
 def test_a_program_that_does_not_fit_is_split(monkeypatch):
@@ -311,25 +325,21 @@ def test_a_program_that_does_not_fit_is_split(monkeypatch):
 TARGETS = np.random.default_rng(0).normal(size=1000).astype(np.float32)
 
 
-def towards(learning_rate, task=None):
-    """A task with 1000 numbers as data, closed over or shared."""
-    task = Towards(jnp.asarray(TARGETS)) if task is None else task
-    return Setup(task, fedavg(learning_rate, local_steps=1), mfa_rr(1000, 2))
+def test_data_are_stored_once_and_are_arguments():
+    """Every point makes its own copy."""
 
+    def towards(learning_rate):
+        task = Towards(jnp.asarray(TARGETS))
+        return Setup(task, fedavg(learning_rate, local_steps=1), mfa_rr(1000, 2))
 
-def test_shared_data_are_arguments_and_do_not_change_results():
-    data, results = re.compile(r"f32\[1000\]\S* constant\("), {}
-    for name, shared in (("closed over", {}), ("shared", {"task": Towards(jnp.asarray(TARGETS))})):
-        plans = []
-        how = Execution(callbacks=[Callback(on_start=plans.append)])
-        axes = {"learning_rate": [0.1, 0.2]}
-        results[name] = sweep(
-            Grid(towards, axes, num_rounds=4, seed=SEED, shared=shared), execution=how
-        )
-        (compiled,) = plans[0].compiled
-        assert bool(data.search(compiled.call.as_text())) == (name == "closed over")
-    check_close(results["shared"], results["closed over"])
-    alone = results["shared"].sel(learning_rate=0.2, drop=True)
+    plans, how = [], {"num_rounds": 4, "seed": SEED}
+    execution = Execution(callbacks=[Callback(on_start=plans.append)])
+    result = sweep(towards, {"learning_rate": [0.1, 0.2]}, **how, execution=execution)
+    (compiled,) = plans[0].compiled
+    assert not re.search(r"f32\[1000\]\S* constant\(", compiled.call.as_text())
+    sizes = [np.size(leaf.value) for leaf in compiled.program.stacked.leaves]
+    assert sizes.count(1000) == 1
+    alone = result.sel(learning_rate=0.2, drop=True)
     check_close(alone, single_runs(towards(0.2), 4, 1))
 
 
@@ -386,16 +396,22 @@ def test_every_run_of_the_benchmark_sweep_equals_a_single_run(x64, tolerance):
         result = carry_out(plan, Execution())[0]
         keys = seed_keys(grid.seed, range(grid.num_seeds))
         for program in programs_of(grid):
+            fixed = {
+                name: places[0]
+                for name, places in zip(grid.axes, program.index, strict=False)
+                if name != "learning_rate"
+            }
 
             @jax.jit
-            def alone(key, rate, program=program):
-                task, algorithm, assignment, _ = program.setup({"learning_rate": rate}, {}, ())
+            def alone(key, rate, fixed=fixed):
+                at = {name: grid.axes[name][place] for name, place in fixed.items()}
+                task, algorithm, assignment, *_ = grid.build(learning_rate=rate, **at)
                 every = grid.record_every
                 return simulate(
                     key, task, algorithm, assignment, grid.num_rounds, record_every=every
                 )[1].metrics
 
-            points = result.sel(program.fixed).isel(model=slice(program.num_models))
+            points = result.isel(fixed).isel(model=slice(program.num_models))
             for rate in grid.axes["learning_rate"]:
                 for seed, key in enumerate(keys):
                     point = points.sel(learning_rate=rate, seed=seed)

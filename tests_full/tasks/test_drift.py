@@ -213,22 +213,21 @@ def test_a_run_in_parts_equals_the_whole_run():
     np.testing.assert_array_equal(got.metrics["loss"], want.metrics["loss"])
 
 
-def build(begin, length, concept, task):
-    drift = drifting(task, concept, window=0.8, start=begin, length=length)
+def build(begin, length):
+    task = plain()
+    drift = drifting(task, jnp.array(CONCEPT), window=0.8, start=begin, length=length)
     return Setup(drift, ALGORITHM, EVERYBODY, start(task))
 
 
 def test_numbers_of_a_drift_share_a_program():
-    """The data are traced, too."""
-    axes, shared = {"begin": [3.0, 5.0], "length": [1.0, 3.0]}, {"task": plain()}
-    shared["concept"] = jnp.array(CONCEPT)
-    grid = Grid(build, axes, num_rounds=6, num_seeds=1, shared=shared)
+    axes = {"begin": [3.0, 5.0], "length": [1.0, 3.0]}
+    grid = Grid(build, axes, num_rounds=6, num_seeds=1)
     assert len(programs_of(grid)) == 1
     result = sweep(grid).loss.isel(seed=0, model=0)
     params = start(plain())
     run = jax.jit(lambda task: simulate(0, task, ALGORITHM, EVERYBODY, 6, params=params)[1])
     for begin, length in ((3, 3), (5, 1)):
-        want = run(build(begin, length, CONCEPT, plain()).tasks)
+        want = run(build(begin, length).tasks)
         got = result.sel(begin=begin, length=length)
         np.testing.assert_allclose(got, want.metrics["loss"][:, 0], rtol=1e-5)
 

@@ -677,29 +677,31 @@ def test_scales_stay_with_their_clients():
 
 # Preparation before the first round of a sweep.
 
-TARGETS = jnp.arange(1.0, 7.0)
+TARGETS, DRAWS = jnp.arange(1.0, 7.0), [0.0, 0.5]
 SIZES = {"num_rounds": 6, "num_seeds": 2, "seed": 3}
 prepared_for = []
 
 
-def prepare(rng_key, kind, learning_rate, targets, draw):
-    """Own models, trained from a random start."""
-    assert kind == "some"
-    jax.debug.callback(lambda *args: prepared_for.append(args), learning_rate, draw)
-    task = Measured(targets + draw)
+def prepare(learning_rate, rng_key, setup):
+    """Trains own models from a random start."""
+    task = setup.tasks
+    jax.debug.callback(lambda *args: prepared_for.append(args), learning_rate, task.targets[0] - 1)
     start = task.init(keys.preparation_key(rng_key))
     own = own_models(rng_key, task, start, learning_rate=learning_rate, num_steps=2)
-    return {"own": own, "start": start}
+    return setup._replace(tasks=requiring(task, own.threshold + 20.0), params=start)
 
 
-def build(kind, learning_rate, targets, draw, prepared):
-    task = requiring(Measured(targets + draw), prepared["own"].threshold + 20.0)
+def build(kind, learning_rate, seed):
     strategy = appealing(mfa_rr(6, 2), cohort_size=2, from_round=1 if kind == "some" else 9)
-    return Setup(task, maxfl(local_sgd(learning_rate, steps=1)), strategy, prepared["start"])
+    return Setup(
+        Measured(TARGETS + DRAWS[seed]),
+        maxfl(local_sgd(learning_rate, steps=1)),
+        strategy,
+        prepare=functools.partial(prepare, learning_rate),
+    )
 
 
 AXES = {"kind": ["some"], "learning_rate": [0.1, 0.2]}
-MORE = {"shared": {"targets": TARGETS}, "per_seed": {"draw": [0.0, 0.5]}, "prepare": prepare}
 
 
 @pytest.fixture
@@ -713,7 +715,7 @@ def one_device(monkeypatch):
 def swept():
     """The result of the sweep, and the arguments of its preparations."""
     prepared_for.clear()
-    result = sweep(Grid(build, AXES, **SIZES, **MORE))
+    result = sweep(Grid(build, AXES, **SIZES))
     jax.effects_barrier()
     return result, [tuple(map(float, each)) for each in prepared_for]
 
@@ -733,14 +735,14 @@ def test_a_sweep_prepares_once_for_each_replica(whole):
 def test_prepared_runs_equal_those_of_simulate(whole):
     result, _ = whole
 
-    @jax.jit
-    def run(rng_key, rate, draw):
-        given = {"kind": "some", "learning_rate": rate, "targets": TARGETS, "draw": draw}
-        setup = build(**given, prepared=prepare(rng_key, **given))
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(rng_key, seed):
+        setup = build("some", 0.2, seed)
+        setup = setup.prepare(rng_key, setup)
         return simulate(rng_key, *setup[:3], 6, params=setup.params)[1]
 
-    for seed, draw in enumerate((0.0, 0.5)):
-        trace = run(jax.random.fold_in(jax.random.key(3), seed), 0.2, draw)
+    for seed in (0, 1):
+        trace = run(jax.random.fold_in(jax.random.key(3), seed), seed)
         same = result.sel(kind="some", learning_rate=0.2, seed=seed)
         for name, values in trace.metrics.items():
             np.testing.assert_allclose(same[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -762,22 +764,23 @@ def test_a_prepared_sweep_resumes(whole, tmp_path, monkeypatch):
     with Checkpoints(tmp_path) as checkpoints:
         how = Execution(checkpoints=checkpoints, save_every=0, callbacks=[progress(stop)])
         with pytest.raises(InterruptedRunError):
-            sweep(Grid(build, AXES, **SIZES, **MORE), execution=how)
+            sweep(Grid(build, AXES, **SIZES), execution=how)
     jax.effects_barrier()
     assert len(prepared_for) == 4
     with Checkpoints(tmp_path, resume=True) as checkpoints:
-        rest = sweep(
-            Grid(build, AXES, **SIZES, **MORE), execution=Execution(checkpoints=checkpoints)
-        )
+        rest = sweep(Grid(build, AXES, **SIZES), execution=Execution(checkpoints=checkpoints))
     jax.effects_barrier()
     assert len(prepared_for) == 4
     for name in expected.data_vars:
         np.testing.assert_array_equal(rest[name], expected[name], err_msg=name)
 
 
-def test_an_axis_named_prepared_is_refused():
-    with pytest.raises(ValueError, match="an axis is called 'prepared'"):
-        sweep(Grid(build, {"prepared": [1.0]}, num_rounds=1))
+def test_a_preparation_returns_a_setup():
+    def unprepared(kind):
+        return build(kind, 0.1, 0)._replace(prepare=lambda rng_key, setup: setup.tasks)
+
+    with pytest.raises(ValueError, match="prepare returned a Measured; return the changed Setup"):
+        sweep(unprepared, {"kind": ["some"]}, num_rounds=1)
 
 
 # Refusals.
