@@ -26,7 +26,8 @@ from benchmarks.programs import parts
 from fedjax_mm import fedavg, init, params_of, simulate
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.preflight import run_of
-from fedjax_mm.sweeps.program import Given, programs_of, without_keys
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.program import Block, programs_of
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.workloads import ASSIGNMENTS, WORKLOADS, SweepWorkload, Workload
 
@@ -68,16 +69,14 @@ def works(name: str) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...],
     """Yields a workload's programs: title, function, arguments, depth of the rounds and trips."""
     workload = WORKLOADS[name]
     if isinstance(workload, SweepWorkload):
-        grid = workload.grid()
-        for number, program in enumerate(programs_of(grid)):
-            size = len(program)
-            numbers = {key: x[np.arange(size)] for key, x in program.numbers.items()}
-            shared = without_keys(grid.shared)
-            given = Given(np.zeros(size, np.int32), numbers, shared, np.uint32(grid.seed))
-            arguments = given, (np.int32(0), np.int32(0)), program.no_replica(size)
+        where = layout(1, jax.devices()[:1])
+        for number, program in enumerate(programs_of(workload.grid())):
+            block = Block(*program.shape, 0)
+            arguments = program.inputs(where, block, 0)
             with _on_gpus():
                 trips = program.rounds_at_once
-            yield f"{name}, program {number}", partial(program.segment, None), arguments, 3, trips
+            segment = partial(program.segment, None, block)
+            yield f"{name}, program {number}", segment, arguments, 3, trips
         return
     rounds = workload.num_rounds
     if not isinstance(workload, Workload):

@@ -101,13 +101,11 @@ def build(work: str, size: Size) -> tuple[bench.Program, int]:
     how: dict[str, Any] = {"batch_size": 20} if work == "W2" else {}
     assignment = mfa_rand(size.task.num_clients, size.num_models, cohort_size=size.cohort_size)
 
-    def setup(task: Task) -> Setup:
-        return Setup(task, fedavg(local_sgd(0.1, steps=5, **how)), assignment)
-
     is_recorded = size.num_rounds is not None
-    shared = {"task": size.task if is_recorded else unmeasured(size.task)}
+    task = size.task if is_recorded else unmeasured(size.task)
+    setup = Setup(task, fedavg(local_sgd(0.1, steps=5, **how)), assignment)
     every = 1 if is_recorded else rounds
-    grid = Grid(setup, {}, rounds, size.num_seeds, record_every=every, shared=shared)
+    grid = Grid(setup, {}, rounds, size.num_seeds, record_every=every)
     program = bench.program_of(make_plan(grid))
     return program, size.num_seeds * rounds * size.cohort_size
 

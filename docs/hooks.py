@@ -139,7 +139,7 @@ EXPERIMENTAL = {
     ("compression",): _RECENT,
     ("privacy",): "recent; their arguments and what epsilon assumes may change",
     ("tasks.drift",): _RECENT,
-    ("sweeps.parts", "sweeps.structures"): "the files of parts may change",
+    ("sweeps.parts",): "the files of parts may change",
     ("sweeps.devices.agree", "sweeps.devices.layout"): "JAX's interface for devices may change",
     ("base.Padded", "cohorts.Sampling", "sums.SparseUpdate", "base.Updates"): (
         "only some tasks, methods and assignments need them, and others may need more"

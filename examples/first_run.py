@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 
 from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
-from fedjax_mm.sweeps import Grid, Setup
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import quadratic
 
 NUM_CLIENTS, NUM_MODELS = 24, 12
@@ -16,7 +16,7 @@ def build(assignment):
     return Setup(task, algorithm, assignment(NUM_CLIENTS, NUM_MODELS))
 
 
-result = sweep(Grid(build, {"assignment": [mfa_rand, mfa_rr]}, num_rounds=1000, num_seeds=20))
+result = sweep(build, {"assignment": [mfa_rand, mfa_rr]}, num_rounds=1000, num_seeds=20)
 spread = result.excess_loss.std("seed").mean("model")
 print(spread.isel(round=-1).to_pandas())
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
-from fedjax_mm.sweeps import Grid, Setup
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import quadratic
 
 NUM_CLIENTS, NUM_MODELS = 24, 4
@@ -17,7 +17,7 @@ def build(assignment, learning_rate):
 
 
 axes = {"assignment": [mfa_rand, mfa_rr], "learning_rate": np.geomspace(0.05, 1, 8).round(2)}
-result = sweep(Grid(build, axes, num_rounds=400, num_seeds=10, record_every=100))
+result = sweep(build, axes, num_rounds=400, num_seeds=10, record_every=100)
 last = result.excess_loss.isel(round=-1).mean("model")
 mean, error = last.mean("seed"), last.std("seed", ddof=1) / np.sqrt(last.sizes["seed"])
 for assignment in mean.assignment.values:

@@ -33,6 +33,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 from fedjax_mm.base import Scalar, Steps
 from fedjax_mm.calls import Call, Part
 from fedjax_mm.checks import check_choice, check_known, check_numbers, described, whole
+from fedjax_mm.pytrees import TracedInt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -227,6 +228,7 @@ def limits_of(annotation: Any) -> Interval:
     return Interval(**bounds)
 
 
+@functools.lru_cache(1024)
 def rule_of(annotation: Any) -> Rule | None:
     """Rule for an annotation, or None if there is nothing to check."""
     members = members_of(annotation)
@@ -295,7 +297,8 @@ def _range_or_choice(annotation: Any, choices: list[Any]) -> Rule:
 def _known(number: Rule) -> Rule:
     def rule(name: str, value: Any) -> Any:
         check_known(name, value)
-        return number(name, value)
+        found = number(name, value)
+        return int(found) if isinstance(found, TracedInt) else found
 
     return rule
 

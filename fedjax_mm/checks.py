@@ -94,10 +94,13 @@ def check_known(name: str, value: Any, because: str = "Python needs its value") 
         )
 
 
-def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
+def check_count(
+    name: str, value: Any, *, optional: bool = False, may_be_traced: bool = False
+) -> Any:
     """Checks that a value is a positive 31-bit integer of any integer type, and returns an int.
 
-    A tracer is returned unchanged, and so is None if `optional`.
+    A tracer is returned unchanged, and so are None if `optional`, and a `TracedInt` if it may be
+    traced.
 
     Raises:
       ValueError: if it is anything else.
@@ -108,7 +111,7 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
     if number is None or not 1 <= number <= _MOST:
         below = "" if number is None or number < 1 else f", at most {_MOST}"
         raise ValueError(f"{name} is {described(value)}; it must be a positive whole number{below}")
-    return number
+    return number if may_be_traced else int(number)
 
 
 def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:

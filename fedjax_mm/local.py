@@ -282,7 +282,7 @@ def local_sgd(
     check_rate("learning_rate", learning_rate)
     check_optimizer_factory("optimizer", optimizer)
     check_choice("order", order, "iid", "epochs", None)
-    steps = check_count("steps", steps, optional=True)
+    steps = check_count("steps", steps, optional=True, may_be_traced=True)
     epochs = check_count("epochs", epochs, optional=True)
     if steps is not None and epochs is not None:
         raise ValueError(

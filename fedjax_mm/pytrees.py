@@ -168,6 +168,14 @@ def split(data: Sequence[Any], parts: Sequence[Any], *, traced: bool = False) ->
     return Split(tuple(walk.key), walk.leaves, rebuild)
 
 
+@functools.lru_cache(4096)
+def _sort(kind: type) -> tuple[bool, bool, bool]:
+    """Whether values of a type are tracers, arrays of JAX, and numbers that may be leaves."""
+    is_tracer = issubclass(kind, jax.core.Tracer)
+    is_number = issubclass(kind, float | np.floating | TracedInt)
+    return is_tracer, is_tracer or issubclass(kind, jax.Array), is_number
+
+
 class _Walk:
     """Collects the leaves and the structure of values.
 
@@ -185,13 +193,18 @@ class _Walk:
 
     def visit(self, x: Any, mode: Mode) -> Rebuild | None:
         """Returns a function that makes the value from new leaves, or None if it has no leaf."""
-        is_array = isinstance(x, jax.Array) or (type(x) is np.ndarray and mode == "data")
-        if isinstance(x, jax.core.Tracer) and not self._traced:
-            raise OpaqueError("a tracer")
-        if mode != "fixed" and (is_array or isinstance(x, float | np.floating | TracedInt)):
-            return self._leaf(x, is_array)
-        if type(x) is tuple:  # Python decides which equal tuples are one object
+        kind = type(x)
+        if kind in _PLAIN:
+            self.key.append((kind, x))
+            return None
+        if kind is tuple:  # Python decides which equal tuples are one object
             return self._open(x, mode)
+        is_tracer, is_array, is_number = _sort(kind)
+        if is_tracer and not self._traced:
+            raise OpaqueError("a tracer")
+        is_array = is_array or (kind is np.ndarray and mode == "data")
+        if mode != "fixed" and (is_array or is_number):
+            return self._leaf(x, is_array)
         if (token := _token(x)) is not None:
             self.key.append(token)
             return None
@@ -268,8 +281,6 @@ def _named(x: Any) -> str:
 def _token(x: Any) -> Any:
     """Returns the structure of a value without children, or None for other values."""
     kind = type(x)
-    if kind in _PLAIN:
-        return kind, x
     if kind is TracedInt:
         return int, int(x)
     if isinstance(x, _UNIQUE) or (kind is FunctionType and _is_constant(x)):
@@ -430,9 +441,11 @@ def _names(code: CodeType) -> tuple[tuple[str, ...], bool]:
 
 def _is_constant(function: FunctionType) -> bool:
     """Returns whether a function is defined by a library, outside of other functions."""
-    modules = function.__module__, function.__globals__.get("__name__")
-    return all(map(_is_library, modules)) and "<" not in function.__qualname__
+    if "<" in function.__qualname__ or not _is_library(function.__module__):
+        return False
+    return _is_library(function.__globals__.get("__name__"))
 
 
+@functools.lru_cache(4096)
 def _is_library(name: Any) -> bool:
     return str(name).partition(".")[0] in _LIBRARIES

@@ -121,13 +121,14 @@ def test_seeds_do_not_depend_on_their_neighbours(name):
 def test_runs_resume_exactly_and_split_over_two_devices(name):
     algorithm, assignment = WRAPPERS[name][1](fedavg(0.2, local_steps=2), mfa_rand(N, M))
     parts, key = (quadratic(N, 3, mu=0.1), algorithm, assignment), jax.random.key(0)
-    expected, _ = simulate(key, *parts, ROUNDS)
-    first, _ = simulate(key, *parts, 1)
-    resumed, _ = advance(first, *parts, ROUNDS - 1)
+    # XLA drops loops of one round, and then rounds other sums.
+    expected, _ = simulate(key, *parts, 5)
+    first, _ = simulate(key, *parts, 2)
+    resumed, _ = advance(first, *parts, 3)
     jax.tree.map(np.testing.assert_array_equal, *map(numbers_of, (resumed, expected)))
 
     def run(key):
-        return simulate(key, *parts, ROUNDS, client_axis="clients")[0]
+        return simulate(key, *parts, 5, client_axis="clients")[0]
 
     mesh = jax.make_mesh((2,), ("clients",), devices=jax.devices()[:2])
     split = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))

@@ -1,6 +1,6 @@
 """Grids: axes of settings, the points they span, and the setup of each point.
 
-Every point is built in plain Python. `programs.py` groups the points by structure.
+Every point is built in plain Python. `stacking.py` groups the points by structure.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ class Grid:
         continue until all of them have reached it.
       together: the names of axes of ints whose values share a program, such as numbers of local
         steps. `build` receives each value as a `TracedInt`, which can be the number of local steps
-        or of epochs, or the number in a `Padded`.
+        or the number in a `Padded`.
       cost: the relative cost of a local training at a point, for estimating the time left.
       first_seed: the number of the first seed, for adding seeds to an earlier run.
       data: "real", "synthetic" or "surrogate", for the manifest; defaults to "not stated".
@@ -139,12 +139,14 @@ class Grid:
         for name in self.axes:
             self._check_axis(name)
         self._check_build()
+        if isinstance(self.together, str | Mapping):
+            raise TypeError(f"together is {described(self.together)}; give a list of names of axes")
+        ints = [name for name, values in self.axes.items() if all(type(x) is int for x in values)]
         for name in self.together:
-            values = self.axes.get(name, ())
-            if not values or not all(type(value) is int for value in values):
-                known = ", ".join(sorted(self.axes)) or "none"
+            if name not in ints:
                 raise ValueError(
-                    f"together has {name!r}; give names of axes of ints, of the axes {known}"
+                    f"together has {name!r}; give names of axes of ints, of which there are "
+                    f"{', '.join(sorted(ints)) or 'none'}"
                 )
 
     def _use_paths(self, setup: Setup) -> None:
@@ -248,6 +250,11 @@ class Grid:
         if not isinstance(setup, Setup):
             raise ValueError(
                 f"build returned {described(setup)}; return Setup(tasks, algorithm, assignment)"
+            )
+        if setup.prepare is not None and not callable(setup.prepare):
+            raise TypeError(
+                f"prepare is {described(setup.prepare)}; give a function of a key and a Setup, "
+                "which returns the changed Setup"
             )
         return setup
 

@@ -115,7 +115,7 @@ def sweep(
             raise TypeError(
                 "num_rounds is missing; give it, as in sweep(build, axes, num_rounds=20)"
             )
-        what = Grid(what, axes, **settings)  # type: ignore[arg-type]
+        what = Grid(what, {} if axes is None else axes, **settings)
     grid, how = what, execution or Execution()
     if keep is not None and keep != grid.keep:
         grid = dataclasses.replace(grid, keep=keep)

@@ -1,6 +1,8 @@
 """Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
+import dataclasses
 import functools
+import itertools
 import math
 import os
 import threading
@@ -31,6 +33,7 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.tasks import quadratic
+from fedjax_mm.tasks.view import View
 from tests.helpers import Towards
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
@@ -82,7 +85,8 @@ def runs_at(points, build, num_rounds=ROUNDS, num_seeds=SEEDS):
         return simulate(key, tasks, algorithm, assignment, num_rounds, params=params)[1]
 
     for point in points:
-        runs = [to_dataset(one(key, point)) for key in seed_keys(SEED, range(num_seeds))]
+        keys = [jax.random.fold_in(jax.random.key(SEED), number) for number in range(num_seeds)]
+        runs = [to_dataset(one(key, point)) for key in keys]
         yield xr.concat(runs, xr.Variable("seed", range(num_seeds)))
 
 
@@ -203,7 +207,8 @@ def test_an_interrupt_while_compiling_cancels_the_queue(monkeypatch):
     monkeypatch.setattr(Future, "cancel", noted)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(plan_module, "_lower", lambda *_: lowered)
-    programs, told = [SimpleNamespace(label="")] * 9, []
+    programs = [SimpleNamespace(key=i, records_kept=1, rounds_at_once=1) for i in range(9)]
+    told = []
     with pytest.raises(KeyboardInterrupt):
         plan_module._compile(programs, [1] * 9, None, told.append, approve)
     assert sum(cancelled) >= 4
@@ -246,7 +251,10 @@ def test_a_build_with_seeds_gets_their_numbers():
 @pytest.mark.parametrize("name", ["tau", "rate"])
 def test_together_takes_only_names_of_axes_of_ints(name):
     axes = {"local_steps": [1], "rate": [0.1]}
-    with pytest.raises(ValueError, match=f"together has '{name}'; give names of axes of ints, of"):
+    with pytest.raises(
+        ValueError,
+        match=f"together has '{name}'; give names of axes of ints, of which there are local_steps",
+    ):
         Grid(lambda local_steps, rate: None, axes, 1, together=[name])
 
 
@@ -259,6 +267,38 @@ def test_an_array_that_changes_between_points_is_refused():
 
     with pytest.raises(ValueError, match=r"build has changed an array float32\[4\] of an earlier"):
         sweep(Grid(filling, {"x": [1.0, 2.0]}, 1))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Keyed(View):
+    """A task with a random key among its data."""
+
+    key: jax.Array
+
+    def metrics(self, rng_key, params):
+        return self.task.metrics(rng_key, params) | {"drawn": jax.random.uniform(self.key)}
+
+
+def test_keys_differ_between_points_and_seeds():
+    """Random keys in a setup are stacked like numbers, and results are those of `simulate`."""
+    task = Towards(jnp.arange(4.0))
+
+    def setup(number, seed):
+        key = jax.random.key(10 * int(number) + seed)
+        params = {"w": jax.random.normal(key, (3,), jnp.float32)}
+        drawn = Keyed(task, task.num_clients, key)
+        return Setup(drawn, fedavg(0.1, local_steps=1), mfa_rand(4, 2), params)
+
+    result = sweep(setup, {"number": [1.0, 2.0]}, num_rounds=3, num_seeds=2)
+    keys = seed_keys(0, range(2))
+    for number, seed in itertools.product([1, 2], [0, 1]):
+        own = setup(number, seed)
+        trace = simulate(keys[seed], *own[:3], 3, params=own.params)[1]
+        found = result.sel(number=number, seed=seed)
+        np.testing.assert_allclose(found.norm, trace.metrics["norm"], rtol=1e-6)
+        np.testing.assert_array_equal(found.drawn, trace.metrics["drawn"])
+    assert len(np.unique(result.drawn)) == 4
 
 
 def test_every_point_equals_a_single_run_in_double_precision(x64):

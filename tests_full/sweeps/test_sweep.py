@@ -1,7 +1,6 @@
 """Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
 import dataclasses
-import itertools
 import re
 from functools import partial
 
@@ -36,7 +35,6 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.tasks import quadratic, requiring
-from fedjax_mm.tasks.view import View
 from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
 from tests.sweeps.test_sweep import (
@@ -274,38 +272,6 @@ def test_divergence_is_judged_by_parameters_and_absent_counts_are_nan():
     assert hot.sel(num_models=1, model=2).item() == -1  # an absent model
     assert result.hits.sel(num_models=1, model=2).isnull().all()
     assert result.hits.sel(model=1).notnull().all()
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Keyed(View):
-    """A task with a random key among its data."""
-
-    key: jax.Array
-
-    def metrics(self, rng_key, params):
-        return self.task.metrics(rng_key, params) | {"drawn": jax.random.uniform(self.key)}
-
-
-def test_keys_differ_between_points_and_seeds():
-    """Random keys in a setup are stacked like numbers, and results are those of `simulate`."""
-    task = Towards(jnp.arange(4.0))
-
-    def setup(number, seed):
-        key = jax.random.key(10 * int(number) + seed)
-        params = {"w": jax.random.normal(key, (3,), jnp.float32)}
-        drawn = Keyed(task, task.num_clients, key)
-        return Setup(drawn, fedavg(0.1, local_steps=1), mfa_rand(4, 2), params)
-
-    result = sweep(setup, {"number": [1.0, 2.0]}, num_rounds=3, num_seeds=2)
-    keys = seed_keys(0, range(2))
-    for number, seed in itertools.product([1, 2], [0, 1]):
-        own = setup(number, seed)
-        trace = simulate(keys[seed], *own[:3], 3, params=own.params)[1]
-        found = result.sel(number=number, seed=seed)
-        np.testing.assert_allclose(found.norm, trace.metrics["norm"], rtol=1e-6)
-        np.testing.assert_array_equal(found.drawn, trace.metrics["drawn"])
-    assert len(np.unique(result.drawn)) == 4
 
 
 def test_a_program_that_does_not_fit_is_split(monkeypatch):
