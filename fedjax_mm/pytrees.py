@@ -193,7 +193,7 @@ class _Walk:
 
     def visit(self, x: Any, mode: Mode) -> Rebuild | None:
         """Returns a function that makes the value from new leaves, or None if it has no leaf."""
-        kind = type(x)
+        kind: Any = type(x)
         if kind in _PLAIN:
             self.key.append((kind, x))
             return None

@@ -17,6 +17,7 @@ from fedjax_mm import bench, open_result, plots, workloads
 from fedjax_mm.cli import reproductions, terminal
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps import plan
+from fedjax_mm.sweeps.stacking import Memory
 from tests.test_cli import (
     CONFIG,
     Outcome,
@@ -459,6 +460,7 @@ def test_an_interrupt_reports_the_number_of_compiled_programs(monkeypatch, tmp_p
 
     lower = plan._lower
     monkeypatch.setattr(plan, "_lower", third_is_interrupted)
+    monkeypatch.setattr(plan, "_compiled", Memory(1))
     code, _, err = call("sweep", "mine.toml", "--set", "num_seeds=2")
     assert code == 130
     assert re.search("interrupted; [0-2] of 3 programs were compiled", words(err))

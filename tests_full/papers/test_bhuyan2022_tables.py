@@ -10,6 +10,7 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_attributes
 from fedjax_mm.papers.bhuyan2022 import learners
 from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS
+from fedjax_mm.papers.bhuyan2022.together import draw
 from fedjax_mm.plots import save_figure
 from fedjax_mm.preflight import run_of
 from fedjax_mm.tasks.networks import CelebACNN
@@ -248,8 +249,8 @@ def test_attributes_run_from_files_to_figure(small, tmp_path):
 
 def test_models_of_one_learner_train_in_one_stack(small):
     config = small.model_copy(update={"learners": small.learners[:1], "num_models": (2,)})
-    data = [each.data(config) for each in config.learners]
-    setup = config.together("MFA-RR", 2, data, 0, np.zeros((2, 2, 2), np.float32))
+    targets = np.zeros((2, 2, 2), np.float32)
+    setup = config.together("MFA-RR", 2, draw(config), targets, config.first_seed)
     (stack,) = run_of(setup.tasks, setup.algorithm, setup.assignment).stacks
     assert stack.models == (0, 1)
     check_ends(ATTRIBUTES.make(config))

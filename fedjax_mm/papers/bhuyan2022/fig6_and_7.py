@@ -121,12 +121,12 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
 def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) -> xr.Dataset:
     """Returns the accuracies for one learner's data."""
     data = learner.data(config)
-    start = learner.start(learner.task(accuracy.draw_of(data, 0)))
+    initial = learner.start(learner.task(accuracy.draw_of(data, 0)))
 
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
         with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
             grid = Grid(
-                partial(config.setup, learner, data=data, targets=targets, start=start),
+                partial(config.setup, learner, data=data, targets=targets, start=initial),
                 {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
                 num_rounds=rounds,
                 **config.replicas,
