@@ -66,7 +66,7 @@ REFERENCE = {
     "algorithms": Area(
         "Algorithms",
         "Client contributions, and server steps on their sum.",
-        ("algorithms", "compression", "local", "privacy", "schedules", "shuffles", "sums"),
+        ("algorithms", "compression", "local", "privacy", "schedules", "shuffles"),
         ("fedjax_mm.local", "fedjax_mm.shuffles"),
     ),
     "tasks": Area(
