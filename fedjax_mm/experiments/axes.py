@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fedjax_mm.base import Padded
 from fedjax_mm.experiments.errors import closest
-from fedjax_mm.experiments.fields import Config, Number, Numbers
+from fedjax_mm.experiments.fields import Config, Number
 from fedjax_mm.experiments.methods import Method
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import replaced, settings_of, validate
@@ -79,8 +79,11 @@ class Points:
       base: the settings varied by the axes.
       values: the validated values of every axis, by key.
       names: maps the names of the result's dimensions to keys.
-      data_axes: the keys of numeric axes that change only the data.
+      data_axes: the keys of axes that change only the data.
+      draws: the validated settings of all points, without axes of floats, in lists of those that
+        differ on data axes alone.
       joined: the keys of count axes whose values share a program, as given by `together`.
+      every: the first of each list.
     """
 
     def __init__(
@@ -120,17 +123,17 @@ class Points:
         ]
         everywhere = [here for each in at.values() for here in each] or [base]
         self.joined = self._joined(everywhere, together)
-        # An axis can be a program argument only if its values are floats rather than tables.
-        self._structural = [key for key in at if key not in (*real, *self.data_axes)]
+        # Only floats, rather than tables, are checked one by one; all other points are checked.
+        self._free = [key for key in real if key not in self.data_axes]
+        self._structural = [key for key in at if key not in (*self._free, *self.data_axes)]
         self._check_number("programs", self._structural)
-        self._points = {
-            choice: self._at(dict(zip(self._structural, choice, strict=True)))
-            for choice in itertools.product(*(range(len(at[key])) for key in self._structural))
-        }
+        self.every = [self._at(places) for places in self._places(self._structural)]
         by_seed = any(each.is_drawn_by_seed for here in self.every for each in here.kinds_of_task)
         self._check_number("draws of the data", self.data_axes, base.num_seeds if by_seed else 1)
-        for choice in self._points:
-            self.on_data_axes(choice)
+        self.draws = [
+            [self._at(places | there) for there in self._places(self.data_axes)]
+            for places in self._places(self._structural)
+        ]
         for name, key in self.names.items():
             check_values(name, self.values[key])
 
@@ -179,70 +182,39 @@ class Points:
             return [int(number) for number in numbers]
         return numbers
 
-    @property
-    def choices(self) -> list[tuple[int, ...]]:
-        """All combinations of positions along the structural axes."""
-        return list(self._points)
+    def _places(self, keys: Sequence[str]) -> Iterator[dict[str, int]]:
+        """Yields all combinations of positions on some axes."""
+        for places in itertools.product(*(range(len(self._raw[key])) for key in keys)):
+            yield dict(zip(keys, places, strict=True))
 
-    @property
-    def every(self) -> list[Point]:
-        """The validated settings at all combinations, in the order of `choices`."""
-        return list(self._points.values())
-
-    def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
-        """Returns a point's positions on structural axes, with the largest value on joined axes."""
-        return tuple(
-            self.values[key].index(self._most(key, point[name]))
-            for name, key in self.names.items()
-            if key in self._structural
-        )
-
-    def _most(self, key: str, value: Any) -> Any:
-        """Returns the largest value that shares a program with a value on an axis."""
-        if key not in self.joined:
-            return value
+    def _most(self, key: str, value: Any) -> int:
+        """Returns the largest number of models that shares a program with this one."""
         # Numbers of models below and above the limit are drawn by different methods.
-        limited = [x for x in self.values[key] if (x > RANK_LIMIT) == (value > RANK_LIMIT)]
-        return max(limited if key == "num_models" else self.values[key])
-
-    def place_of_draw(self, point: Mapping[str, Any]) -> int:
-        """Returns the place of a point among those of the data axes."""
-        place = 0
-        for key in self.data_axes:
-            values = self.values[key]
-            place = place * len(values) + values.index(point[self.name_of(key)])
-        return place
-
-    def at_choice(self, choice: tuple[int, ...]) -> Point:
-        """Returns the validated settings at some positions on structural axes."""
-        return self._points[choice]
-
-    def on_data_axes(self, choice: tuple[int, ...]) -> list[Point]:
-        """Returns the validated settings at all values of the data axes."""
-        keys = [*self._structural, *self.data_axes]
-        places = itertools.product(*(range(len(self._raw[key])) for key in self.data_axes))
-        return [self._at(dict(zip(keys, (*choice, *each), strict=True))) for each in places]
+        return max(x for x in self.values[key] if (x > RANK_LIMIT) == (value > RANK_LIMIT))
 
     def name_of(self, key: str) -> str:
         """Returns the name of the result's dimension for an axis."""
         return key.rpartition(".")[2]
 
-    def at(self, point: Mapping[str, Any]) -> tuple[Point, Numbers]:
-        """Returns the validated settings of a point, and the numbers that replace some of them.
+    def at(self, point: Mapping[str, Any]) -> Point:
+        """Returns the settings of a point.
 
         Args:
           point: values by dimension name, with a `TracedInt` on joined axes. An axis that is not a
             setting of the experiment is a setting of the point's `algorithm`.
         """
-        here, numbers = self._points[self.choice(point)], dict[str, Any]()
-        for name, key in self.names.items():
-            value = point[name]
-            if key in self.joined:
-                value = Padded(self._most(key, value), value) if key == "num_models" else value
-            elif key in (*self._structural, *self.data_axes):
-                continue
-            numbers = replaced(numbers, _path_of(key, here, point["algorithm"]), value)
-        return here, numbers
+        places = {
+            key: self.values[key].index(point[name])
+            for name, key in self.names.items()
+            if key not in self._free
+        }
+        here = self._at(places)
+        for key in (*self._free, *self.joined):
+            value = point[self.name_of(key)]
+            if key == "num_models":
+                value = Padded(self._most(key, value), value)
+            here = _updated(here, _path_of(key, here, point["algorithm"]), value)
+        return here
 
     def _at(self, places: Mapping[str, int]) -> Point:
         """Returns the validated settings at some axis positions, which default to the first."""
@@ -283,6 +255,19 @@ class Points:
         for name in rest:
             value = value[name] if isinstance(value, dict) else getattr(value, name)
         return value
+
+
+def _updated(table: Any, path: Sequence[str], value: Any) -> Any:
+    """Returns validated settings with another value at a path, which has been validated."""
+    head, *rest = path
+    if isinstance(table, dict):
+        return {**table, head: _updated(table[head], rest, value) if rest else value}
+    if head == "task" and table.task is None:  # applies to every model
+        return table.model_copy(
+            update={"tasks": [_updated(each, rest, value) for each in table.tasks]}
+        )
+    inner = _updated(getattr(table, head), rest, value) if rest else value
+    return table.model_copy(update={head: inner})
 
 
 def _can_join(key: str, here: Point) -> bool:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Set
 from functools import cache, reduce
 from operator import or_
-from types import MappingProxyType, NoneType, SimpleNamespace
+from types import NoneType
 from typing import (
     Annotated,
     Any,
@@ -68,26 +68,16 @@ class Replicas(TypedDict):
 
 T = TypeVar("T")
 
-Numbers = Mapping[str, Any]
-"""Swept numbers by field name, nested for inner tables."""
-
 FINISHED = "finished"
 """The validation context for the settings of a finished result, whose data files may be gone."""
 
 
 class Config(BaseModel):
-    """Immutable validated settings that reject unknown keys.
-
-    Swept numbers are traced by JAX and never become fields, so methods take them as `Numbers`.
-    """
+    """Immutable validated settings that reject unknown keys."""
 
     # Build validators on first use, because a table is part of many others, each of which would
     # build its own.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    def with_numbers(self, numbers: Numbers) -> Any:
-        """Returns a plain object with the fields as attributes, some replaced by `numbers`."""
-        return SimpleNamespace(**(dict(self) | dict(numbers)))
 
 
 class WithFiles(Config):
@@ -109,15 +99,12 @@ class WithFiles(Config):
         return self
 
 
-def instantiate(
-    table: Config, factory: Callable[..., T], numbers: Numbers = MappingProxyType({}), **given: Any
-) -> T:
+def instantiate(table: Config, factory: Callable[..., T], **given: Any) -> T:
     """Calls a factory with the settings of a table that are among its parameters.
 
     Args:
       table: validated settings, by parameter name of the factory.
       factory: a public function whose other parameters are `given` or keep their defaults.
-      numbers: values that replace settings, which may be traced.
       **given: arguments that a file cannot express, which override the table's.
 
     Example:
@@ -127,13 +114,8 @@ def instantiate(
       >>> instantiate(table, mfa_rand, num_clients=6, num_models=2).num_models
       2
     """
-    return factory(**settings_for(table, factory, numbers) | given)
-
-
-def settings_for(table: Config, factory: Callable[..., Any], numbers: Numbers) -> dict[str, Any]:
-    """Returns the settings of a table that are parameters of a factory, some from `numbers`."""
     takes = parameters_of(factory)
-    return {key: numbers.get(key, value) for key, value in table if key in takes}
+    return factory(**{key: value for key, value in table if key in takes} | given)
 
 
 @cache

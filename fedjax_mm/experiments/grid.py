@@ -6,16 +6,13 @@ from typing import Any
 
 from fedjax_mm.base import Task
 from fedjax_mm.data.federated import FederatedData, stack_data
+from fedjax_mm.experiments.axes import Points
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.start import load_start, params_at
 from fedjax_mm.experiments.tasks import AnyTask
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import check_fits
 from fedjax_mm.sweeps.until import Until
-
-Data = tuple[FederatedData, ...]
-
-Named = tuple[tuple[str, float], ...]
 
 
 def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
@@ -41,21 +38,20 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
     first, num_seeds = experiment.first_seed, experiment.num_seeds
     seeds = range(first, first + num_seeds)
     start = experiment.params and load_start(experiment.params, list(experiment.algorithms), seeds)
-    draws = Draws(experiment)
-    points, data = draws.points, draws.load(limit)
+    points, draws = experiment.points(), experiment.data_seeds
+    data = load_data(points, draws, limit)
     for here in points.every:
-        here.check_sizes(data, limit)
+        here.check_sizes(data.values(), limit)
 
     @cache
-    def tasks_of(choice: tuple[int, ...], draw: int, seed: int, numbers: Named) -> list[Task]:
-        here = points.at_choice(choice)
-        return here.build_tasks(draws.of(choice, draw, seed, data), dict(numbers))
+    def built(task: AnyTask) -> Task:
+        mine: Any = data.get(str(task.source))
+        return task.build(mine)
 
     def build(seed: int = first, **point: Any) -> Setup:
-        here, numbers = points.at(point)
-        place = points.choice(point), points.place_of_draw(point), seed - first
-        tasks = tasks_of(*place, tuple(numbers.get("task", {}).items()))
-        setup = here.setup(point["algorithm"], tasks, numbers)
+        here = points.at(point)
+        tasks = [built(task.drawn(draws[seed - first])) for task in here.each_task]
+        setup = here.setup(point["algorithm"], tasks)
         if not start:
             return setup
         return setup._replace(params=params_at(start, point["algorithm"], seed - first, setup))
@@ -63,8 +59,10 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
     def build_once(**point: Any) -> Setup:
         return build(**point)
 
+    kinds = [task for here in points.every for task in here.each_task]
+    by_seed = any(task.is_drawn_by_seed for task in kinds)
     return Grid(
-        build if draws.are_by_seed or start else build_once,
+        build if by_seed or start else build_once,
         {"algorithm": list(experiment.algorithms)}
         | {name: points.values[key] for name, key in points.names.items()},
         experiment.num_rounds,
@@ -75,86 +73,43 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
         until=None if experiment.until is None else Until(**dict(experiment.until)),
         together=[points.name_of(key) for key in points.joined],
         first_seed=first,
-        data=" and ".join(sorted({each.kind for each in data})) or "synthetic",
+        data=" and ".join(sorted({each.kind for each in data.values()})) or "synthetic",
         config=experiment.model_dump(),
     )
 
 
-class Draws:
-    """All draws of the data, with one store per kind of data.
+def load_data(
+    points: Points, seeds: Sequence[int], limit: float | None = None
+) -> dict[str, FederatedData]:
+    """Returns the data of all draws by their settings.
 
-    A store has one draw per value of the data axes, such as `task.partition.alpha`, and also per
-    seed, which varies fastest, if `data_seed` is "seed". Runs on different draws share compiled
-    programs, because the index of a draw is an argument. Models and points with equal settings
-    share a store.
+    Draws that differ on axes of the data or in their seed have equal shapes, so that they share
+    programs.
 
-    Attributes:
-      points: the points of the experiment.
-      are_by_seed: whether any model has different data for each seed.
+    Args:
+      points: the points of an experiment.
+      seeds: the seeds of its draws.
+      limit: the memory limit in bytes; see `check_fits`.
+
+    Raises:
+      ValueError, OSError: if data cannot be loaded or do not fit in memory.
     """
-
-    def __init__(self, experiment: Experiment) -> None:
-        """Lists all draws without loading them."""
-        self.points = points = experiment.points()
-        self._experiment = experiment
-        self.are_by_seed = False
-        self._stores = dict[str, list[AnyTask]]()
-        self._names = dict[tuple[int, ...], list[str | None]]()
-        for choice in points.choices:
-            self._names[choice] = [
-                self._name(variants)
-                for variants in zip(
-                    *(here.each_task for here in points.on_data_axes(choice)), strict=True
-                )
+    found = dict[str, FederatedData]()
+    for variants in points.draws:
+        for tasks in zip(*(here.each_task for here in variants), strict=True):
+            draws = [
+                task.drawn(seed)
+                for task in tasks
+                for seed in (seeds if task.is_drawn_by_seed else seeds[:1])
             ]
-
-    def _name(self, variants: Sequence[AnyTask]) -> str | None:
-        """Returns the name of the store of a model's draws, or None if the model has no data."""
-        if variants[0].source is None:
-            return None
-        self.are_by_seed |= variants[0].is_drawn_by_seed
-        seeds = self._experiment.data_seeds if variants[0].is_drawn_by_seed else ()
-        draws = [draw for task in variants for draw in task.draws(seeds)]
-        name = str([draw.source for draw in draws])
-        self._stores.setdefault(name, draws)
-        return name
-
-    def load(self, limit: float | None = None) -> Data:
-        """Returns the data of all stores.
-
-        Args:
-          limit: the memory limit in bytes; see `check_fits`.
-
-        Raises:
-          ValueError, OSError: if data cannot be loaded or do not fit in memory.
-        """
-        for draws in self._stores.values():
-            what = f"task.num_clients = {draws[0].num_clients or 0:,}, draws: {len(draws):,};"
-            needed = len(draws) * draws[0].num_bytes
+            each = {str(draw.source): draw for draw in draws if draw.source is not None}
+            if each.keys() <= found.keys():
+                continue
+            what = f"task.num_clients = {draws[0].num_clients or 0:,}, draws: {len(each):,};"
+            needed = len(each) * draws[0].num_bytes
             check_fits(f"{what} the data", needed, limit, "take fewer clients or features")
-        loaded: Any = ([each.data() for each in draws] for draws in self._stores.values())
-        return tuple(stack_data(each) if len(each) > 1 else each[0] for each in loaded)
-
-    def of(
-        self, choice: tuple[int, ...], draw: int, seed: int, data: Data
-    ) -> list[FederatedData | None]:
-        """Returns the data of every model at a point, or None for a model without data.
-
-        Args:
-          choice: the point's positions on structural axes.
-          draw: the place of the draw among the points of the data axes.
-          seed: the place of the seed.
-          data: the data of all stores.
-        """
-        num_seeds = self._experiment.num_seeds
-
-        def of_model(task: AnyTask, name: str | None) -> FederatedData | None:
-            if name is None:
-                return None
-            store = data[list(self._stores).index(name)]
-            if len(self._stores[name]) == 1:
-                return store
-            return store.select(draw * num_seeds + seed if task.is_drawn_by_seed else draw)
-
-        each_task = self.points.at_choice(choice).each_task
-        return [of_model(*each) for each in zip(each_task, self._names[choice], strict=True)]
+            loaded: Any = [draw.data() for draw in each.values()]
+            store = stack_data(loaded) if len(loaded) > 1 else None
+            data = [store.select(i) for i in range(len(loaded))] if store else loaded
+            found = dict(zip(each, data, strict=True)) | found
+    return found

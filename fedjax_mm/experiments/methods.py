@@ -33,18 +33,16 @@ from fedjax_mm.experiments.fields import (
     Config,
     Count,
     NonNegative,
-    Numbers,
     Positive,
     columns_of,
     instantiate,
     named,
     one_of,
     parameters_of,
-    settings_for,
     table_of,
 )
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
-from fedjax_mm.local import LocalSGD, local_sgd
+from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
@@ -64,9 +62,9 @@ class Available(Config):
     when_absent: Literal["skip", "replace"] = "skip"
     unbiased: fields.Flag = False
 
-    def wrap(self, assignment: Assignment, numbers: Numbers) -> Assignment:
-        """Wraps an assignment with `available`, with settings replaced by `numbers`."""
-        law = instantiate(self, _LAWS[self.name], numbers)
+    def wrap(self, assignment: Assignment) -> Assignment:
+        """Wraps an assignment with `available`."""
+        law = instantiate(self, _LAWS[self.name])
         how: dict[str, Any] = {"when_absent": self.when_absent, "unbiased": self.unbiased}
         return available(assignment, law, **how)
 
@@ -84,9 +82,9 @@ _LAW_TABLES = {name: table_of(Available, law, **_LAW_TYPES) for name, law in _LA
 class Delays(Config):
     """Settings of `shifted_exponential`, the duration of a local training."""
 
-    def build(self, num_clients: int, numbers: Numbers) -> Delay:
-        """Builds the delays, with settings replaced by `numbers`, which may be traced."""
-        return instantiate(self, shifted_exponential, numbers, num_clients=num_clients)
+    def build(self, num_clients: int) -> Delay:
+        """Builds the delays."""
+        return instantiate(self, shifted_exponential, num_clients=num_clients)
 
 
 _DelayTable: Any = create_model(
@@ -109,10 +107,8 @@ class Assigned(Config):
     delay: Annotated[Delays, GetPydanticSchema(lambda _, make: make(_DelayTable))] | None = None
     """The delays of a clock, which times each round by its slowest client."""
 
-    def build(
-        self, num_clients: int, num_models: int | Padded, **numbers: Any
-    ) -> Assignment | Dispatch:
-        """Builds the assignment, with settings replaced by `numbers`, which may be traced."""
+    def build(self, num_clients: int, num_models: int | Padded) -> Assignment | Dispatch:
+        """Builds the assignment."""
         factory = _FACTORIES[self.name]
         sizes: dict[str, Any] = {"num_clients": num_clients}
         # An assignment whose factory has no `num_models` trains one model.
@@ -122,27 +118,25 @@ class Assigned(Config):
             raise ValueError(
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
             )
-        lost = numbers.get("dropping", self.dropping)
-        delay = self.delay and self.delay.build(num_clients, numbers.get("delay", {}))
+        delay = self.delay and self.delay.build(num_clients)
         if "delay" in parameters_of(factory):  # the factory has its own clock
             why = "draws clients one by one" if factory is fedast else "plans with all its clients"
             for name in ("appealing", "available", "dropping", "first", "deadline"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is not for {self.name}, which {why}")
             on_its_clock: Assignment | Dispatch
-            on_its_clock = instantiate(self, factory, numbers, **sizes, delay=delay)
+            on_its_clock = instantiate(self, factory, **sizes, delay=delay)
             return on_its_clock
-        drawn: Assignment = instantiate(self, factory, numbers, **sizes)
+        drawn: Assignment = instantiate(self, factory, **sizes)
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
-        if self.available:
-            drawn = self.available.wrap(drawn, numbers.get("available", {}))
+        drawn = self.available.wrap(drawn) if self.available else drawn
         if delay:
-            drawn = instantiate(self, on_clock, numbers, assignment=drawn, delay=delay)
+            drawn = instantiate(self, on_clock, assignment=drawn, delay=delay)
         elif self.first is not None or self.deadline is not None:
             raise ValueError(
                 "first and deadline are for a clock; add a delay, such as delay = { mean = 1.0 }"
             )
-        return drawn if lost is None else dropping(drawn, lost)
+        return drawn if self.dropping is None else dropping(drawn, self.dropping)
 
 
 _FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "bods": bods, "fedast": fedast}
@@ -165,9 +159,9 @@ class Compression(Config):
     name: str
     error_feedback: fields.Flag | None = None
 
-    def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Wraps an algorithm with `compressed`, with settings replaced by `numbers`."""
-        rule = instantiate(self, _COMPRESSORS[self.name], numbers)
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        """Wraps an algorithm with `compressed`."""
+        rule = instantiate(self, _COMPRESSORS[self.name])
         return compressed(algorithm, rule, error_feedback=self.error_feedback)
 
 
@@ -194,12 +188,10 @@ class Privacy(Config):
     clients_per_round: Positive
     adaptive: Adaptive | None = None
 
-    def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
-        """Wraps an algorithm with `private`, with settings replaced by `numbers`."""
-        rule = None
-        if self.adaptive:
-            rule = instantiate(self.adaptive, AdaptiveClip, numbers.get("adaptive", {}))
-        return instantiate(self, private, numbers, algorithm=algorithm, adaptive=rule)
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        """Wraps an algorithm with `private`."""
+        rule = self.adaptive and instantiate(self.adaptive, AdaptiveClip)
+        return instantiate(self, private, algorithm=algorithm, adaptive=rule)
 
 
 class Method(OptimizingClients):
@@ -215,49 +207,32 @@ class Method(OptimizingClients):
     assignment: AssignmentConfig | None = None
     learning_rate: Rate
 
-    def _of(self, local: LocalSGD, numbers: Numbers, server_optimizer: Any = None) -> Algorithm:
-        """Builds the algorithm from local training settings and a server optimizer."""
-        factory = methods()[self.name]
-        # Factories with a shorthand also have parameters for local training settings.
-        short = {*_LOCAL_KEYS.values()} & parameters_of(factory)
-        given: dict[str, Any] = {"local": local} | dict.fromkeys(short)
-        if isinstance(self, OptimizingServer):
-            given["server_optimizer"] = server_optimizer
-        return instantiate(self, factory, numbers, **given)
-
-    def _local(self, learning_rate: Any, numbers: Numbers) -> LocalSGD:
-        here, optimizer = self.with_numbers(numbers), self.local_optimizer(numbers)
-        settings = {argument: getattr(here, key) for argument, key in _LOCAL_KEYS.items()}
-        return local_sgd(learning_rate, optimizer=optimizer, **settings)
-
     @property
     def needs_thresholds(self) -> bool:
         """Whether clients need thresholds, as of a table `requirement`."""
         return self.name in ("maxfl", "mwfed")
 
-    def schedule(self, num_models: int, num_rounds: int = 1, numbers: Numbers | None = None) -> Any:
+    def schedule(self, num_models: int, num_rounds: int = 1) -> Any:
         """Returns the learning rate for factories, as a number or a schedule over rounds."""
-        given = (numbers or {}).get("learning_rate")
-        return rate_of(self.learning_rate, num_models, num_rounds, given)
+        return rate_of(self.learning_rate, num_models, num_rounds)
 
-    def build(self, num_models: int, num_rounds: int = 1, **numbers: Any) -> Algorithm:
-        """Builds the algorithm, with settings replaced by `numbers`, which may be traced.
+    def build(self, num_models: int, num_rounds: int = 1) -> Algorithm:
+        """Builds the algorithm.
 
         Args:
           num_models: M, the number of rounds per frame, for schedules per frame.
           num_rounds: T, the last round of schedules without a length.
-          numbers: values by setting name, nested for inner tables.
         """
-        server = None
+        factory, rate = methods()[self.name], self.schedule(num_models, num_rounds)
+        local = {argument: getattr(self, key) for argument, key in _LOCAL_KEYS.items()}
+        # Factories with a shorthand also have parameters for local training settings.
+        given: dict[str, Any] = dict.fromkeys({*_LOCAL_KEYS.values()} & parameters_of(factory))
         if isinstance(self, OptimizingServer):
-            server = self.build_server_optimizer(num_models, num_rounds, numbers)
-        local = self._local(self.schedule(num_models, num_rounds, numbers), numbers)
-        algorithm = self._of(local, numbers, server)
-        if self.compression:
-            algorithm = self.compression.wrap(algorithm, numbers.get("compression", {}))
-        if self.privacy:
-            algorithm = self.privacy.wrap(algorithm, numbers.get("privacy", {}))
-        return algorithm
+            given["server_optimizer"] = self.build_server_optimizer(num_models, num_rounds)
+        given["local"] = local_sgd(rate, optimizer=self.local_optimizer(), **local)
+        algorithm: Algorithm = instantiate(self, factory, **given)
+        algorithm = self.compression.wrap(algorithm) if self.compression else algorithm
+        return self.privacy.wrap(algorithm) if self.privacy else algorithm
 
 
 DEFAULT_METHOD = "fedavg"
@@ -302,21 +277,20 @@ class Byzantine(Config):
     seed: fields.Seed = 0
     """The seed that chooses the attackers."""
 
-    def attackers(self, num_clients: int, **numbers: Any) -> Any:
+    def attackers(self, num_clients: int) -> Any:
         """Returns a mask of the `num_clients` training clients that attack."""
         place = generator(self.seed).permutation(num_clients)
         # In float32, (k / num_clients) * num_clients may exceed k. Subtract a little.
-        return jnp.asarray(place < self.with_numbers(numbers).fraction * num_clients - 1e-3)
+        return jnp.asarray(place < self.fraction * num_clients - 1e-3)
 
-    def on_tasks(self, num_clients: int, **numbers: Any) -> Callable[[Task], Task]:
-        """Returns a function that wraps a task with `attacked`, with settings from `numbers`."""
-        attackers = self.attackers(num_clients, **numbers)
-        return partial(attacked, clients=attackers, **settings_for(self, attacked, numbers))
+    def on_tasks(self, num_clients: int) -> Callable[[Task], Task]:
+        """Returns a function that wraps a task with `attacked`."""
+        how: Any = {"loss_factor": self.loss_factor, "stays": self.stays}
+        return partial(attacked, clients=self.attackers(num_clients), **how)
 
-    def wrap(self, algorithm: Algorithm, num_clients: int, **numbers: Any) -> Algorithm:
+    def wrap(self, algorithm: Algorithm, num_clients: int) -> Algorithm:
         """Wraps an algorithm with `noisy`, with attackers among `num_clients` training clients."""
-        attackers = self.attackers(num_clients, **numbers)
-        return instantiate(self, noisy, numbers, algorithm=algorithm, clients=attackers)
+        return noisy(algorithm, self.attackers(num_clients), noise=self.noise)
 
 
 class Requirement(Config):
@@ -333,13 +307,12 @@ class Requirement(Config):
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 
-    def demand(self, method: Method, rate: Any, numbers: Numbers) -> DemandFn:
+    def demand(self, method: Method, rate: Any) -> DemandFn:
         """Returns a function that trains the clients' own models and gives tasks their thresholds.
 
         Args:
           method: the method, whose batches fine-tuning uses.
           rate: the method's learning rate.
-          numbers: values that replace settings.
         """
         tuning = None
         if self.tuning_steps:
@@ -351,7 +324,7 @@ class Requirement(Config):
             _demanding,
             num_steps=self.num_steps,
             batch_size=self.batch_size,
-            learning_rate=self.with_numbers(numbers).learning_rate,
+            learning_rate=self.learning_rate,
             num_unseen=self.num_unseen,
             tuning=tuning,
         )

@@ -14,7 +14,6 @@ from fedjax_mm.experiments.fields import (
     Count,
     CountOrZero,
     NonNegative,
-    Numbers,
     Positive,
     columns_of,
     one_of,
@@ -34,12 +33,11 @@ class InverseTime(Config):
     gamma: NonNegative
     per: Per = "round"
 
-    def build(self, num_models: int, num_rounds: int, numbers: Numbers) -> Schedule:
+    def build(self, num_models: int, num_rounds: int) -> Schedule:
         """Builds the schedule over rounds t = 1, 2, ..."""
         del num_rounds
-        here = self.with_numbers(numbers)
-        schedule: Schedule = inverse_time(here.beta, here.gamma)
-        return per_frame(schedule, num_models) if here.per == "frame" else schedule
+        schedule: Schedule = inverse_time(self.beta, self.gamma)
+        return per_frame(schedule, num_models) if self.per == "frame" else schedule
 
 
 class Scheduled(Config):
@@ -53,8 +51,8 @@ class Scheduled(Config):
     warmup_steps: CountOrZero = 0
     per: Per = "round"
 
-    def build(self, num_models: int, num_rounds: int, numbers: Numbers) -> Schedule:
-        """Builds the schedule over rounds t = 1, 2, ..., with settings replaced by `numbers`.
+    def build(self, num_models: int, num_rounds: int) -> Schedule:
+        """Builds the schedule over rounds t = 1, 2, ...
 
         Raises:
           ValueError: if the warm-up takes all rounds.
@@ -66,7 +64,6 @@ class Scheduled(Config):
                 "all; give fewer"
             )
         settings = {key: value for key, value in self if key not in Scheduled.model_fields}
-        settings |= numbers
         for key in _LENGTHS & settings.keys():
             settings[key] = settings[key] or length - self.warmup_steps
         renamed = {_OPTAX.get(key, key): value for key, value in settings.items()}
@@ -102,7 +99,6 @@ _SCHEDULES: dict[str, Callable[..., Any]] = {
     "polynomial": optax.polynomial_schedule,
 }
 _OPTAX = {"start": "init_value", "end": "end_value"}
-_OURS = {value: key for key, value in _OPTAX.items()}
 _LENGTHS = {"decay_steps", "transition_steps"}
 
 
@@ -140,18 +136,16 @@ Rate = Annotated[
 """A learning rate: a number, or the table of a schedule."""
 
 
-def rate_of(rate: Any, num_models: int, num_rounds: int, numbers: Any = None) -> Any:
+def rate_of(rate: Any, num_models: int, num_rounds: int) -> Any:
     """Returns a rate for factories, as a number or a schedule over rounds.
 
     Args:
       rate: the validated setting.
       num_models: M, the number of models.
       num_rounds: T, the number of rounds.
-      numbers: values that replace the rate or a schedule's settings, and may be traced.
     """
-    if isinstance(rate, InverseTime | Scheduled):
-        return rate.build(num_models, num_rounds, numbers or {})
-    return rate if numbers is None else numbers
+    is_table = isinstance(rate, InverseTime | Scheduled)
+    return rate.build(num_models, num_rounds) if is_table else rate
 
 
 class Optimizer(Config):
@@ -159,12 +153,16 @@ class Optimizer(Config):
 
     name: str
 
-    def settings(self, numbers: Numbers) -> dict[str, Any]:
-        """Returns the non-default settings, some replaced by `numbers`."""
-        fields = type(self).model_fields
-        own = {key: x for key, x in self if key not in ("name", "learning_rate")}
-        return {key: x for key, x in own.items() if x != fields[key].default} | {
-            key: x for key, x in numbers.items() if key in own
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that differ from optax's, and the numbers that the table gives."""
+        # Points of an axis share a program although one of its numbers may be optax's own.
+        fields, given = type(self).model_fields, self.model_fields_set
+        return {
+            key: x
+            for key, x in self
+            if key not in ("name", "learning_rate")
+            and (x != fields[key].default or (isinstance(x, float) and key in given))
         }
 
     def __str__(self) -> str:
@@ -213,19 +211,19 @@ class OptimizingClients(Config):
     clip: Positive | None = None
     """The global norm to which gradients are clipped."""
 
-    def local_optimizer(self, numbers: Numbers) -> LocalOptimizer:
+    def local_optimizer(self) -> LocalOptimizer:
         """Returns a function that maps the round's rate to the clients' optimizer."""
-        here, make = self.with_numbers(numbers), optax.sgd
+        make = optax.sgd
         if self.optimizer is not None:
             make = getattr(optax, self.optimizer.name)
             # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
-            settings = self.optimizer.settings(numbers.get("optimizer", {}))
+            settings = self.optimizer.settings
             make = partial(make, **settings) if settings else make
         first: tuple[optax.GradientTransformation, ...] = ()
-        if here.clip is not None:
-            first += (optax.clip_by_global_norm(here.clip),)
-        if here.weight_decay is not None:
-            first += (optax.add_decayed_weights(here.weight_decay),)
+        if self.clip is not None:
+            first += (optax.clip_by_global_norm(self.clip),)
+        if self.weight_decay is not None:
+            first += (optax.add_decayed_weights(self.weight_decay),)
         return (lambda rate: optax.chain(*first, make(rate))) if first else make
 
 
@@ -235,17 +233,14 @@ class OptimizingServer(Config):
     server_optimizer: Annotated[Optimizer, one_of(SERVER_OPTIMIZER_TABLES)] | None = None
 
     def build_server_optimizer(
-        self, num_models: int, num_rounds: int, numbers: Numbers
+        self, num_models: int, num_rounds: int
     ) -> optax.GradientTransformation | None:
         """Returns the server optimizer, whose schedules count the rounds that train the model."""
         own: Any = self.server_optimizer
         if own is None:
             return None
-        given = numbers.get("server_optimizer", {})
-        rate = rate_of(own.learning_rate, num_models, num_rounds, given.get("learning_rate"))
+        rate = rate_of(own.learning_rate, num_models, num_rounds)
         # Add 1, because optax counts from 0 and our schedules count rounds from 1.
         counted = (lambda count: rate(count + 1)) if callable(rate) else rate
-        made: optax.GradientTransformation = getattr(optax, own.name)(
-            counted, **own.settings(given)
-        )
+        made: optax.GradientTransformation = getattr(optax, own.name)(counted, **own.settings)
         return made

@@ -1,6 +1,6 @@
 """A single point of a sweep: tasks, algorithms and seeds, without axes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +18,6 @@ from fedjax_mm.experiments.fields import (
     CountOrZero,
     NonNegative,
     Number,
-    Numbers,
     Seeded,
 )
 from fedjax_mm.experiments.methods import (
@@ -116,7 +115,10 @@ class Point(Seeded):
     @property
     def each_task(self) -> list[AnyTask]:
         """The tasks of all models."""
-        return self.kinds_of_task if self.task is None else [self.task] * self.num_models
+        if self.task is None:
+            return self.kinds_of_task
+        number: Any = self.num_models
+        return [self.task] * (number.size if isinstance(number, Padded) else number)
 
     @property
     def kinds_of_task(self) -> list[AnyTask]:
@@ -178,7 +180,7 @@ class Point(Seeded):
                 )
         for task in self.kinds_of_task:
             if task.num_clients is not None:
-                self._assigned(method, task.num_clients, self.num_models)
+                self._assigned(method, task.num_clients)
             if isinstance(task, QuadraticConfig):
                 _check_on_quadratic(method)
                 if assignment.name == "ifca" and self.num_models > 1 and self.params is None:
@@ -194,10 +196,8 @@ class Point(Seeded):
             raise ValueError("assignment: missing; give one, of the algorithm or of all")
         return assignment
 
-    def _assigned(
-        self, method: Method, num_clients: int, num_models: int | Padded, **numbers: Any
-    ) -> Assignment | Dispatch:
-        """Builds the assignment over seen clients, with settings replaced by `numbers`."""
+    def _assigned(self, method: Method, num_clients: int) -> Assignment | Dispatch:
+        """Builds the assignment over seen clients."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -205,15 +205,14 @@ class Point(Seeded):
                 f"most {num_clients - 1} may be unseen"
             )
         try:
-            sizes = num_clients - num_unseen, num_models
-            return self._assignment_of(method).build(*sizes, **numbers)
+            return self._assignment_of(method).build(num_clients - num_unseen, self.num_models)
         except ValueError as error:
             unseen = (
                 f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
             )
             raise ValueError(f"{error}{unseen}") from error
 
-    def check_sizes(self, data: Sequence[FederatedData], limit: float | None) -> None:
+    def check_sizes(self, data: Collection[FederatedData], limit: float | None) -> None:
         """Raises `ValueError` if int32 cannot count local steps, or arrays do not fit in memory.
 
         Args:
@@ -243,14 +242,6 @@ class Point(Seeded):
             what = f"algorithms.{label}: the {size:,} rows of a batch"
             check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
 
-    def build_tasks(self, stores: Sequence[Any], numbers: Numbers) -> list[Task]:
-        """Builds the task of every model on its data."""
-        if self.task is not None:
-            # Repeat one object. `stacks_of` stores only one copy of shared arrays.
-            return [self.task.build(stores[0], **numbers)] * self.num_models
-        pairs = zip(self.each_task, stores, strict=True)
-        return [task.build(store, **numbers) for task, store in pairs]
-
     def initial_params(self) -> Any:
         """Returns the initial parameters for `simulate`, or None if tasks draw them."""
         if self.task is not None:
@@ -262,23 +253,19 @@ class Point(Seeded):
         is_alike = len({start.shape for start in starts}) == 1
         return jnp.stack(starts) if is_alike else starts
 
-    def setup(self, algorithm: str, tasks: list[Task], numbers: Numbers) -> Setup:
+    def setup(self, algorithm: str, tasks: list[Task]) -> Setup:
         """Builds the `Setup` of one run, including attackers and requirements."""
         method = self.algorithms[algorithm]
-        given = numbers.get("algorithms", {}).get(algorithm, {})
-        dealt = given.get("assignment") or numbers.get("assignment", {})
-        num_models = numbers.get("num_models", self.num_models)
+        num_models: Any = self.num_models
         used: Any = num_models.number if isinstance(num_models, Padded) else None
-        assignment = self._assigned(method, tasks[0].num_clients, num_models, **dealt)
-        trained = method.build(self.num_models if used is None else used, self.num_rounds, **given)
+        assignment = self._assigned(method, tasks[0].num_clients)
+        trained = method.build(num_models if used is None else used, self.num_rounds)
         initial, attack, prepare = self.initial_params(), None, None
         if self.byzantine is not None:
-            harm = numbers.get("byzantine", {})
-            attack = self.byzantine.on_tasks(assignment.num_clients, **harm)
-            trained = self.byzantine.wrap(trained, assignment.num_clients, **harm)
+            attack = self.byzantine.on_tasks(assignment.num_clients)
+            trained = self.byzantine.wrap(trained, assignment.num_clients)
         if self.requirement is not None:
-            rate = method.schedule(1, self.num_rounds, given)
-            demand = self.requirement.demand(method, rate, numbers.get("requirement", {}))
+            demand = self.requirement.demand(method, method.schedule(1, self.num_rounds))
             prepare = partial(_with_thresholds, demand, initial, attack)
         elif attack is not None:
             tasks = list(map(attack, tasks))

@@ -1,7 +1,6 @@
 """Tasks in an experiment file, and their data."""
 
 import inspect
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import jax
@@ -65,18 +64,18 @@ class QuadraticConfig(Config):
         """Whether every seed has its own data draw."""
         return False
 
-    def draws(self, seeds: Sequence[int]) -> list[Self]:
-        """Returns the settings of each data draw."""
-        del seeds
-        return [self]
+    def drawn(self, seed: int) -> Self:
+        """Returns the settings, which have no data."""
+        del seed
+        return self
 
     def data(self) -> None:
         """None, because the task is defined by its settings alone."""
 
-    def build(self, data: None = None, **numbers: Any) -> Task:
-        """Builds the task, with settings replaced by `numbers`, which may be traced."""
+    def build(self, data: None = None) -> Task:
+        """Builds the task."""
         del data
-        return instantiate(self, quadratic, numbers)
+        return instantiate(self, quadratic)
 
     def initial_params(self) -> Params:
         """Returns zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
@@ -107,15 +106,13 @@ class _Learning(Config):
         """Whether every seed has its own data draw."""
         return self.data_seed == "seed"
 
-    def draws(self, seeds: Sequence[int]) -> list[Self]:
-        """Returns the settings of each data draw, one per seed or a single one."""
-        if not self.is_drawn_by_seed:
-            return [self]
-        return [self.model_copy(update={"data_seed": seed}) for seed in seeds]
+    def drawn(self, seed: int) -> Self:
+        """Returns the settings of one draw of the data, with the seed if every seed has its own."""
+        return self.model_copy(update={"data_seed": seed}) if self.is_drawn_by_seed else self
 
     @property
     def _seed(self) -> int:
-        """The seed of one draw, as returned by `draws`."""
+        """The seed of one draw, as returned by `drawn`."""
         return int(self.data_seed)
 
     @property

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -10,7 +9,6 @@ import pytest
 
 from fedjax_mm import Experiment, fedavg, local_sgd, mfa_rand, run
 from fedjax_mm.experiments.grid import grid_of
-from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SERVER_OPTIMIZER_TABLES
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup
@@ -199,21 +197,15 @@ def test_optimizers_may_be_values_of_an_axis():
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_TABLES)
-def test_every_optimizer_takes_traced_numbers(name):
+def test_values_of_every_number_of_an_optimizer_share_a_program(name):
+    """One of the values is optax's own."""
     fields = SERVER_OPTIMIZER_TABLES[name].model_fields
-    numbers = {key: 0.1 for key, field in fields.items() if isinstance(field.default, float)}
-    numbers = {"server_optimizer": numbers | {"learning_rate": 0.1}}
-    own = validate(SERVER_OPTIMIZER_TABLES[name], {"name": name, "learning_rate": 0.1})
-    table = METHOD_TABLES["fedavg"](
-        name="fedavg", learning_rate=0.1, local_steps=1, server_optimizer=own
-    )
-
-    def step(numbers):
-        made = table.build_server_optimizer(1, 1, numbers)
-        params = jnp.ones(3)
-        return made.update(params, made.init(params), params)[0]
-
-    assert jax.eval_shape(step, numbers).shape == (3,)
+    numbers = {key: field.default for key, field in fields.items()}
+    numbers = {key: x for key, x in numbers.items() if isinstance(x, float)}
+    axes = {f"server_optimizer.{key}": [x, 0.1 + 0.5 * x] for key, x in numbers.items()}
+    own = {"name": name, "learning_rate": 0.1}
+    given = validate(Experiment, values(server_optimizer=own) | {"axes": axes})
+    assert len(programs_of(grid_of(given))) == 1
 
 
 # Errors

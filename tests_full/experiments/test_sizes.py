@@ -9,8 +9,9 @@ import numpy as np
 import psutil
 import pytest
 
+from fedjax_mm.experiments import grid as grids
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.grid import Draws, grid_of
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import outline
 from fedjax_mm.experiments.tasks import SyntheticConfig
@@ -110,7 +111,7 @@ def test_too_many_models_are_refused():
 def test_more_local_steps_than_int32_can_count_are_refused(monkeypatch, epochs, is_refused):
     """An overflow of int32 would give a negative number of steps, and no training."""
     loaded = Loaded(Loaded.Train(max_count=600))
-    monkeypatch.setattr(Draws, "load", lambda *_: (loaded,))
+    monkeypatch.setattr(grids, "load_data", lambda *_: {"": loaded})
     settings = ["algorithms.A.epochs=" + str(epochs), "algorithms.A.batch_size=10"]
     values = SYNTHETIC | {"algorithms": {"A": {**SYNTHETIC["algorithms"]["A"]}}}
     del values["algorithms"]["A"]["local_steps"]

@@ -218,8 +218,8 @@ class Comparison(Seeded):
     def algorithm(self, label: str, local: Mapping[str, Any]) -> Algorithm:
         """Builds a variant with settings of local training."""
         method = self._first_point(label)
-        numbers = {k: x for k, x in local.items() if k in type(method).model_fields}
-        return method.build(1, **numbers)
+        known = {k: x for k, x in local.items() if k in type(method).model_fields}
+        return method.model_copy(update=known).build(1)
 
     def _first_point(self, label: str) -> Method:
         return self.method(label, self.learning_rates[0], self.local_steps[0], self.batch_sizes[0])
