@@ -38,7 +38,10 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
     first, num_seeds = experiment.first_seed, experiment.num_seeds
     seeds = range(first, first + num_seeds)
     start = experiment.params and load_start(experiment.params, list(experiment.algorithms), seeds)
-    points, draws = experiment.points(), experiment.data_seeds
+    points = experiment.points()
+    kinds = [task for here in points.every for task in here.each_task]
+    by_seed = any(task.is_drawn_by_seed for task in kinds)
+    draws = experiment.data_seeds if by_seed else [0]
     data = load_data(points, draws, limit)
     for here in points.every:
         here.check_sizes(data.values(), limit)
@@ -49,8 +52,8 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
         return task.build(mine)
 
     def build(seed: int = first, **point: Any) -> Setup:
-        here = points.at(point)
-        tasks = [built(task.drawn(draws[seed - first])) for task in here.each_task]
+        here, draw = points.at(point), draws[seed - first if by_seed else 0]
+        tasks = [built(task.drawn(draw)) for task in here.each_task]
         setup = here.setup(point["algorithm"], tasks)
         if not start:
             return setup
@@ -59,8 +62,6 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
     def build_once(**point: Any) -> Setup:
         return build(**point)
 
-    kinds = [task for here in points.every for task in here.each_task]
-    by_seed = any(task.is_drawn_by_seed for task in kinds)
     return Grid(
         build if by_seed or start else build_once,
         {"algorithm": list(experiment.algorithms)}
