@@ -285,6 +285,8 @@ def _token(x: Any) -> Any:
         return int, int(x)
     if isinstance(x, _UNIQUE) or (kind is FunctionType and _is_constant(x)):
         return _Same(x)
+    if isinstance(x, type) and not _attributes(x):
+        return _Same(x)
     if kind in (float, complex) or isinstance(x, np.generic):
         return kind, repr(x)  # equal for NaN, and not for 0.0 and -0.0
     if kind is np.ndarray:
@@ -405,6 +407,8 @@ def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
 
 def _attributes(kind: type) -> dict[str, Any]:
     """Returns the attributes that a user's class and its base classes define."""
+    if all(_is_library(each.__module__) for each in kind.__mro__):
+        return {}
     return {
         f"{number}.{name}": value
         for number, each in enumerate(kind.__mro__)
