@@ -1,6 +1,6 @@
 """Seconds from the shell to the result, compared with hand-written scripts for the same work.
 
-`python -m benchmarks.shell [REPEATS]` runs `fedjax-mm reproduce mfa-fig3` and `fedjax-mm sweep` on
+`python -m benchmarks.shell [REPEATS]` runs `fedjax-mm reproduce mfa-fig3` and `fedjax-mm run` on
 a grid of 20 points, and the scripts of `benchmarks/by_hand`, one after the other in processes of
 their own, and prints medians. Cold: nothing is in the cache of compiled programs; warm: all is.
 """

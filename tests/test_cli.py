@@ -93,8 +93,8 @@ def test_without_arguments_three_commands_are_shown():
 
 def example():
     """Extracts the experiment from the help of `fedjax-mm run`."""
-    help_text = inspect.getdoc(cli.run)
-    return textwrap.dedent(help_text.partition("A complete experiment:\n")[2])
+    _, _, shown = inspect.getdoc(cli.run).partition("A complete experiment:\n")
+    return textwrap.dedent(shown.partition("\nWith a table")[0])
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +150,14 @@ def test_run_shows_the_last_round_in_full(own_experiment):
 
 
 def axes_example():
-    """Extracts the axes from the help of `fedjax-mm sweep`."""
-    help_text = inspect.getdoc(cli.sweep)
+    """Extracts the axes from the help of `fedjax-mm run`."""
+    help_text = inspect.getdoc(cli.run)
     shown = re.search(r"\n( +\[axes\]\n.*?)\n\n", help_text, re.DOTALL)
     return textwrap.dedent(shown[1])
 
 
 def test_the_axes_in_the_help_are_complete():
-    shown = words(call("sweep", "--help").out)
+    shown = words(call("run", "--help").out)
     lines = [words(line) for line in axes_example().splitlines()]
     assert len(lines) == 4
     for line in lines:
@@ -373,7 +373,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(monkeypatch, tmp_path):
     assert call("run", "mine.toml", "--dry-run").code == 0
 
 
-def test_a_sweep_needs_axes(monkeypatch, tmp_path):
+def test_sweep_is_another_name_of_run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    Path("right.toml").write_text(CONFIG)
-    check_refusal(tmp_path, ("sweep", "right.toml"), ("right.toml", "axes: missing"))
+    Path("mine.toml").write_text(CONFIG)
+    assert [call(name, "mine.toml", "--dry-run").code for name in ("run", "sweep")] == [0, 0]

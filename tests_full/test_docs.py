@@ -285,7 +285,7 @@ def test_the_commands_on_all_pages_can_be_parsed():
         ids = parse(line).get("ids", ())
         assert set(ids) <= {*ALL, "ID"}, line
     with pytest.raises(Exception, match="No such option"):
-        parse("fedjax-mm sweep grid.toml --dry")
+        parse("fedjax-mm run grid.toml --dry")
 
 
 def test_the_site_has_every_item_with_its_command_and_verdicts():

@@ -2,7 +2,7 @@
 
 Logistic regression on scikit-learn's digits, dealt to 30 clients, two models by MFA-Rand with 10
 clients a round, 5 local steps of 10 examples, 100 rounds, 3 seeds, in JAX alone. It is what
-`fedjax-mm sweep grid.toml` is timed beside.
+`fedjax-mm run grid.toml` is timed beside.
 """
 
 import sys

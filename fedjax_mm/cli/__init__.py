@@ -1,4 +1,4 @@
-"""The command line: list, reproduce, bounds, report, init, run, sweep, show, export, bench.
+"""The command line: list, reproduce, bounds, report, init, run, show, export, bench.
 
 This module defines options, help texts and exit codes. The modules that do the work are imported
 inside the commands that need them, because importing JAX takes seconds and would delay the list of
@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 import fedjax_mm
-from fedjax_mm.cli.experiments import export, init, merge, run, show, sweep
+from fedjax_mm.cli.experiments import export, init, merge, run, show
 from fedjax_mm.cli.options import ExecutorName, Out, Overrides, Overwrite, Resume, SaveEvery, number
 from fedjax_mm.cli.terminal import console, notes, printable, say, show_table
 from fedjax_mm.papers import ITEMS
@@ -51,8 +51,7 @@ app = typer.Typer(
     - `fedjax-mm judge results` judges finished results again, by this version's rules
     - `fedjax-mm bounds mfa --models 12` compares the theorems' bounds with measured errors
     - `fedjax-mm init` writes an experiment of your own to start from, `experiment.toml`
-    - `fedjax-mm run experiment.toml` runs it
-    - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
+    - `fedjax-mm run experiment.toml` runs it, at all points of its axes
     - `fedjax-mm show results/experiment` shows the result
     - `fedjax-mm export results/experiment --to mlflow` writes it to a tracker
 
@@ -359,8 +358,9 @@ def cache(
     machine.show_cache(clear)
 
 
-for command in (init, run, sweep, merge, show, export):
+for command in (init, run, merge, show, export):
     app.command()(command)
+app.command("sweep", hidden=True)(run)
 
 
 @app.command()

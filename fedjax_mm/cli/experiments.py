@@ -1,4 +1,4 @@
-"""Commands for custom experiments: init, run, sweep, merge, show, export."""
+"""Commands for custom experiments: init, run, merge, show, export."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(
         typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
     ] = False,
 ) -> None:
-    """Run an experiment described in a TOML file.
+    """Run an experiment described in a TOML file, at all points of its axes.
 
     Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
     file's name, and prints the last values. `fedjax-mm init` writes a file to start from, and
@@ -91,6 +91,18 @@ def run(
         assignment = { name = "mfa_rr" }
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
+
+    With a table of axes it is a sweep. An axis is a setting of the experiment or of all algorithms
+    (algorithms.NAME.q is a setting of one algorithm). Its values are a list or a range:
+
+        [axes]
+        num_models = [2, 12]
+        task.mu = [2e-4, 0.05]
+        learning_rate = { start = 0.01, stop = 0.3, num = 16, scale = "log" }
+
+    Axes of real numbers, seeds and data draws need no further compilation. A sweep also writes
+    OUT/NAME/figure.png. Runs that diverge are marked in its variable `diverged`, and the others
+    continue.
     """
     from fedjax_mm.cli import runs, saving
 
@@ -103,61 +115,20 @@ def run(
         runs.run(config, overrides or [], which, out, before, how, with_params=save_params)
 
 
-def sweep(
-    config: ConfigFile,
-    out: Out = Path("results"),
-    overrides: Overrides = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    save_every: SaveEvery = 30.0,
-    memory: Memory = None,
-    split: Split = None,
-    part: PartOf = None,
-    first_seed: FirstSeed = 0,
-    executor: ExecutorName = None,
-    dry_run: DryRun = False,
-) -> None:
-    """Run an experiment at all points of a grid.
-
-    The file is one for `fedjax-mm run` plus a table of axes. An axis is a setting of the experiment
-    or of all algorithms (algorithms.NAME.q is a setting of one algorithm). Its values are a list or
-    a range:
-
-        [axes]
-        num_models = [2, 12]
-        task.mu = [2e-4, 0.05]
-        learning_rate = { start = 0.01, stop = 0.3, num = 16, scale = "log" }
-
-    Axes of real numbers, seeds and data draws need no further compilation. Writes
-    OUT/NAME/result.nc with one dimension per axis, and OUT/NAME/figure.png, and prints the last
-    values. Runs that diverge are marked in the variable `diverged`, and the others continue.
-    `--dry-run` shows the plan of the sweep.
-    """
-    from fedjax_mm.cli import runs, saving
-
-    before = saving.existing(resume, overwrite)
-    how = saving.execution(memory, split, save_every)
-    which = runs.Which(saving.part(part), first_seed, executor)
-    if dry_run:
-        runs.outline(config, overrides or [], which, how, is_sweep=True)
-    else:
-        runs.sweep(config, overrides or [], which, out, before, how)
-
-
 def merge(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
     first_seed: FirstSeed = 0,
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Join the separately computed parts of a run or a sweep.
+    """Join the separately computed parts of a run.
 
     DIR is the directory of the result, OUT/NAME, with one file per part in its folder parts/. The
     result equals that of a single machine. Parts may be computed anywhere, at any time and in any
     order, on a shared file system or copied together:
 
-        fedjax-mm sweep grid.toml --part 1/2
-        fedjax-mm sweep grid.toml --part 2/2
+        fedjax-mm run grid.toml --part 1/2
+        fedjax-mm run grid.toml --part 2/2
         fedjax-mm merge results/grid
 
     If parts are missing or damaged, or differ in settings, version or number of parts, they are
@@ -173,7 +144,7 @@ def show(
 ) -> None:
     """Show a result: its provenance, dimensions and last values.
 
-    RESULT is a directory that `run`, `sweep` or `reproduce` wrote, or its result.nc:
+    RESULT is a directory that `run` or `reproduce` wrote, or its result.nc:
 
         fedjax-mm show results/experiment
 
@@ -200,7 +171,7 @@ def export(
 ) -> None:
     """Write a result to MLflow or TensorBoard.
 
-    RESULT is a directory that `run`, `sweep` or `reproduce` wrote, or its result.nc. Each point and
+    RESULT is a directory that `run` or `reproduce` wrote, or its result.nc. Each point and
     seed becomes a run with its settings and with a curve over rounds for each metric and model.
     Exporting the same result again adds nothing:
 

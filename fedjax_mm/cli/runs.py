@@ -1,4 +1,4 @@
-"""The commands `run`, `sweep` and `merge`, which write and print the result of a file.
+"""The commands `run` and `merge`, which write and print the result of a file.
 
 Invalid input raises `RefusedError` before anything is computed or written.
 """
@@ -61,41 +61,15 @@ def run(
     *,
     with_params: bool = False,
 ) -> None:
-    """Computes all or some runs of an experiment file without axes."""
-    experiment, workers = _read(path, overrides, which, is_sweep=False)
+    """Computes all or some runs of an experiment file."""
+    experiment, workers = _read(path, overrides, which)
     directory = out / path.stem
-    _compute(experiment, directory, before, how, which.part, workers, with_params=with_params)
-
-
-def sweep(
-    path: Path,
-    overrides: Sequence[str],
-    which: Which,
-    out: Path,
-    before: Existing,
-    how: Execution,
-) -> None:
-    """Computes all or some runs of an experiment file with axes."""
-    experiment, workers = _read(path, overrides, which, is_sweep=True)
-    _compute(experiment, out / path.stem, before, how, which.part, workers)
-
-
-def _compute(
-    experiment: Experiment,
-    directory: Path,
-    before: Existing,
-    how: Execution,
-    part: Part | None,
-    workers: AnyExecutor | None,
-    *,
-    with_params: bool = False,
-) -> None:
     if _is_there(experiment, directory, before, with_params=with_params):
         leave_alone(directory)
         return
     plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
-    if part:
-        compute_part(experiment, directory, part, before, how, plan, with_params)
+    if which.part:
+        compute_part(experiment, directory, which.part, before, how, plan, with_params)
     else:
         with saving(directory, before, how) as how, by(workers, how) as how:
             how = how._replace(callbacks=[*plan, *how.callbacks])
@@ -183,16 +157,9 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
     _show(dataset, directory)
 
 
-def outline(
-    path: Path,
-    overrides: Sequence[str],
-    which: Which,
-    how: Execution,
-    *,
-    is_sweep: bool = False,
-) -> None:
+def outline(path: Path, overrides: Sequence[str], which: Which, how: Execution) -> None:
     """Prints the plan of an experiment before it is compiled."""
-    experiment, workers = _read(path, overrides, which, is_sweep=is_sweep)
+    experiment, workers = _read(path, overrides, which)
     with refusing(), shown_progress():
         show_plan(experiments.outline(experiment, how, which.part))
     if workers:
@@ -219,9 +186,9 @@ def show_plan(plan: Plan) -> None:
 
 
 def _read(
-    path: Path, overrides: Sequence[str], which: Which, *, is_sweep: bool
+    path: Path, overrides: Sequence[str], which: Which
 ) -> tuple[Experiment, AnyExecutor | None]:
-    """Reads the experiment in a file, with axes if it is a sweep, and its executor."""
+    """Reads the experiment in a file, and its executor."""
     with refusing():
         # Refuse names whose stem would lead outside OUT. Do not compare `path.stem`, because Python
         # 3.14 returns another one for names that begin with dots.
@@ -230,10 +197,6 @@ def _read(
         mine, overrides = split_off(overrides)
         experiment = load(path, Experiment, overrides)
         workers = executor_of(which.executor, experiment.executor, mine)
-        if experiment.axes and not is_sweep:
-            raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
-        if is_sweep and not experiment.axes:
-            raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
         if which.part and which.executor:
             raise ValueError("--executor computes all parts, and --part one; give one of the two")
     return experiment.with_seeds(which.first_seed, experiment.num_seeds), workers

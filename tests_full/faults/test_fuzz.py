@@ -181,8 +181,7 @@ def call_words(directory, words):
             Path(f"{name}.toml").write_text(content)
         Path("file").touch()
         patch.setattr(reproductions, "_make", lambda *given: True)
-        patch.setattr(runs, "run", lambda *given, **_: runs._read(*given[:3], is_sweep=False))
-        patch.setattr(runs, "sweep", lambda *given, **_: runs._read(*given[:3], is_sweep=True))
+        patch.setattr(runs, "run", lambda *given, **_: runs._read(*given[:3]))
         patch.setattr(timing, "bench", lambda *given: None)
         return command(*words[0], *words[1])
 
