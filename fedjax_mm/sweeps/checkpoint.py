@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 
 import filelock
@@ -23,6 +23,7 @@ from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"
 _WORDS = 80
+_FORMAT = 2  # of the files of arrays
 
 
 class Saved(NamedTuple):
@@ -31,10 +32,12 @@ class Saved(NamedTuple):
     Attributes:
       rounds: the number of finished rounds.
       arrays: the saved arrays.
+      about: what they are, as plain values.
     """
 
     rounds: int
     arrays: list[np.ndarray]
+    about: Mapping[str, Any] = MappingProxyType({})
 
 
 class Checkpoints:
@@ -173,7 +176,7 @@ class Checkpoints:
           ValueError: if the saved run's identity differs, naming the first differences, or is
             unreadable.
         """
-        identity = _plain(identity)
+        identity = _plain({"format of files": _FORMAT, **identity})
         self._identity |= identity
         path = self._place / "run.json"
         if not self._is_open:
@@ -206,7 +209,13 @@ class Checkpoints:
             content = {"identity": self._identity, "choices": choices}
             save_json(sealed(content), self._place / "run.json")
 
-    def save(self, part: int, rounds: int, arrays: Sequence[Any]) -> None:
+    def save(
+        self,
+        part: int,
+        rounds: int,
+        arrays: Sequence[Any],
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Saves a part, keeping its earlier states until the new one is on disk.
 
         Raises:
@@ -219,7 +228,7 @@ class Checkpoints:
                 for stale in self._part(part).glob(".*.part"):  # a killed save left these behind
                     stale.unlink(missing_ok=True)
                 path = self._part(part) / f"{rounds}.npz"
-                write_aside(path, partial(write_arrays, arrays, _label(path)))
+                write_aside(path, partial(write_arrays, arrays, about, _label(path)))
                 for old in self._saved(part)[2:]:
                     old.unlink()
         except Exception as error:
@@ -271,12 +280,13 @@ class Checkpoints:
         return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
 
-def write_arrays(arrays: Sequence[Any], label: str, path: Path) -> None:
-    """Writes arrays, preceded by their dtypes and a digest of the arrays and a label."""
+def write_arrays(arrays: Sequence[Any], about: Mapping[str, Any], label: str, path: Path) -> None:
+    """Writes arrays after a header: what they are, their dtypes, and a digest with a label."""
     plain = [np.asarray(x) for x in arrays]
-    types = [*(str(x.dtype) for x in plain), _digest(label, plain)]
+    header = {"about": dict(about), "types": [str(x.dtype) for x in plain]}
+    header["digest"] = _digest(label, header, plain)
     with path.open("wb") as file:
-        np.savez(file, np.array(types, str), *plain)
+        np.savez(file, np.frombuffer(json.dumps(header).encode(), np.uint8), *plain)
 
 
 def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
@@ -284,7 +294,7 @@ def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
     # Read the file first, so that disk errors are not mistaken for the content errors below.
     content = path.read_bytes()
     try:
-        state = Saved(int(path.stem), arrays_in(content, _label(path)))
+        state = Saved(int(path.stem), *arrays_in(content, _label(path)))
         check(state)
     except Exception as error:  # damaged content can raise any exception
         # Shorten the message, because NumPy may quote everything it has read.
@@ -295,31 +305,32 @@ def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
     return state
 
 
-def arrays_in(content: bytes, label: str) -> list[np.ndarray]:
-    """Reads the arrays in a file written by `write_arrays`.
+def arrays_in(content: bytes, label: str) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Reads a file written by `write_arrays`, and returns the arrays and what they are.
 
     Raises:
       Exception: of any type, if the content is damaged or the label differs.
     """
     with np.load(BytesIO(content)) as saved:
-        types, *arrays = saved.values()
+        first, *arrays = saved.values()
+    header = json.loads(first.tobytes())
+    digest = header.pop("digest")
     # Restore dtypes, because NumPy's format has no bfloat16 and returns raw bytes instead.
-    *names, digest = types.tolist()
-    typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
-    if digest != _digest(label, typed):
+    typed = [x.view(name) for x, name in zip(arrays, header["types"], strict=True)]
+    if digest != _digest(label, header, typed):
         raise ValueError("its digest does not match")
-    return typed
+    return typed, header["about"]
 
 
 def _label(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
-    """Returns a digest of arrays and of their file's label."""
+def _digest(label: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> str:
+    """Returns a digest of arrays, their header and their file's label."""
     # Include dtypes and order, because a zip file's checksums do not cover array names, so one
     # flipped bit could swap two arrays.
-    found = hashlib.sha256(label.encode())
+    found = hashlib.sha256(json.dumps([label, header]).encode())
     for x in arrays:
         found.update(f"{x.dtype} {x.shape}".encode())
         found.update(x.tobytes())

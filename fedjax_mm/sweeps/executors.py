@@ -26,7 +26,7 @@ from fedjax_mm.sweeps.errors import (
 )
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.parts import Part, Piece, flat, join_parts, piece_of
+from fedjax_mm.sweeps.parts import Part, Piece, join_parts
 from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.sweeps.saving import data_of, identity
 
@@ -207,7 +207,7 @@ def by_executor(
             if saved.claim(about) is None:
                 saved.begin({})
         found = {part: saved.load(part.number, _check) for part in parts}
-        done = {part: piece_of(each.arrays) for part, each in found.items() if each}
+        done = {part: Piece.of(each.arrays, each.about) for part, each in found.items() if each}
 
     def report(ended: int) -> None:
         ended += len(done)
@@ -223,7 +223,7 @@ def by_executor(
         yield from done.values()
         for piece in given:
             if saved:
-                saved.save(piece.part.number, grid.num_rounds, flat(piece))
+                saved.save(piece.part.number, grid.num_rounds, *piece.content)
             yield piece
 
     until = "stopping; parts that have ended are saved"
@@ -233,4 +233,4 @@ def by_executor(
 
 def _check(saved: Saved) -> None:
     """Raises an error if the arrays of a saved part do not form a piece."""
-    piece_of(saved.arrays)
+    Piece.of(saved.arrays, saved.about)

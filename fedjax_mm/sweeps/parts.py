@@ -1,6 +1,5 @@
 """Parts of a sweep, which are computed separately, saved, and joined into its result."""
 
-import json
 import math
 import os
 import re
@@ -9,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks import check_choice
-from fedjax_mm.files import is_sealed, plain, read_regular, sealed, write_aside
+from fedjax_mm.files import plain, read_regular, write_aside
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import differences
 from fedjax_mm.sweeps.checkpoint import arrays_in, write_arrays
@@ -116,6 +115,20 @@ class Piece(NamedTuple):
     def part(self) -> Part:
         """The part."""
         return Part(*self.about["part"])
+
+    @property
+    def content(self) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """All arrays, and what they are."""
+        arrays = [x for each in self.runs for x in (each.replicas, *each.arrays)]
+        return arrays, {**self.about, "runs": [(x.program, len(x.arrays)) for x in self.runs]}
+
+    @classmethod
+    def of(cls, arrays: Sequence[np.ndarray], about: Mapping[str, Any]) -> Self:
+        """Rebuilds a piece from its `content`."""
+        rest, runs = iter(arrays), list[Runs]()
+        for program, count in about["runs"]:
+            runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
+        return cls({key: x for key, x in about.items() if key != "runs"}, runs)
 
 
 def part_of(text: str, environ: Mapping[str, str] = os.environ) -> Part:
@@ -250,7 +263,7 @@ def save_piece(piece: Piece, path: Path) -> None:
       ...     load_piece(path).part
       Part(number=2, of=3)
     """
-    write_aside(path, partial(write_arrays, flat(piece), path.name))
+    write_aside(path, partial(write_arrays, *piece.content, path.name))
 
 
 def load_piece(path: Path) -> Piece:
@@ -269,33 +282,9 @@ def load_piece(path: Path) -> Piece:
     """
     content = read_regular(path)
     try:
-        return piece_of(arrays_in(content, path.name))
+        return Piece.of(*arrays_in(content, path.name))
     except Exception as error:  # damaged content can raise any exception
         raise ValueError(f"{path} is damaged; compute this part again") from error
-
-
-def flat(piece: Piece) -> list[np.ndarray]:
-    """Flattens a piece into arrays, the first of which holds all other content as JSON."""
-    runs = [(each.program, len(each.arrays)) for each in piece.runs]
-    about = json.dumps(sealed({**piece.about, "runs": runs}))
-    header = np.frombuffer(about.encode(), np.uint8)
-    return [header, *(x for each in piece.runs for x in (each.replicas, *each.arrays))]
-
-
-def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
-    """Rebuilds a piece from the arrays returned by `flat`.
-
-    Raises:
-      Exception: of any type, if the arrays are damaged.
-    """
-    header, *arrays = arrays
-    about = json.loads(header.tobytes())
-    if not is_sealed(about):
-        raise ValueError("its digest does not match")
-    rest, runs = iter(arrays), list[Runs]()
-    for program, count in about.pop("runs"):
-        runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
-    return Piece({key: x for key, x in about.items() if key != "digest"}, runs)
 
 
 def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Params] | None]:

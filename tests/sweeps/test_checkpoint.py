@@ -431,9 +431,9 @@ def check_equal(actual, expected):
 @pytest.mark.parametrize("arrays", [some_arrays(4), [], [np.zeros(0)], [jnp.ones(3)]])
 def test_arrays_are_loaded_as_they_were_saved(tmp_path, arrays):
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, 5, arrays)
-        rounds, loaded = checkpoints.load(3)
-    assert rounds == 5
+        checkpoints.save(3, 5, arrays, {"of": [1, 2.5, "x"]})
+        rounds, loaded, about = checkpoints.load(3)
+    assert (rounds, about) == (5, {"of": [1, 2.5, "x"]})
     check_equal(loaded, arrays)
 
 
