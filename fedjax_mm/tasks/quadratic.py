@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -215,10 +216,17 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
             f"parameters; at most {2**31 - 1:,} are possible: take fewer clients or smaller blocks"
         )
     mu = jnp.asarray(mu, float)
+    return Quadratic(mu, *_minimum(num_clients, block_size, mu), num_clients, block_size)
+
+
+# Compile it at once, because its 20 operations would otherwise be compiled one by one.
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _minimum(num_clients: int, block_size: int, mu: Array) -> tuple[Array, Array]:
+    """Returns the minimizer w* and the minimum F*."""
     excess = num_clients * mu / 2  # cosh(theta) - 1
     theta = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))
     dim = num_clients * block_size + 1
     i = jnp.arange(1, dim + 1, dtype=mu.dtype)
     minimizer = jnp.exp(-i * theta) * jnp.expm1(-2 * (dim + 1 - i) * theta)
     minimizer = minimizer / jnp.expm1(-2 * (dim + 1) * theta)
-    return Quadratic(mu, minimizer, -minimizer[0] / (2 * num_clients), num_clients, block_size)
+    return minimizer, -minimizer[0] / (2 * num_clients)
