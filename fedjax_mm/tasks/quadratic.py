@@ -216,7 +216,8 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
             f"parameters; at most {2**31 - 1:,} are possible: take fewer clients or smaller blocks"
         )
     mu = jnp.asarray(mu, float)
-    return Quadratic(mu, *_minimum(num_clients, block_size, mu), num_clients, block_size)
+    minimizer, optimum = _minimum(num_clients, block_size, mu)
+    return Quadratic(mu, minimizer, optimum, num_clients, block_size)
 
 
 # Compile it at once, because its 20 operations would otherwise be compiled one by one.

@@ -14,8 +14,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_mm import cli
 from fedjax_mm.cli.machine import tell_of_accelerators, watched
-from fedjax_mm.sweeps import devices
 from fedjax_mm.compiler import use_compilation_cache
+from fedjax_mm.sweeps import devices
 
 ONE = """
 num_models = 3
