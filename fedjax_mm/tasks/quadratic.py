@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.loops import local_steps
 from fedjax_mm.sums import SparseUpdate
@@ -45,6 +46,8 @@ class Quadratic:
     optimum: Array
     num_clients: int = dataclasses.field(metadata={"static": True})
     block_size: int = dataclasses.field(metadata={"static": True})
+
+    __repr__ = in_short
 
     @property
     def dim(self) -> int:
