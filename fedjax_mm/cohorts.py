@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_mm.calls import in_short
 from fedjax_mm.checks import described
 
 Numbers: TypeAlias = Int[Array, " slots"] | Int[np.ndarray, " slots"]
@@ -52,6 +53,8 @@ class Cohort:
     num_gradients: Int[Array, " models"] | None = None
     takes_part: Bool[Array, " slots"] | None = None
     is_known: bool = dataclasses.field(init=False)
+
+    __repr__ = in_short
 
     def __post_init__(self) -> None:
         """Stores whether models are static, because the type of the array may change later.

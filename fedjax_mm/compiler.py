@@ -1,4 +1,4 @@
-"""Flags of XLA that keep numbers right on CPUs."""
+"""Flags of XLA that keep numbers right on CPUs, and the on-disk cache of compiled programs."""
 
 # This module imports JAX and NumPy late, because `fedjax_mm/__init__.py` imports it.
 
@@ -6,7 +6,10 @@ import functools
 import os
 import sys
 import warnings
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 _FUSION = "--xla_cpu_experimental_ynn_fusion_type="
 SAFE = f"{_FUSION}LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
@@ -19,6 +22,16 @@ PATIENT = " ".join(
     f"--xla_cpu_collective_{name}_seconds={10**9}"
     for name in ("call_warn_stuck_timeout", "call_terminate_timeout", "timeout")
 )
+
+OFF = "off"
+"""The value of FEDJAX_MM_CACHE with which no programs are kept."""
+
+_LIMITS = {
+    "jax_compilation_cache_max_size": 2**30,  # bytes of one folder
+    # Leave out small programs, because JAX looks at all files when it adds one.
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 # XLA aborts the process at a flag that it does not know. These versions know all of the above.
 _KNOWN = ((0, 9), (0, 13))
@@ -98,3 +111,86 @@ def canary() -> bool:
 
     rows = np.ones((54, 4), np.float32)
     return bool((np.asarray(jax.jit(sums)(rows, np.float32(0))) == 9).all())
+
+
+@functools.cache
+def keep_programs() -> None:
+    """Enables the on-disk cache of compiled programs, unless the user has chosen one of JAX's."""
+    import jax
+
+    is_on = jax.config.values["jax_enable_compilation_cache"]
+    if is_on and jax.config.values["jax_compilation_cache_dir"] is None:
+        use_compilation_cache()
+
+
+def use_compilation_cache(directory: Path | None = None) -> Path | None:
+    """Enables the on-disk cache of compiled programs, and returns its path.
+
+    A later process with the same program, devices and versions loads it instead of compiling it.
+    Each combination of jaxlib version, platform and compression has its own folder, limited to
+    1 GiB or to JAX_COMPILATION_CACHE_MAX_SIZE if set. The least recently used programs are evicted
+    first. Programs that compile in less than 0.1 seconds are not kept.
+
+    Args:
+      directory: the parent of these folders; defaults to `cache_directory`.
+
+    Returns:
+      The path, or None if FEDJAX_MM_CACHE is "off" or the folder is not writable.
+
+    Warns:
+      UserWarning: if the folder is not writable.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    parent = directory or cache_directory()
+    if parent is None:
+        return None
+    place = parent / f"jaxlib-{version('jaxlib')}-{jax.default_backend()}-{_compression()}"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        probe = place / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        warnings.warn(
+            f"compiled programs are not kept, because {place} is not writable: {error.strerror}; "
+            f"set FEDJAX_MM_CACHE to another directory, or to {OFF}",
+            stacklevel=2,
+        )
+        return None
+    if jax.config.values["jax_compilation_cache_dir"] != str(place):
+        compilation_cache.reset_cache()  # JAX keeps the first one
+        jax.config.update("jax_compilation_cache_dir", str(place))
+    for name, value in _LIMITS.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    return place
+
+
+def _compression() -> str:
+    """Returns JAX's compression of cached programs, which must match to read them.
+
+    JAX uses Zstandard if Python has it (since 3.14) or the package zstandard is installed.
+    """
+    for module in ("compression.zstd", "zstandard"):
+        with suppress(ImportError):
+            import_module(module)
+            return "zstd"
+    return "zlib"
+
+
+def cache_directory() -> Path | None:
+    """Returns the directory of the cache of compiled programs, or None if none are kept.
+
+    The environment variable FEDJAX_MM_CACHE overrides the default, a folder in the user's cache
+    directory, for example with a node's local disk, or with "off".
+    """
+    given = os.environ.get("FEDJAX_MM_CACHE")
+    if given:
+        return None if given == OFF else Path(given)
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # users of containers may have no home
+        return None
+    return Path(home) / "fedjax_mm" / "xla"

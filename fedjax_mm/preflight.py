@@ -35,7 +35,7 @@ from fedjax_mm.base import (
 from fedjax_mm.capabilities import AnalyticTask
 from fedjax_mm.checks import check_alike, described, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
-from fedjax_mm.compiler import check_fusions
+from fedjax_mm.compiler import check_fusions, keep_programs
 from fedjax_mm.parts import check_assignment, check_trained
 from fedjax_mm.record import (
     MESSAGE_BITS,
@@ -159,6 +159,7 @@ def run_of(
       ValueError: if arguments do not fit together.
     """
     check_fusions()
+    keep_programs()
     options = Options(checks.check_client_map(client_map), checks.check_client_axis(client_axis))
     is_async = isinstance(assignment, Dispatch)
     by = "dispatch" if is_async else "assignment"

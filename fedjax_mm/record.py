@@ -21,6 +21,7 @@ from fedjax_mm.base import (
     ServerState,
     Task,
 )
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import brief
 from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap, chunk_size_of
@@ -61,6 +62,8 @@ class Trace:
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     per_client: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    __repr__ = in_short
 
 
 class Counts(NamedTuple):

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, keys, sums
 from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
+from fedjax_mm.calls import in_short
 from fedjax_mm.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import appeals, at_round, changes, client_losses, client_weights
@@ -33,6 +34,9 @@ class State(NamedTuple):
     round: Int[Array, ""]  # number of completed rounds
     models: tuple[StackState, ...]  # one per stack
     assignment: Any  # in asynchronous runs, the clock and the stored versions
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
 
 class Rounds(NamedTuple):

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm.base import Algorithm, ClientState, Cohort, Params, ServerState, Task
+from fedjax_mm.calls import in_short
 from fedjax_mm.chunks import reads, vmap_unless_one
 
 
@@ -32,6 +33,8 @@ class StackState:
     server: ServerState
     clients: ClientState
     models: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    __repr__ = in_short
 
 
 def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:

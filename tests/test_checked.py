@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from jaxtyping import Array, Float
 from pydantic import TypeAdapter, ValidationError
 
-from fedjax_mm import fedavg, fedprox, full_participation, local_sgd, mfa_rand, mfa_rr
+from fedjax_mm import fedavg, fedprox, full_participation, local_sgd, mfa_rand, mfa_rr, simulate
 from fedjax_mm.availability import available, bernoulli
 from fedjax_mm.base import Padded, Scalar
 from fedjax_mm.checked import (
@@ -36,7 +36,9 @@ from fedjax_mm.checked import (
 )
 from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.experiments.fields import columns_of
+from fedjax_mm.results.dataset import manifest
 from fedjax_mm.schedules import Schedule
+from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.tasks import quadratic
 from tests.test_public import documented
 
@@ -309,6 +311,21 @@ def test_calls_show_types_of_arrays_and_short_lists():
     traced = []
     jax.eval_shape(lambda p: traced.append(repr(bernoulli(p))), 0.5)
     assert traced == ["bernoulli(float32[])"]
+
+
+def test_reprs_do_not_grow_with_the_problem():
+    def shown(size):
+        task, algorithm, strategy = quadratic(size, 4, mu=0.5), fedavg(0.1, local_steps=1), mfa_rr
+        setup = Setup(task, algorithm, strategy(size, 2), jnp.zeros(task.dim))
+        state, trace = simulate(0, *setup[:3], size)
+        axes = {"algorithm.local_steps": [i + 1 for i in range(size)]}
+        grid = Grid(setup, axes, size, num_seeds=size)
+        about = manifest(axes, seed=0, data="")
+        return [len(repr(each)) for each in (task, setup, state, trace, grid, about)]
+
+    small, large = shown(20), shown(200)
+    for before, after in zip(small, large, strict=True):
+        assert after <= before + 20, (small, large)
 
 
 def test_a_call_keeps_the_arguments_it_had():

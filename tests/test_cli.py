@@ -18,6 +18,7 @@ import xarray as xr
 from fedjax_mm import bench, cli
 from fedjax_mm.cli import terminal
 from fedjax_mm.papers import ITEMS
+from fedjax_mm.sweeps import screen
 
 
 class Outcome(NamedTuple):
@@ -170,6 +171,7 @@ class Clock:
     def __init__(self, patch):
         self.now = 1000.0
         patch.setattr(terminal, "time", self)
+        patch.setattr(screen, "time", self)
 
     def monotonic(self):
         return self.now
@@ -178,7 +180,7 @@ class Clock:
 def test_the_time_left_is_estimated_from_the_work_of_this_run(monkeypatch):
     """Compilation and the work of an earlier run do not count."""
     clock = Clock(monkeypatch)
-    left = terminal.time_left()
+    left = screen.time_left()
     assert left(0, 1) == ""  # compiling
     clock.now += 60
     assert left(20, 100) == ""  # continued at a fifth

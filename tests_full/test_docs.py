@@ -23,7 +23,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ALL
-from fedjax_mm.sweeps import cache, plan
+from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.program import programs_of
 from tests.experiments.test_method_tables import METHOD
 from tests.helpers import slow_unless
@@ -235,7 +235,6 @@ def test_all_trials_on_the_tuning_page_share_a_program(monkeypatch):
         return made
 
     monkeypatch.setattr(plan, "_lower", lowered)
-    monkeypatch.setattr(cache, "use_compilation_cache", lambda: None)
     page = PAGES["how-to/tuning.md"]
     code = "\n".join(code for language, code in blocks(page) if language == "python")
     assert "range(4)" in code

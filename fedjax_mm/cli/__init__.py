@@ -11,7 +11,8 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -21,6 +22,7 @@ import fedjax_mm
 from fedjax_mm.cli.experiments import export, init, merge, run, show
 from fedjax_mm.cli.options import ExecutorName, Out, Overrides, Overwrite, Resume, SaveEvery, number
 from fedjax_mm.cli.terminal import console, notes, printable, say, show_table
+from fedjax_mm.compiler import OFF
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
 
@@ -115,6 +117,16 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name, "")
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ[name] = before
+
+
 def _version(is_asked: bool) -> None:
     if is_asked:
         print(f"fedjax-mm {fedjax_mm.__version__}")
@@ -163,8 +175,9 @@ def set_up(
     if context.invoked_subcommand is None:
         say(_FIRST)
         raise typer.Exit
-    if cache is not None:
-        os.environ["FEDJAX_MM_CACHE"] = str(cache.absolute())
+    if no_cache or cache is not None:
+        chosen = OFF if cache is None or no_cache else str(cache.absolute())
+        context.with_resource(_environment("FEDJAX_MM_CACHE", chosen))  # for workers, too
     is_asked = verbose or distributed or process is not None or devices is not None
     if context.invoked_subcommand in _NOT_COMPUTING and not is_asked:
         return  # these commands do not compute, and importing JAX would take longer than they do
@@ -173,7 +186,7 @@ def set_up(
 
     from fedjax_mm.cli.machine import show_devices, tell_of_accelerators, watched
     from fedjax_mm.cli.terminal import warnings_as_lines
-    from fedjax_mm.sweeps.cache import use_compilation_cache
+    from fedjax_mm.compiler import use_compilation_cache
     from fedjax_mm.sweeps.devices import join_processes, use_cpu_devices
 
     with refusing():
@@ -187,8 +200,7 @@ def set_up(
             join_processes(process)
             console.quiet = notes.quiet = jax.process_index() > 0
     context.with_resource(warnings_as_lines())
-    place = None if no_cache else use_compilation_cache()
-    if place:
+    if place := use_compilation_cache():
         context.with_resource(watched())
     tell_of_accelerators()
     if verbose:

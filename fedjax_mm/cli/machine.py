@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from fedjax_mm.cli.terminal import notes, say, show_table
-from fedjax_mm.sweeps.cache import Loading, cache_directory, clear, kept_programs, rejection
+from fedjax_mm.compiler import OFF, cache_directory
+from fedjax_mm.sweeps.cache import Loading, clear, kept_programs, rejection
 from fedjax_mm.sweeps.devices import missing_plugin
 from fedjax_mm.sweeps.errors import refusing
 
@@ -17,7 +18,7 @@ from fedjax_mm.sweeps.errors import refusing
 def show_devices(place: Path | None) -> None:
     """Prints the devices and the path of the cache."""
     kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
-    say(f"devices: {kinds}\ncompilation cache: {place or 'off'}", notes)
+    say(f"devices: {kinds}\ncompilation cache: {place or OFF}", notes)
 
 
 def tell_of_accelerators() -> None:
@@ -34,6 +35,8 @@ def show_cache(is_cleared: bool) -> None:
     """Prints the cached programs of each version and platform, and removes them on request."""
     place = cache_directory()
     with refusing():
+        if place is None:
+            raise ValueError(f"FEDJAX_MM_CACHE is {OFF}; no compiled programs are kept")
         kept = kept_programs(place)
         rows = [(x.folder.name, f"{x.programs:,}", f"{x.num_bytes / 2**20:,.0f}") for x in kept]
         if is_cleared:

@@ -1,5 +1,6 @@
 """Shows results in the terminal, without computing on a device."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def show(path: Path) -> None:
 
 def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
     """Summarizes the manifest and the dimensions."""
-    about: dict[str, Any] = dataset.attrs["manifest"]
+    about: dict[str, Any] = json.loads(dataset.attrs["manifest"])
     versions, device, wall = (about.get(key, {}) for key in ("versions", "device", "wall_seconds"))
     names = ("fedjax-mm", "jax")
     rows = {
@@ -64,8 +65,10 @@ def _values(dataset: xr.Dataset, dim: str) -> str:
     size = dataset.sizes[dim]
     if dim not in dataset.coords:
         return str(size)
-    names = [_label(value) for value in dataset[dim].values]
-    return ", ".join(names) if size <= 6 else f"{names[0]} ... {names[-1]} ({size})"
+    values = dataset[dim].values
+    if size <= 6:
+        return ", ".join(map(_label, values))
+    return f"{_label(values[0])} ... {_label(values[-1])} ({size})"
 
 
 def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) -> None:

@@ -40,7 +40,7 @@ def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Exe
         if not save_every >= 0:
             raise ValueError(f"--save-every is {save_every:g}; it must not be negative")
     limit = None if memory is None else memory * 2**30
-    return Execution(save_every=save_every, split=split, memory=limit)
+    return Execution(save_every=save_every, split=split, memory=limit, progress=False)
 
 
 def part(text: str | None) -> Part | None:

@@ -1,10 +1,9 @@
 """Terminal output: text, tables and progress."""
 
-import datetime
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_Report = Callable[[str, int, int], None]
-"""Receives the label of the work in progress, the finished work and the total work."""
+from fedjax_mm.sweeps.screen import NO_FORECAST, Report, bar, in_words, time_left
 
 _LOG_SECONDS = 30.0
-_NO_FORECAST = "forecast after a round"
 
 
 def printable(text: str) -> str:
@@ -83,7 +80,7 @@ def show_table(
 
 
 @contextmanager
-def shown_progress() -> Iterator[_Report]:
+def shown_progress() -> Iterator[Report]:
     """Shows a progress bar with the current work, the elapsed time and the remaining time.
 
     Output that is not a terminal, such as a cluster's log, gets an occasional line instead.
@@ -92,24 +89,11 @@ def shown_progress() -> Iterator[_Report]:
         with reminded(log_lines()) as report:
             yield report
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    description = TextColumn("{task.description}", markup=False)
-    columns = (
-        *(SpinnerColumn(), description, BarColumn(), TextColumn("{task.percentage:>3.0f} %")),
-        *(TimeElapsedColumn(), TextColumn("{task.fields[left]}")),
-    )
-    with Progress(*columns, console=notes, transient=True) as bars:
-        bar, left = bars.add_task("starting", total=None, left=""), time_left()
-
-        def report(label: str, done: int, total: int) -> None:
-            forecast = left(done, total) or _NO_FORECAST
-            bars.update(bar, description=label, completed=done, total=total, left=forecast)
-
+    with bar(notes) as report:
         yield report
 
 
-def log_lines() -> _Report:
+def log_lines() -> Report:
     """Returns a function that prints progress at most twice a minute."""
     left, last = time_left(), time.monotonic()
 
@@ -124,7 +108,7 @@ def log_lines() -> _Report:
 
 
 @contextmanager
-def reminded(report: _Report) -> Iterator[_Report]:
+def reminded(report: Report) -> Iterator[Report]:
     """Prints an occasional reminder of the current work while no progress is reported.
 
     A round with many local steps may take hours without a report.
@@ -139,7 +123,7 @@ def reminded(report: _Report) -> Iterator[_Report]:
     def remind() -> None:
         while not is_over.wait(_LOG_SECONDS):
             if (seconds := time.monotonic() - last) >= _LOG_SECONDS:
-                say(f"{doing} for {_in_words(seconds)}; {_NO_FORECAST}", notes)
+                say(f"{doing} for {in_words(seconds)}; {NO_FORECAST}", notes)
 
     reminder = threading.Thread(target=remind, daemon=True)
     reminder.start()
@@ -148,25 +132,3 @@ def reminded(report: _Report) -> Iterator[_Report]:
     finally:
         is_over.set()
         reminder.join()
-
-
-def time_left() -> Callable[[int, int], str]:
-    """Returns a function that estimates the remaining time from the speed so far."""
-    start: tuple[float, int, int] | None = None
-
-    def left(done: int, total: int) -> str:
-        nonlocal start
-        now = time.monotonic()
-        # Restart the clock if `done` has not increased, because the first reports after compilation
-        # may include the work of an earlier session, and a new total starts from 0.
-        if start is None or total != start[2] or done <= start[1]:
-            start = now, done, total
-            return ""
-        seconds = (now - start[0]) * (total - done) / (done - start[1])
-        return f"{_in_words(seconds)} left"
-
-    return left
-
-
-def _in_words(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(seconds)))

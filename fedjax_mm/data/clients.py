@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import Batching
+from fedjax_mm.calls import in_short
 from fedjax_mm.checks import described
 from fedjax_mm.data.arrays import array_of, leaves_of, plain_array
 from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
@@ -40,6 +41,8 @@ class ClientData:
     max_count: int = dataclasses.field(metadata={"static": True})
     num_examples: int = dataclasses.field(metadata={"static": True})
     order: Array | None = None
+
+    __repr__ = in_short
 
     @property
     def num_clients(self) -> int:

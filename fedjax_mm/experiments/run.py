@@ -16,7 +16,7 @@ from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Execution, watched
 from fedjax_mm.sweeps.executors import by_executor
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.parts import Part, Piece, all_programs, compute_part, join_parts, runs_of
@@ -93,7 +93,8 @@ def run(
         settings = json.dumps(_given(experiment)), experiment.first_seed
         compute = partial(_part_of_settings, *settings, there, on_divergence=end, keep=keep)
         grid = dataclasses.replace(grid, keep=keep)
-        dataset, params = by_executor(grid, how, compute)
+        with watched(how) as how:
+            dataset, params = by_executor(grid, how, compute)
         return dataset if params is None else (dataset, params)
 
 

@@ -23,6 +23,7 @@ from fedjax_mm.record import MESSAGE_BITS, Counts, Trace, own_dims
 from fedjax_mm.results.labels import check_selectable, label
 
 _BITS = 32  # per uncompressed number
+_SHOWN = 200  # characters of a manifest
 
 _LONG_NAMES = {
     "loss": "global loss F(w)",
@@ -235,6 +236,10 @@ class Manifest(Mapping[str, Any], str):
 
     def __str__(self) -> str:
         return str.__str__(self)
+
+    def __repr__(self) -> str:
+        """The beginning of the text."""
+        return f"Manifest({str.__getitem__(self, slice(_SHOWN))}...)"
 
     __hash__ = str.__hash__
 

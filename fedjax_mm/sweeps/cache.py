@@ -1,63 +1,13 @@
-"""On-disk cache of compiled programs, which later processes load instead of compiling."""
+"""Looks at the on-disk cache of compiled programs, which `compiler.py` enables."""
 
-import os
 import re
 from contextlib import suppress
-from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
-_BYTES = 2**30  # limit for one folder
 _WRITTEN = "-cache", "-atime", ".lockfile"  # ends of the names of JAX's files
 _REJECTED = re.compile(r"Error reading persistent compilation cache entry for '[^']*': (.*)", re.S)
 _LEAST_SECONDS = 3.0  # compilation time of loaded programs before loading is judged
-
-
-def use_compilation_cache(directory: Path | None = None) -> Path:
-    """Enables the on-disk cache of compiled programs, and returns its path.
-
-    A later process with the same program, devices and versions loads it instead of compiling it.
-    Each combination of jaxlib version, platform and compression has its own folder, limited to
-    1 GiB or to JAX_COMPILATION_CACHE_MAX_SIZE if set. The least recently used programs are evicted
-    first.
-
-    Args:
-      directory: the parent of these folders; defaults to `cache_directory`.
-    """
-    version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}-{_compression()}"
-    place = (directory or cache_directory()) / version
-    jax.config.update("jax_compilation_cache_dir", str(place))
-    if "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
-        jax.config.update("jax_compilation_cache_max_size", _BYTES)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return place
-
-
-def _compression() -> str:
-    """Returns JAX's compression of cached programs, which must match to read them.
-
-    JAX uses Zstandard if Python has it (since 3.14) or the package zstandard is installed.
-    """
-    for module in ("compression.zstd", "zstandard"):
-        with suppress(ImportError):
-            import_module(module)
-            return "zstd"
-    return "zlib"
-
-
-def cache_directory() -> Path:
-    """Returns the directory of the cache of compiled programs.
-
-    The environment variable FEDJAX_MM_CACHE overrides the default, a folder in the user's cache
-    directory, for example with a node's local disk.
-    """
-    if given := os.environ.get("FEDJAX_MM_CACHE"):
-        return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "fedjax_mm" / "xla"
 
 
 class Kept(NamedTuple):

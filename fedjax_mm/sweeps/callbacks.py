@@ -1,14 +1,17 @@
 """Callbacks during the preparation and execution of a sweep."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_mm.base import Params
+from fedjax_mm.checks import described
+from fedjax_mm.parts import check_instance
 from fedjax_mm.record import Record
 from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.program import Program, Replica
+from fedjax_mm.sweeps.screen import Report
 
 
 class Segment(NamedTuple):
@@ -105,8 +108,13 @@ class Callback(NamedTuple):
     on_parts: Callable[[int, int], None] = _ignore
 
 
-Report = Callable[[str, int, int], None]
-"""A function of the label of the work in progress, the finished work and the total work."""
+def check_callbacks(callbacks: Any) -> None:
+    """Raises `ValueError` unless `callbacks` is a list of callbacks."""
+    words = "give a list, such as [Callback(on_segment=report)] or [progress(report)]"
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
+        raise ValueError(f"execution.callbacks is {described(callbacks)}; {words}")
+    for callback in callbacks:
+        check_instance("one of execution.callbacks", callback, Callback, words)
 
 
 def progress(report: Report) -> Callback:

@@ -4,19 +4,17 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.checks import described
 from fedjax_mm.interrupts import noted_signals
-from fedjax_mm.parts import check_instance
 from fedjax_mm.record import Record
 from fedjax_mm.results.dataset import check_counts
-from fedjax_mm.sweeps.callbacks import Callback, Segment
+from fedjax_mm.sweeps.callbacks import Callback, Segment, check_callbacks
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution
@@ -43,7 +41,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
       RefusedError: if the grid is invalid, does not fit in memory, or differs from the unfinished
         run.
     """
-    _check_callbacks(how.callbacks)
+    check_callbacks(how.callbacks)
     saved, blocks = how.checkpoints, None
     if saved:
         how.report("looking for what was saved")
@@ -68,15 +66,6 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
     if saved and blocks is None:
         saved.begin({"blocks": now})
     return plan
-
-
-def _check_callbacks(callbacks: Any) -> None:
-    """Raises `ValueError` unless `callbacks` is a list of callbacks."""
-    words = "give a list, such as [Callback(on_segment=report)] or [progress(report)]"
-    if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
-        raise ValueError(f"execution.callbacks is {described(callbacks)}; {words}")
-    for callback in callbacks:
-        check_instance("one of execution.callbacks", callback, Callback, words)
 
 
 def carry_out(

@@ -1,6 +1,5 @@
 """Computes parts of a sweep on an executor: a process pool, Slurm jobs by submitit, or Dask."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,7 +15,6 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.checks import check_count, described
 from fedjax_mm.interrupts import noted_signals
-from fedjax_mm.sweeps.cache import use_compilation_cache
 from fedjax_mm.sweeps.checkpoint import Saved
 from fedjax_mm.sweeps.errors import (
     DivergenceError,
@@ -130,18 +128,15 @@ def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
       ChildProcessError: if the executor rejects it.
     """
     try:
-        return executor.submit(_work, sent, part, is_double, os.getpid())
+        return executor.submit(_work, sent, part, is_double)
     except Exception as error:  # raised by a pool with killed processes, or by a scheduler
         raise ChildProcessError(f"the executor rejected part {part}: {error}") from error
 
 
-def _work(sent: bytes, part: Part, is_double: bool, parent: int) -> Piece | _Failure:
-    """Computes a part in a worker, for the `parent` process that submitted it."""
+def _work(sent: bytes, part: Part, is_double: bool) -> Piece | _Failure:
+    """Computes a part in a worker."""
     import cloudpickle
 
-    # Cache compiled programs on disk, because otherwise every part of a program would compile it.
-    if os.getpid() != parent and jax.config.values["jax_compilation_cache_dir"] is None:
-        use_compilation_cache()
     with jax.enable_x64(is_double):
         try:
             piece: Piece = cloudpickle.loads(sent)(part)

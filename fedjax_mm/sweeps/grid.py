@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.calls import Part
+from fedjax_mm.calls import Part, in_short
 from fedjax_mm.checked import refusing_unknown
 from fedjax_mm.checks import (
     check_choice,
@@ -57,6 +57,9 @@ class Setup(NamedTuple):
     params: Params | None = None
     num_models: int | None = None
     prepare: Callable[[PRNGKeyArray, "Setup"], "Setup"] | None = None
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
 
 @refusing_unknown
@@ -109,6 +112,8 @@ class Grid:
     data: str = "not stated"
     config: Mapping[str, Any] | None = None
     keep: Literal["params"] | None = None
+
+    __repr__ = in_short
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, None, "params")

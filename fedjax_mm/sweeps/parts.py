@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
+from fedjax_mm.calls import in_short
 from fedjax_mm.checks import check_choice
 from fedjax_mm.files import plain, read_regular, write_aside
 from fedjax_mm.results.dataset import manifest
@@ -99,6 +100,9 @@ class Runs(NamedTuple):
     replicas: np.ndarray
     arrays: list[np.ndarray]
 
+    def __repr__(self) -> str:
+        return in_short(self)
+
 
 class Piece(NamedTuple):
     """The result of a part.
@@ -110,6 +114,9 @@ class Piece(NamedTuple):
 
     about: Mapping[str, Any]
     runs: list[Runs]
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
     @property
     def part(self) -> Part:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import psutil
 
+from fedjax_mm.calls import in_short
 from fedjax_mm.interrupts import noted_signals
 from fedjax_mm.record import check_dims
 from fedjax_mm.sweeps.devices import Layout, agree, layout
@@ -94,6 +95,8 @@ class Plan:
     compile_seconds: float
     process_bytes: int
     limit: float
+
+    __repr__ = in_short
 
     @property
     def programs(self) -> list[Program]:

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import keys
+from fedjax_mm.calls import in_short
 from fedjax_mm.checks import described, tracing
 from fedjax_mm.preflight import Facts, Run, rehearse, run_of
 from fedjax_mm.record import Bundle, Counts, Record, Work, add_counts
@@ -151,6 +152,8 @@ class Program:
     grid: Grid
     stacked: Stacked
     label: str
+
+    __repr__ = in_short
 
     @property
     def shape(self) -> tuple[int, int]:

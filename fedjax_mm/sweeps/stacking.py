@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_mm.calls import in_short
 from fedjax_mm.pytrees import OpaqueError, TracedInt, split
 from fedjax_mm.sweeps.grid import Grid, Setup
 
@@ -25,6 +26,9 @@ class Leaf(NamedTuple):
 
     value: Any
     place: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
     @property
     def is_number(self) -> bool:
@@ -66,6 +70,9 @@ class Stacked(NamedTuple):
     rebuild: Callable[[Sequence[Any]], Setup]
     leaves: list[Leaf]
     runs: tuple[np.ndarray, np.ndarray]
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
 
 def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[Stacked]:

@@ -10,7 +10,7 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.checked import checked
 from fedjax_mm.sweeps.execute import carry_out, plan_for
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Execution, watched
 from fedjax_mm.sweeps.executors import by_executor
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.parts import compute_part
@@ -59,7 +59,8 @@ def sweep(
       what: the runs, as a `Grid`; or only its `build`, with axes and further settings of `Grid`.
       axes: names and values, unless there is a `Grid`; see there. After a `Grid`, the execution.
       execution: the devices, memory, callbacks and checkpoints of the sweep, or an executor that
-        computes its parts elsewhere.
+        computes its parts elsewhere. A terminal or a notebook shows progress after two seconds,
+        unless the execution has ``progress=False``.
       on_divergence: "mark" a run whose loss or parameters become non-finite and continue with the
         others, or "stop" the sweep.
       keep: "params" also returns the final parameters, as a list with one pytree of arrays
@@ -119,10 +120,11 @@ def sweep(
     grid, how = what, execution or Execution()
     if keep is not None and keep != grid.keep:
         grid = dataclasses.replace(grid, keep=keep)
-    if how.executor is None:
-        dataset, params = carry_out(plan_for(grid, how), how, on_divergence=on_divergence)
-    else:
-        there = how._replace(callbacks=(), checkpoints=None, executor=None)
-        compute = partial(compute_part, grid, execution=there, on_divergence=on_divergence)
-        dataset, params = by_executor(grid, how, compute)
+    with watched(how) as how:
+        if how.executor is None:
+            dataset, params = carry_out(plan_for(grid, how), how, on_divergence=on_divergence)
+        else:
+            there = how._replace(callbacks=(), checkpoints=None, executor=None)
+            compute = partial(compute_part, grid, execution=there, on_divergence=on_divergence)
+            dataset, params = by_executor(grid, how, compute)
     return dataset if params is None else (dataset, params)

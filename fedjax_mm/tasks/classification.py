@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Params
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import check_between
 from fedjax_mm.data.clients import ClientData
@@ -48,6 +49,8 @@ class Classification:
     takes_weights: bool = dataclasses.field(metadata={"static": True})
     reduction: Literal["mean", "sum"] = dataclasses.field(metadata={"static": True})
     block_size: int = dataclasses.field(metadata={"static": True})
+
+    __repr__ = in_short
 
     @property
     def num_clients(self) -> int:

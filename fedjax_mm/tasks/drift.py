@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm.base import Index, Metrics, Params, Round, Scalar
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import NonNegative, Positive, Share, checked
 from fedjax_mm.data.arrays import check_labels, is_known, plain_array
 from fedjax_mm.data.clients import ClientData
@@ -149,6 +150,8 @@ class Drifting(View):
     times: Times
     concept: Array | None
     origins: tuple[Origin, ...]
+
+    __repr__ = in_short
 
     @property
     def train(self) -> ClientData:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import Positive, checked
 from fedjax_mm.data.clients import ClientData, client_data
 
@@ -35,6 +36,8 @@ class LeastSquares:
     hessian: Array
     minimizer: Array
     optimum: Array
+
+    __repr__ = in_short
 
     @property
     def num_clients(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import Positive, checked
 from fedjax_mm.checks import check_numbers
 from fedjax_mm.parts import key_of
@@ -34,6 +35,8 @@ class MeanEstimation:
 
     true_means: Array
     empirical_means: Array
+
+    __repr__ = in_short
 
     @property
     def num_clients(self) -> int:

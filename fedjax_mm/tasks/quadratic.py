@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -11,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.loops import local_steps
 from fedjax_mm.sums import SparseUpdate
@@ -44,6 +46,8 @@ class Quadratic:
     optimum: Array
     num_clients: int = dataclasses.field(metadata={"static": True})
     block_size: int = dataclasses.field(metadata={"static": True})
+
+    __repr__ = in_short
 
     @property
     def dim(self) -> int:
@@ -215,10 +219,18 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
             f"parameters; at most {2**31 - 1:,} are possible: take fewer clients or smaller blocks"
         )
     mu = jnp.asarray(mu, float)
+    minimizer, optimum = _minimum(num_clients, block_size, mu)
+    return Quadratic(mu, minimizer, optimum, num_clients, block_size)
+
+
+# Compile it at once, because its 20 operations would otherwise be compiled one by one.
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _minimum(num_clients: int, block_size: int, mu: Array) -> tuple[Array, Array]:
+    """Returns the minimizer w* and the minimum F*."""
     excess = num_clients * mu / 2  # cosh(theta) - 1
     theta = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))
     dim = num_clients * block_size + 1
     i = jnp.arange(1, dim + 1, dtype=mu.dtype)
     minimizer = jnp.exp(-i * theta) * jnp.expm1(-2 * (dim + 1 - i) * theta)
     minimizer = minimizer / jnp.expm1(-2 * (dim + 1) * theta)
-    return Quadratic(mu, minimizer, -minimizer[0] / (2 * num_clients), num_clients, block_size)
+    return minimizer, -minimizer[0] / (2 * num_clients)

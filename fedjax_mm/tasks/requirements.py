@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import checks, keys
 from fedjax_mm.base import Batching, ClientContext, Index, MeasuredTask, Params, Scalar, Steps, Task
+from fedjax_mm.calls import in_short
 from fedjax_mm.checked import Count, CountOrZero, Positive, TracedCount, check_argument, checked
 from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
@@ -51,6 +52,8 @@ class Tuning:
     num_steps: TracedCount
     batch_size: Count | None = dataclasses.field(default=None, metadata={"static": True})
     limit: Steps | None = None
+
+    __repr__ = in_short
 
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
@@ -199,6 +202,8 @@ class Requiring(View):
     own: OwnModels
     tuning: Tuning | None
     participation: Literal["training", "test"] = dataclasses.field(metadata={"static": True})
+
+    __repr__ = in_short
 
     def threshold(self, client: Index) -> Float[Array, ""]:
         """Returns rho_k."""

@@ -19,6 +19,7 @@ from fedjax_mm.base import (
     Round,
     Task,
 )
+from fedjax_mm.calls import in_short
 from fedjax_mm.capabilities import EpochTask, RoundTask
 from fedjax_mm.checks import needs
 
@@ -124,6 +125,8 @@ class View:
 
     task: Any
     num_clients: int = dataclasses.field(metadata={"static": True})
+
+    __repr__ = in_short
 
     @property
     def per_client(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.base import Index, Metrics, Params, Scalar, Steps, Task
+from fedjax_mm.calls import in_short
 from fedjax_mm.capabilities import AnalyticTask
 from fedjax_mm.tasks.view import View
 
@@ -28,6 +29,8 @@ class WithMetrics(View):
 
     own: Any = dataclasses.field(metadata={"static": True})
     of_clients: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+    __repr__ = in_short
 
     @property
     def per_client(self) -> tuple[str, ...]:
@@ -56,6 +59,8 @@ class WithMetrics(View):
 @dataclasses.dataclass(frozen=True)
 class AnalyticWithMetrics(WithMetrics):
     """A task with additional metrics and a closed form of local SGD."""
+
+    __repr__ = in_short
 
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps

@@ -3,17 +3,19 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import jax
 import jaxlib
 import pytest
 import xarray as xr
+from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_mm import cli
 from fedjax_mm.cli.machine import tell_of_accelerators, watched
+from fedjax_mm.compiler import use_compilation_cache
 from fedjax_mm.sweeps import devices
-from fedjax_mm.sweeps.cache import use_compilation_cache
 
 ONE = """
 num_models = 3
@@ -79,9 +81,43 @@ def test_the_command_line_uses_devices_and_caches_programs(tmp_path):
     xr.testing.assert_identical(*results)
 
 
+IN_PYTHON = """
+import sys
+import jax
+from fedjax_mm import fedavg, mfa_rr, simulate
+from fedjax_mm.tasks import quadratic
+
+if sys.argv[1:]:
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+task, algorithm = quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=2)
+simulate(0, task, algorithm, mfa_rr(4, 2), 5)
+print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+@pytest.mark.parametrize("case", ["default", "off", "not writable", "of the user"])
+def test_python_caches_programs_unless_the_user_decides_otherwise(case, tmp_path, monkeypatch):
+    places = {"off": "off", "not writable": tmp_path / "file" / "cache"}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDJAX_MM_CACHE", str(places.get(case, "")))
+    own = [tmp_path / "own"] if case == "of the user" else []
+    done = command_line(IN_PYTHON, *own, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("is not writable" in done.stderr) == (case == "not writable")
+    place = Path(done.stdout.strip())
+    if case in places:
+        assert place == Path("None")
+        assert not [*tmp_path.rglob("*-cache")]
+    else:
+        assert tmp_path in place.parents
+        assert {path.parent for path in tmp_path.rglob("*-cache")} == {place}
+        assert (place == tmp_path / "own") == bool(own)
+
+
 def test_each_compression_format_has_its_own_folder(tmp_path, monkeypatch):
     """Otherwise JAX would warn at each program that it cannot read, and would not replace it."""
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(compilation_cache, "reset_cache", lambda: None)
     monkeypatch.setitem(sys.modules, "compression.zstd", None)  # in Python since 3.14
     names = []
     for package in (None, ModuleType("zstandard")):
@@ -90,9 +126,8 @@ def test_each_compression_format_has_its_own_folder(tmp_path, monkeypatch):
     assert names == [f"jaxlib-{jaxlib.__version__}-cpu-{kind}" for kind in ("zlib", "zstd")]
 
 
-def test_the_cache_command_lists_and_clears_programs(tmp_path, monkeypatch, capsys):
+def test_the_cache_command_lists_and_clears_programs(tmp_path, capsys):
     """Other files in the directory are left alone."""
-    monkeypatch.setenv("FEDJAX_MM_CACHE", "")  # so that monkeypatch restores it
     (tmp_path / "mine").touch()
     (tmp_path / "jaxlib-1.whl").touch()
     (tmp_path / "jaxlib-source" / "src").mkdir(parents=True)
@@ -128,10 +163,10 @@ import sys
 from types import ModuleType
 from contextlib import suppress
 from pathlib import Path
-from fedjax_mm.sweeps import cache
+from fedjax_mm import compiler
 
-cache._BYTES = 40_000
-place = cache.use_compilation_cache(Path(sys.argv[1]))
+compiler._LIMITS["jax_compilation_cache_max_size"] = 40_000
+place = compiler.use_compilation_cache(Path(sys.argv[1]))
 import jax
 
 for number in range(12):
