@@ -8,6 +8,7 @@ from types import NoneType
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     Self,
     TypedDict,
@@ -66,18 +67,40 @@ class Replicas(TypedDict):
     first_seed: int
 
 
-T = TypeVar("T")
-
 FINISHED = "finished"
 """The validation context for the settings of a finished result, whose data files may be gone."""
 
 
 class Config(BaseModel):
-    """Immutable validated settings that reject unknown keys."""
+    """Immutable validated settings that reject unknown keys.
+
+    Attributes:
+      factory: the function that `call` calls, whose docstring gives the meaning of the keys.
+      renamed: the names of its parameters by key, where they differ.
+    """
 
     # Build validators on first use, because a table is part of many others, each of which would
     # build its own.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    factory: ClassVar[Any] = None
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def call(self, **given: Any) -> Any:
+        """Calls the factory with the settings that are among its parameters.
+
+        Args:
+          **given: arguments that a file cannot express, which override the settings.
+
+        Example:
+          >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
+          >>> table = ASSIGNMENT_TABLES["mfa_rand"](name="mfa_rand", cohort_size=4)
+          >>> table.call(num_clients=6, num_models=2).num_models
+          2
+        """
+        kind = type(self)
+        takes = parameters_of(kind.factory)
+        settings = {kind.renamed.get(key, key): value for key, value in self}
+        return kind.factory(**{key: x for key, x in settings.items() if key in takes} | given)
 
 
 class WithFiles(Config):
@@ -97,25 +120,6 @@ class WithFiles(Config):
             except OSError as error:
                 raise ValueError(str(error)) from error
         return self
-
-
-def instantiate(table: Config, factory: Callable[..., T], **given: Any) -> T:
-    """Calls a factory with the settings of a table that are among its parameters.
-
-    Args:
-      table: validated settings, by parameter name of the factory.
-      factory: a public function whose other parameters are `given` or keep their defaults.
-      **given: arguments that a file cannot express, which override the table's.
-
-    Example:
-      >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
-      >>> from fedjax_mm.assignments.partitions import mfa_rand
-      >>> table = ASSIGNMENT_TABLES["mfa_rand"](name="mfa_rand", cohort_size=4)
-      >>> instantiate(table, mfa_rand, num_clients=6, num_models=2).num_models
-      2
-    """
-    takes = parameters_of(factory)
-    return factory(**{key: value for key, value in table if key in takes} | given)
 
 
 @cache
@@ -214,7 +218,9 @@ def table_of(
     """
     columns = columns_of(function, *given, *base.model_fields, **types)
     columns = {"name": (Literal[function.__name__], ...)} | columns
-    return create_model(function.__name__, __base__=base, **columns)
+    table = create_model(function.__name__, __base__=base, **columns)
+    table.factory = function
+    return table
 
 
 def one_of(tables: Mapping[str, type[Config]]) -> GetPydanticSchema:

@@ -29,7 +29,6 @@ from fedjax_mm.experiments.fields import (
     Share,
     TwoOrMore,
     WithFiles,
-    instantiate,
     named,
     one_of,
     parameters_of,
@@ -43,6 +42,7 @@ Model = Literal["logistic", "mlp", "cnn", "gru"]
 class QuadraticConfig(Config):
     """The federated quadratic, and the initial parameters of the models."""
 
+    factory = quadratic
     name: Literal["quadratic"] = "quadratic"
     num_clients: Count = 24
     block_size: Count = 4
@@ -75,7 +75,7 @@ class QuadraticConfig(Config):
     def build(self, data: None = None) -> Task:
         """Builds the task."""
         del data
-        return instantiate(self, quadratic)
+        return self.call()
 
     def initial_params(self) -> Params:
         """Returns zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
@@ -174,6 +174,7 @@ class _Network(_Learning, WithFiles):
 class SyntheticConfig(_Learning):
     """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`."""
 
+    factory = synthetic
     name: Literal["synthetic"]
     num_clients: Count = 100
     alpha: NonNegative = 1.0
@@ -204,7 +205,7 @@ class SyntheticConfig(_Learning):
 
     def data(self) -> FederatedData:
         """Draws the clients' examples with `data_seed`."""
-        return instantiate(self, synthetic, seed=self._seed)
+        return self.call(seed=self._seed)
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task."""
@@ -220,8 +221,7 @@ class Partition(Config):
 
     def deal(self, labels: np.ndarray, num_clients: int, seed: int) -> partition.Parts:
         """Returns the rows of each client."""
-        function: Any = getattr(partition, self.name)
-        return instantiate(self, function, labels=labels, num_clients=num_clients, seed=seed)
+        return self.call(labels=labels, num_clients=num_clients, seed=seed)
 
 
 PARTITION_TABLES = {
@@ -281,6 +281,7 @@ class DigitsConfig(_Images):
 class IDXConfig(_Images):
     """MNIST, Fashion-MNIST or EMNIST from a directory of the official files."""
 
+    factory = load_idx
     name: Literal["idx"]
     directory: str
     dataset: Name = "mnist"
@@ -291,12 +292,13 @@ class IDXConfig(_Images):
         check_idx(self.directory, dataset=self.dataset, split=self.split)
 
     def _pool(self) -> Pool:
-        return load_idx(self.directory, dataset=self.dataset, split=self.split)
+        return self.call()
 
 
 class CIFARConfig(_Images):
     """CIFAR-10 or CIFAR-100 from a directory of the binary version."""
 
+    factory = load_cifar
     name: Literal["cifar"]
     directory: str
     dataset: CIFARName = "cifar-10"
@@ -307,12 +309,13 @@ class CIFARConfig(_Images):
         check_cifar(self.directory, dataset=self.dataset, labels=self.labels)
 
     def _pool(self) -> Pool:
-        return load_cifar(self.directory, dataset=self.dataset, labels=self.labels)
+        return self.call()
 
 
 class NPZConfig(_Images):
     """Arrays x_train, y_train, x_test and y_test from an ``.npz`` file."""
 
+    factory = load_npz
     name: Literal["npz"]
     file: str
     num_classes: Count | None = None
@@ -322,12 +325,13 @@ class NPZConfig(_Images):
         check_npz(self.file)
 
     def _pool(self) -> Pool:
-        return load_npz(self.file, num_classes=self.num_classes)
+        return self.call()
 
 
 class LeafConfig(_Network):
     """The clients of a LEAF directory, some of them, chosen by `data_seed`, with flipped labels."""
 
+    factory = load_leaf
     name: Literal["leaf"]
     directory: str
     dataset: LeafName | None = None
