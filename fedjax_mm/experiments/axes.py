@@ -19,16 +19,27 @@ from fedjax_mm.experiments.tasks import QuadraticConfig
 from fedjax_mm.shuffles import RANK_LIMIT
 from fedjax_mm.sweeps.grid import check_values
 
-_NOT_SWEPT = (
+NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
     *("until", "params", "tasks", "together", "executor"),
 )
+"""Settings of an experiment that cannot be axes."""
+
+# "model" is a dimension of results. flax and optax need the others before compilation.
+NEVER_SWEPT = ("model", "dropout_rate", "decay_rate")
+"""Keys of all tables that cannot be axes."""
 
 _MOST = 5000  # limit on axis values, programs and draws, which cost time or memory
 
 
 class Range(Config):
     """`num` numbers from `start` to `stop`, inclusive, spaced linearly or logarithmically.
+
+    Attributes:
+      start: the first number.
+      stop: the last number.
+      num: how many numbers there are.
+      scale: "linear" for equal differences, or "log" for equal ratios.
 
     Example:
       >>> Range(start=0.01, stop=1.0, num=3, scale="log").values()
@@ -308,7 +319,7 @@ def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
     """Raises `ValueError` if an axis is not a setting of the experiment or of any algorithm."""
     owners = [base, *base.algorithms.values()]
     fields = {name for owner in owners for name in type(owner).model_fields}
-    known = sorted(fields - {"algorithms", "name", *_NOT_SWEPT})
+    known = sorted(fields - {"algorithms", "name", *NOT_SWEPT})
     tables = {name: each for owner in owners for name, each in owner if isinstance(each, Config)}
     for key in axes:
         head, _, rest = key.partition(".")
@@ -334,9 +345,7 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
         name = key.rpartition(".")[2]
         if name in names:
             raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-        # Reject "model", because results already have that dimension. Reject dropout and
-        # exponential decay rates, because flax and optax need them before compilation.
-        if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate", "decay_rate"):
+        if key.partition(".")[0] in NOT_SWEPT or name in NEVER_SWEPT:
             raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
         for other in keys:
             if other.startswith(f"{key}."):

@@ -19,15 +19,16 @@ class Experiment(Point):
     compilation, and neither do axes of the data, such as `task.partition.alpha` or
     `task.data_seed`. If `data_seed` is "seed", every seed has its own draw of the data.
 
-    `num_models` may be omitted if it is an axis, or if the experiment has `tasks`, one per model
-    and all with the same clients. The axis `task.KEY` then applies to every task.
+    `num_models` may be omitted if it is an axis, or if the experiment has `tasks`. The axis
+    `task.KEY` then applies to every task.
 
-    `together` names count axes whose values share a program, which plain FedAvg on the quadratic
-    allows. It defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves
-    compilation, but a round may take 2.7 times longer.
-
-    `executor` configures the executor that computes the parts if a command selects it. It is not
-    one of the settings that identify a result.
+    Attributes:
+      axes: values of settings, as lists or ranges; with this table the file is a sweep.
+      executor: the executor that computes the parts if a command selects it. It is not one of the
+        settings that identify a result.
+      together: count axes whose values share a program, which plain FedAvg on the quadratic allows;
+        defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves compilation,
+        but a round may take 2.7 times longer.
 
     Example:
       >>> experiment = Experiment.model_validate({

@@ -1,6 +1,7 @@
 """Fields of configurations: plain data, and the types that validate them."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Set
 from functools import cache, reduce
 from operator import or_
@@ -25,6 +26,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     GetPydanticSchema,
     ValidationInfo,
     create_model,
@@ -102,6 +104,49 @@ class Config(BaseModel):
         settings = {kind.renamed.get(key, key): value for key, value in self}
         return kind.factory(**{key: x for key, x in settings.items() if key in takes} | given)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> Any:
+        """Adds the meaning of the table and of its keys to its JSON schema."""
+        made = handler(core_schema)
+        table = handler.resolve_ref_schema(made)
+        own = inspect.cleandoc(cls.__doc__ or cls.factory.__doc__ or "")
+        table["description"] = " ".join(own.partition("\n\n")[0].split())
+        for key, meaning in meanings(cls).items():
+            table["properties"][key]["description"] = meaning
+        return made
+
+
+def meanings(table: type[Config]) -> dict[str, str]:
+    """Returns the meaning of each key, from the docstrings of a table's classes and factories.
+
+    Example:
+      >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
+      >>> meanings(ASSIGNMENT_TABLES["mfa_rr"])["cohort_size"]
+      'K of the N clients; None means all of them.'
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(table.__mro__):
+        if vars(kind).get("factory"):
+            of_factory = _arguments(vars(kind)["factory"])
+            found |= {
+                key: x
+                for key in table.model_fields
+                if (x := of_factory.get(table.renamed.get(key, key)))
+            }
+        found |= _arguments(kind) if issubclass(kind, Config) else {}
+    return {key: meaning for key, meaning in found.items() if key in table.model_fields}
+
+
+def _arguments(described: Any) -> dict[str, str]:
+    """Returns the sections Args and Attributes of a docstring in Google's style, by name."""
+    text = inspect.cleandoc(described.__doc__ or "")
+    entries = r"^  (\w+)(?: \(.*?\))?: (.*(?:\n {3,}.*)*)"
+    return {
+        name: " ".join(meaning.split())
+        for section in re.findall(r"^(?:Args|Attributes):\n((?: .*\n?)+)", text, re.MULTILINE)
+        for name, meaning in re.findall(entries, section, re.MULTILINE)
+    }
+
 
 class WithFiles(Config):
     """Settings that may name data files, which must exist before a run but not after it."""
@@ -129,7 +174,12 @@ def parameters_of(factory: Callable[..., Any]) -> Set[str]:
 
 
 class Seeded(WithFiles):
-    """Settings of runs with several seeds, to which more seeds can be added later."""
+    """Settings of runs with several seeds, to which more seeds can be added later.
+
+    Attributes:
+      num_seeds: the number of runs of each algorithm at each point.
+      seed: the seed of all draws, from which the seeds of the runs are made.
+    """
 
     num_seeds: Count
     seed: Seed = 0

@@ -205,6 +205,12 @@ class Method(OptimizingClients):
 
     A method's table also has a key for each argument of `local_sgd`. Updates are compressed first
     and then clipped.
+
+    Attributes:
+      compression: compresses the clients' updates.
+      privacy: clips the updates, and adds noise.
+      assignment: chooses clients and models; defaults to the experiment's.
+      learning_rate: eta of clients, a number or the table of a schedule.
     """
 
     name: str
@@ -255,6 +261,7 @@ def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
     bases = (Method, OptimizingServer) if mine else (Method,)
     columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
     base: Any = create_model("Method", __base__=bases, **columns)
+    base.factory, base.renamed = local_sgd, {"local_steps": "steps"}
     return table_of(base, factory, "local")
 
 
@@ -273,7 +280,13 @@ parameters, or else from those that a task draws."""
 class Byzantine(Config):
     """Settings of attackers, a fraction of the training clients, for `attacked` and `noisy`.
 
-    The number of attackers is rounded up.
+    Attributes:
+      fraction: the fraction of attackers, whose number is rounded up.
+      loss_factor: multiplies the attackers' losses.
+      noise: the standard deviation of the noise in an attacker's update, divided by the root mean
+        square of the update.
+      stays: whether attackers always participate; if false, they may opt out.
+      seed: the seed that chooses the attackers.
     """
 
     fraction: fields.Share
@@ -281,7 +294,6 @@ class Byzantine(Config):
     noise: NonNegative = 1.0
     stays: fields.Flag = True
     seed: fields.Seed = 0
-    """The seed that chooses the attackers."""
 
     def attackers(self, num_clients: int) -> Any:
         """Returns a mask of the `num_clients` training clients that attack."""
@@ -303,13 +315,20 @@ class Requirement(Config):
     """Clients' thresholds, which all algorithms share, and how to measure them.
 
     See `requiring`. Fine-tuning uses the algorithm's rate and batches.
+
+    Attributes:
+      num_steps: the number of steps of the warm-up, in which clients train models of their own.
+      learning_rate: the learning rate of the warm-up.
+      batch_size: the batch size of the warm-up; defaults to 32, except on the quadratic, which has
+        none.
+      num_unseen: the number of clients that do not train, and are measured separately.
+      tuning_steps: the number of steps in which clients fine-tune the models before they are
+        measured.
     """
 
     num_steps: Count = 100
     learning_rate: Positive = 0.05
-    """The learning rate of the warm-up, in which clients train models of their own."""
     batch_size: Count | None = None
-    """The batch size of the warm-up; defaults to 32, except on the quadratic, which has none."""
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 

@@ -26,7 +26,14 @@ Per = Literal["round", "frame"]
 
 
 class InverseTime(Config):
-    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
+    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M).
+
+    Attributes:
+      schedule: "inverse_time", which may be omitted.
+      beta: the numerator.
+      gamma: delays the decay.
+      per: "frame" counts frames of `num_models` rounds instead of rounds.
+    """
 
     factory = inverse_time
     schedule: Annotated[Literal["inverse_time"], Field(exclude=True)] = "inverse_time"
@@ -46,6 +53,11 @@ class Scheduled(Config):
 
     Lengths are in rounds (or frames). By default a schedule lasts from the end of the warm-up to
     the last round (or frame).
+
+    Attributes:
+      schedule: the name of the schedule.
+      warmup_steps: the length of the warm-up, in which the rate rises from 0 to `start`.
+      per: "frame" counts frames of `num_models` rounds instead of rounds.
     """
 
     renamed: ClassVar = {"start": "init_value", "end": "end_value"}
@@ -204,12 +216,16 @@ class OptimizingClients(Config):
 
     Gradients are clipped, `weight_decay` times the parameters is added, and the sum is passed to
     the optimizer.
+
+    Attributes:
+      optimizer: the clients' optimizer, whose state is reset every round; SGD by default.
+      weight_decay: times the parameters is added to gradients.
+      clip: the global norm to which gradients are clipped.
     """
 
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
     weight_decay: NonNegative | None = None
     clip: Positive | None = None
-    """The global norm to which gradients are clipped."""
 
     def local_optimizer(self) -> LocalOptimizer:
         """Returns a function that maps the round's rate to the clients' optimizer."""
@@ -228,7 +244,11 @@ class OptimizingClients(Config):
 
 
 class OptimizingServer(Config):
-    """Settings of methods whose server may use an optimizer instead of adding the mean update."""
+    """Settings of methods whose server may use an optimizer instead of adding the mean update.
+
+    Attributes:
+      server_optimizer: the server's optimizer, whose gradient is minus the mean update.
+    """
 
     server_optimizer: Annotated[Optimizer, one_of(SERVER_OPTIMIZER_TABLES)] | None = None
 

@@ -40,7 +40,12 @@ Model = Literal["logistic", "mlp", "cnn", "gru"]
 
 
 class QuadraticConfig(Config):
-    """The federated quadratic, and the initial parameters of the models."""
+    """The federated quadratic, and the initial parameters of the models.
+
+    Attributes:
+      start: "zeros", or one "normal" draw for all models, seeds and algorithms.
+      start_seed: the seed of that draw.
+    """
 
     factory = quadratic
     name: Literal["quadratic"] = "quadratic"
@@ -97,7 +102,11 @@ DataSeed = Annotated[Seed | Literal["seed"], BeforeValidator(_seed_or_word)]
 
 
 class _Learning(Config):
-    """A classifier trained on clients' examples."""
+    """A classifier trained on clients' examples.
+
+    Attributes:
+      data_seed: the seed of all draws of the data, or "seed" for different data for every seed.
+    """
 
     data_seed: DataSeed = 0
 
@@ -136,12 +145,17 @@ class _Learning(Config):
 
 
 class _Network(_Learning, WithFiles):
-    """A network trained on clients' data, some with labels flipped by `flip_labels`."""
+    """A network trained on clients' data, some with labels flipped by `flip_labels`.
+
+    Attributes:
+      model: the network; "gru" is for texts, and "cnn" for images.
+      dropout_rate: the probability that the MLP drops a unit during training.
+      flipped: the fraction of clients with flipped labels.
+    """
 
     model: Model = "logistic"
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     flipped: Share = 0.0
-    """The fraction of clients with flipped labels."""
 
     @model_validator(mode="after")
     def _network_fits(self, info: ValidationInfo) -> Self:
@@ -172,7 +186,12 @@ class _Network(_Learning, WithFiles):
 
 
 class SyntheticConfig(_Learning):
-    """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`."""
+    """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`.
+
+    Attributes:
+      sigmoid_head: whether to apply a sigmoid to the logits before the softmax, as in LEAF.
+      reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF.
+    """
 
     factory = synthetic
     name: Literal["synthetic"]
@@ -240,8 +259,11 @@ IIDShare: Any = PARTITION_TABLES["iid_share"]
 class _Images(_Network):
     """Images of one pool, distributed among the clients.
 
-    With `test_fraction`, every client tests on that fraction of its own images. Otherwise all
-    clients share the pool's test images.
+    Attributes:
+      num_clients: N, the number of clients.
+      partition: how the images are distributed among the clients.
+      test_fraction: the fraction of its own images on which a client tests; if omitted, all clients
+        share the pool's test images.
     """
 
     num_clients: Count = 100
