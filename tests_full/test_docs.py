@@ -203,7 +203,7 @@ def test_the_page_of_keys_has_every_key_of_every_table():
 
 
 def test_methods_that_need_thresholds_are_documented():
-    (names,) = re.findall(r"`(\w+)` and `(\w+)` need `\[requirement\]`", EXPERIMENTS)
+    (names,) = re.findall(r"`(\w+)` and `(\w+)` need\s+`\[requirement\]`", EXPERIMENTS)
     for name in METHOD_TABLES:
         method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
         assert method.needs_thresholds == (name in names), name

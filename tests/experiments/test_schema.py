@@ -1,4 +1,4 @@
-"""The JSON schema of experiment files."""
+"""The JSON schema of experiment files, and the settings in manifests."""
 
 import copy
 import tomllib
@@ -9,8 +9,11 @@ from jsonschema import Draft7Validator
 from pydantic import ValidationError
 
 from fedjax_mm import Experiment
+from fedjax_mm.experiments.fields import Config
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import replaced, validate
 from fedjax_mm.experiments.schema import schema
+from fedjax_mm.files import plain
 from tests.experiments import test_experiment, test_method_tables
 from tests.experiments.test_experiment import TASKS, learning, values
 from tests.experiments.test_method_tables import DOCUMENTED, settings
@@ -205,3 +208,29 @@ def test_what_a_table_refuses_by_itself_is_rejected(file):
     kinds = {each["type"] for each in refused.value.errors()}
     if "value_error" not in kinds and "finite_number" not in kinds:
         assert not CHECK.is_valid(file)
+
+
+def test_the_settings_in_a_manifest_have_all_defaults():
+    """Every table is complete, and the settings alone give the same experiment again."""
+
+    def check(table, saved):
+        if isinstance(table, Config):
+            fields = type(table).model_fields
+            assert saved.keys() == {key for key, field in fields.items() if not field.exclude}
+            table = dict(table)
+        if isinstance(table, dict):
+            for key in saved:
+                check(table[key], saved[key])
+        elif isinstance(table, list | tuple):
+            for each in zip(table, saved, strict=True):
+                check(*each)
+
+    experiment = validate(Experiment, EVERYTHING)
+    saved = plain(experiment.model_dump())
+    check(experiment, saved)
+    assert saved["byzantine"]["loss_factor"] == 10.0
+    assert saved["algorithms"]["A"]["optimizer"]["b2"] == 0.999
+    again = validate(Experiment, saved)
+    assert again == experiment.model_copy(update={"executor": None})
+    small = validate(Experiment, values())
+    assert grid_of(small).config == small.model_dump()
