@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedjax_mm.base import Padded
 from fedjax_mm.experiments.errors import closest
@@ -65,22 +65,21 @@ class Range(Config):
         return [float(f"{value:.12g}") for value in space(self.start, self.stop, self.num)]
 
 
-def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the axes with their dotted names."""
     # Flatten nested tables, because TOML parses ``task.mu = [...]`` as one. Keep ranges, which
-    # are tables without inner tables or lists.
+    # are tables without inner tables, lists or a `data_seed`.
     for key, value in axes.items():
-        if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
-            yield from ((f"{key}.{name}", inner) for name, inner in _dotted(value))
+        if isinstance(value, dict) and any(
+            name == "data_seed" or isinstance(inner, dict | list) for name, inner in value.items()
+        ):
+            yield from ((f"{key}.{name}", inner) for name, inner in dotted(value))
         else:
             yield key, value
 
 
-Axes = Annotated[
-    dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | Range],
-    BeforeValidator(lambda axes: dict(_dotted(axes)) if isinstance(axes, dict) else axes),
-]
-"""The values of each axis, by setting key."""
+Axes = dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | Range]
+"""The values of each axis, by the dotted name of a setting."""
 
 
 class Points:

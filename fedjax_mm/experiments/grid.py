@@ -70,7 +70,7 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
         experiment.seed,
         record_every=experiment.record_every,
         client_map=experiment.client_map,
-        until=experiment.until and experiment.until.call(),
+        until=experiment.until.call() if experiment.until else None,
         together=[points.name_of(key) for key in points.joined],
         first_seed=first,
         data=" and ".join(sorted({each.kind for each in data.values()})) or "synthetic",

@@ -1,9 +1,10 @@
 """The JSON schema of experiment files, with which editors complete, explain and check them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_mm.experiments.axes import NEVER_SWEPT, NOT_SWEPT
+from fedjax_mm.experiments.errors import alternatives
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.methods import DEFAULT_METHOD
 
@@ -57,22 +58,11 @@ def _plain(schema: Any) -> Any:
     return made
 
 
-def members(value: Schema, tables: Mapping[str, Schema]) -> Iterator[Schema]:
-    """Yields the alternatives of a value's schema, without references."""
-    if "$ref" in value:
-        yield from members(tables[value["$ref"].rpartition("/")[2]], tables)
-    inner = [each for key in ("anyOf", "oneOf", "allOf") for each in value.get(key, ())]
-    for each in inner:
-        yield from members(each, tables)
-    if not inner and "$ref" not in value:
-        yield value
-
-
 def _axes(experiment: Schema, tables: dict[str, Schema]) -> Schema:
     """Returns the schema of the axes, after adding those of inner tables to the definitions."""
     heads = dict(experiment["properties"])
     methods = heads["algorithms"]["additionalProperties"]
-    of_all = _by_key(members(methods, tables))
+    of_all = _by_key(alternatives(methods, tables))
     values = {key: [value] for key, value in heads.items() if key not in NOT_SWEPT}
     values |= {key: value for key, value in of_all.items() if key not in values}
     made = _axes_of("axes", values, tables)
@@ -81,10 +71,10 @@ def _axes(experiment: Schema, tables: dict[str, Schema]) -> Schema:
     return made | {"description": heads["axes"]["description"]}
 
 
-def _by_key(alternatives: Iterator[Schema]) -> dict[str, list[Schema]]:
+def _by_key(tables: Iterable[Schema]) -> dict[str, list[Schema]]:
     """Returns the different schemas of each key in tables, of which a file has one."""
     found: dict[str, list[Schema]] = {}
-    for table in alternatives:
+    for table in tables:
         for key, value in table.get("properties", {}).items():
             same = found.setdefault(key, [])
             same += [] if value in same else [value]
@@ -105,12 +95,12 @@ def _axis(name: str, values: list[Schema], tables: dict[str, Schema]) -> Schema:
     """Returns the schema of an axis: a list, a range, or a table of axes inside."""
     item = values[0] if len(values) == 1 else {"anyOf": values}
     kinds: list[Schema] = [_WHOLE | {"items": item}]
-    found = [each for value in values for each in members(value, tables)]
+    found = [each for value in values for each in alternatives(value, tables)]
     if any(each.get("type") in ("integer", "number") for each in found):
         kinds.append({"$ref": "#/definitions/Range"})
     if name.endswith(".data_seed"):
         kinds.append({"const": "seed"})
-    if inside := _by_key(iter(found)):
+    if inside := _by_key(found):
         table = _axes_of(name, inside, tables)
         # Equal tables are one definition, because all algorithms have an `assignment`, for example.
         same = next((key for key, each in tables.items() if each == table), name)
@@ -118,7 +108,7 @@ def _axis(name: str, values: list[Schema], tables: dict[str, Schema]) -> Schema:
         kinds.append({"$ref": f"#/definitions/{same}"})
     each = [each["additionalProperties"] for each in found if each.get("additionalProperties")]
     if each and name.endswith(".algorithms"):
-        one = _axes_of(name, _by_key(members(each[0], tables)), tables)
+        one = _axes_of(name, _by_key(alternatives(each[0], tables)), tables)
         kinds.append({"type": "object", "additionalProperties": one})
     about = {"description": values[0]["description"]} if "description" in values[0] else {}
     return {"anyOf": kinds} | about

@@ -276,7 +276,8 @@ class _Images(_Network):
         return self.test_fraction is not None
 
     def _pool(self) -> Pool:
-        raise NotImplementedError
+        pool: Pool = self.call()
+        return pool
 
     def data(self) -> FederatedData:
         """Loads the images and distributes them among the clients."""
@@ -313,9 +314,6 @@ class IDXConfig(_Images):
         """See `WithFiles`."""
         check_idx(self.directory, dataset=self.dataset, split=self.split)
 
-    def _pool(self) -> Pool:
-        return self.call()
-
 
 class CIFARConfig(_Images):
     """CIFAR-10 or CIFAR-100 from a directory of the binary version."""
@@ -330,9 +328,6 @@ class CIFARConfig(_Images):
         """See `WithFiles`."""
         check_cifar(self.directory, dataset=self.dataset, labels=self.labels)
 
-    def _pool(self) -> Pool:
-        return self.call()
-
 
 class NPZConfig(_Images):
     """Arrays x_train, y_train, x_test and y_test from an ``.npz`` file."""
@@ -345,9 +340,6 @@ class NPZConfig(_Images):
     def check_files(self) -> None:
         """See `WithFiles`."""
         check_npz(self.file)
-
-    def _pool(self) -> Pool:
-        return self.call()
 
 
 class LeafConfig(_Network):
