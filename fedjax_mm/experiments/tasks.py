@@ -39,7 +39,23 @@ from fedjax_mm.tasks.quadratic import quadratic
 Model = Literal["logistic", "mlp", "cnn", "gru"]
 
 
-class QuadraticConfig(Config):
+class _Task(Config):
+    @property
+    def is_drawn_by_seed(self) -> bool:
+        """Whether every seed has its own data draw."""
+        return getattr(self, "data_seed", None) == "seed"
+
+    def drawn(self, seed: int) -> Self:
+        """Returns the settings of one draw of the data, with the seed if every seed has its own."""
+        return self.model_copy(update={"data_seed": seed}) if self.is_drawn_by_seed else self
+
+    @property
+    def num_bytes(self) -> float:
+        """A lower bound on the memory of one data draw, from the settings alone."""
+        return 0.0
+
+
+class QuadraticConfig(_Task):
     """The federated quadratic, and the initial parameters of the models.
 
     Attributes:
@@ -58,21 +74,6 @@ class QuadraticConfig(Config):
     @property
     def source(self) -> None:
         """None, because the task has no data."""
-
-    @property
-    def num_bytes(self) -> float:
-        """The size of the data in bytes."""
-        return 0.0
-
-    @property
-    def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has its own data draw."""
-        return False
-
-    def drawn(self, seed: int) -> Self:
-        """Returns the settings, which have no data."""
-        del seed
-        return self
 
     def data(self) -> None:
         """None, because the task is defined by its settings alone."""
@@ -101,7 +102,7 @@ DataSeed = Annotated[Seed | Literal["seed"], BeforeValidator(_seed_or_word)]
 """The seed of a data draw, or "seed" to draw different data for every seed of the experiment."""
 
 
-class _Learning(Config):
+class _Learning(_Task):
     """A classifier trained on clients' examples.
 
     Attributes:
@@ -109,15 +110,6 @@ class _Learning(Config):
     """
 
     data_seed: DataSeed = 0
-
-    @property
-    def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has its own data draw."""
-        return self.data_seed == "seed"
-
-    def drawn(self, seed: int) -> Self:
-        """Returns the settings of one draw of the data, with the seed if every seed has its own."""
-        return self.model_copy(update={"data_seed": seed}) if self.is_drawn_by_seed else self
 
     @property
     def _seed(self) -> int:
@@ -129,11 +121,6 @@ class _Learning(Config):
         """The settings of the data."""
         # Exclude the network, because points with different networks share data.
         return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
-
-    @property
-    def num_bytes(self) -> float:
-        """A lower bound on the memory of one data draw, from the settings alone."""
-        return 0.0
 
     @property
     def has_own_tests(self) -> bool:
