@@ -333,6 +333,122 @@ def tutorials() -> dict[str, str]:
     return found
 
 
+KEYS = """\
+# Keys of experiment files
+
+Made from the signatures and docstrings of the functions that the tables call, like the
+[schema for editors](experiment.schema.json). [Experiments in a file](experiments.md) explains how
+tables work together.
+"""
+
+
+def keys() -> str:
+    """Returns the page of all keys of experiment files, made from their JSON schema."""
+    from fedjax_mm.experiments.schema import schema
+
+    made = schema()
+    definitions, parts = made["definitions"], [KEYS]
+    titles = {("",): "Experiment"}
+    tables = {("",): [made]}
+    while tables:
+        names = next(iter(tables))
+        title, alternatives = titles[names], tables.pop(names)
+        for table in alternatives:
+            for key, value in table["properties"].items():
+                inner = tuple(_tables_in(value)) if key != "axes" else ()
+                if inner and inner not in titles:
+                    titles[inner] = key
+                    tables[inner] = [definitions[name] for name in inner]
+        first, *others = alternatives
+        shared = {
+            key: value
+            for key, value in first["properties"].items()
+            if all(each["properties"].get(key) == value for each in others)
+        }
+        about = "" if others else f"\n{_cell(first['description'])}\n"
+        parts += [f"## {title} {{: #{title} }}\n{about}", *_keys_of(first, shared, titles)]
+        for table in alternatives if others else ():
+            chosen, name = _name_in(table)
+            own = {key: x for key, x in table["properties"].items() if key not in shared}
+            default = "" if chosen in table.get("required", ()) else " This is the default."
+            parts.append(f"### {name} {{: #{title}-{name} }}\n")
+            parts.append(f'`{chosen} = "{name}"`: {_cell(table["description"])}{default}\n')
+            del own[chosen]
+            parts += _keys_of(table, own, titles)
+    return "\n".join(parts)
+
+
+def _tables_in(value: Any) -> Iterator[str]:
+    """Yields the definitions of the tables that a value may be or hold."""
+    if "$ref" in value:
+        yield value["$ref"].rpartition("/")[2]
+    inner = [each for key in ("anyOf", "oneOf", "allOf") for each in value.get(key, ())]
+    inner += [value[key] for key in ("items", "additionalProperties") if value.get(key)]
+    for each in inner:
+        if isinstance(each, dict):
+            yield from _tables_in(each)
+
+
+def _name_in(table: Any) -> tuple[str, str]:
+    """Returns the key that distinguishes a table from others, and its value."""
+    keys = ("name", "schedule")
+    return next((key, x["const"]) for key in keys if (x := table["properties"].get(key)))
+
+
+def _keys_of(table: Any, keys: dict[str, Any], titles: dict[Any, str]) -> list[str]:
+    """Returns rows for some keys of a table."""
+    rows = []
+    for key, value in keys.items():
+        is_required = key in table.get("required", ())
+        default = f"`{json.dumps(value['default'])}`" if "default" in value else ""
+        kind, meaning = _kind(value, titles), _cell(value.get("description", ""))
+        rows.append(f"| `{key}` | {kind} | {'required' if is_required else default} | {meaning} |")
+    return ["| key | value | default | meaning |", "|---|---|---|---|", *rows, ""] if rows else []
+
+
+def _cell(text: str) -> str:
+    """Returns text of a docstring for a cell of a table in Markdown."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("|", "&#124;")
+
+
+_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def _kind(value: Any, titles: dict[Any, str]) -> str:
+    """Returns the type and the bounds of a value in words."""
+    if tables := tuple(_tables_in(value)):
+        numbers = [
+            each for each in value.get("anyOf", ()) if "type" in each and "items" not in each
+        ]
+        title = titles.get(tables)
+        table = f"table [{title}](#{title})" if title else "table"
+        if "array" in (value.get("type"), *(x.get("type") for x in value.get("anyOf", ()))):
+            table = f"list of {table}"
+        if value.get("type") == "object":
+            table = f"{table} by label"
+        return " or ".join([*(_kind(each, titles) for each in numbers), table])
+    if "anyOf" in value:
+        return " or ".join(_kind(each, titles) for each in value["anyOf"])
+    choices = value.get("enum") or ([value["const"]] if "const" in value else [])
+    if choices:
+        return " or ".join(f"`{json.dumps(each)}`" for each in choices)
+    if value["type"] == "array":
+        items = value.get("items", {})
+        items = items if isinstance(items, list) else [items]
+        return f"list of {' and '.join(_kind(each, titles) for each in items)}"
+    # Every count is below 2^31 and every seed below 2^32, which would make the table hard to read.
+    bounds = [
+        f"{sign} {value[key]:g}" for key, sign in _SIGNS.items() if value.get(key, 2**31) < 2**31
+    ]
+    names = {
+        "object": "table",
+        "string": "text",
+        "boolean": "true or false",
+        "integer": "whole number",
+    }
+    return " ".join([names.get(value["type"], value["type"]), " and ".join(bounds)]).strip()
+
+
 SHOWN = (
     "mfa-fig3",
     "mfa-fig5",
@@ -438,7 +554,10 @@ def on_files(files: Any, config: Any) -> Any:
 
     for name in tutorials():
         files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
-    for name, text in (gallery() | papers() | reference()).items():
+    from fedjax_mm.experiments.schema import FILE, schema
+
+    files_of_experiments = {"keys.md": keys(), FILE: json.dumps(schema(), indent=1)}
+    for name, text in (gallery() | papers() | reference() | files_of_experiments).items():
         files.append(File.generated(config, name, content=text))
     return files
 

@@ -119,7 +119,7 @@ def qsgd(levels: TracedCount) -> Compressor:
     ``min(d / s^2, sqrt(d) / s)`` times that of sending nothing.
 
     Args:
-      levels: s.
+      levels: s, the number of levels between 0 and the norm.
 
     Raises:
       ValueError: if `levels` is not positive.

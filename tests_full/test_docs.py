@@ -13,15 +13,25 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 import typer
+from jsonschema import Draft7Validator
 
 import fedjax_mm
 from docs import hooks
 from fedjax_mm import Experiment, sweeps
 from fedjax_mm.cli import app, page
+from fedjax_mm.experiments.executors import EXECUTORS
 from fedjax_mm.experiments.grid import grid_of
-from fedjax_mm.experiments.methods import METHOD_TABLES, Method
-from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
+from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES, METHOD_TABLES, Byzantine, Privacy
+from fedjax_mm.experiments.optimizers import (
+    OPTIMIZER_TABLES,
+    SCHEDULE_TABLES,
+    SERVER_OPTIMIZER_TABLES,
+    InverseTime,
+)
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.experiments.point import Target
+from fedjax_mm.experiments.schema import schema
+from fedjax_mm.experiments.tasks import PARTITION_TABLES
 from fedjax_mm.papers import ALL
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.program import programs_of
@@ -29,6 +39,7 @@ from tests.experiments.test_method_tables import METHOD
 from tests.helpers import slow_unless
 from tests_full.experiments.test_method_tables import EXAMPLES
 
+SCHEMA = Draft7Validator(schema())
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
@@ -134,51 +145,68 @@ def test_all_counts_are_those_of_the_summaries():
         assert {word: int(number) for number, word in shown} == found
 
 
+def read(text):
+    """An experiment, which the schema accepts, too."""
+    values = tomllib.loads(text)
+    SCHEMA.validate(values)
+    return validate(Experiment, values)
+
+
 def test_the_documented_experiment_may_be_swept():
     """It runs in tests/experiments/test_method_tables.py."""
     text, *_ = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)
     of_optimizers, axes, of_data = re.findall(
         r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE
     )
-    swept = validate(Experiment, tomllib.loads(text + axes))
+    swept = read(text + axes)
     assert len(programs_of(grid_of(swept))) == 2  # one per algorithm
-    swept = validate(Experiment, tomllib.loads(text + of_data))
+    swept = read(text + of_data)
     assert swept.task.data_seed == "seed"
     assert grid_of(swept).shape == (2, 2, 3)
     assert len(programs_of(grid_of(swept))) == 2
     optimizers, rate, tasks = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)[1:]
     head = 'num_models = 2\nnum_rounds = 20\nassignment = { name = "mfa_rand" }\ntask = {}\n'
-    one = validate(Experiment, tomllib.loads(head + optimizers + of_optimizers))
+    one = read(head + optimizers + of_optimizers)
     assert len(programs_of(grid_of(one))) == 1
-    one = validate(
-        Experiment, tomllib.loads(head + optimizers.replace("learning_rate = 0.01", rate))
-    )
+    one = read(head + optimizers.replace("learning_rate = 0.01", rate))
     schedule = one.algorithms["FedAvg"].schedule(2, 20)
     assert [float(schedule(t)) for t in (1, 6)] == pytest.approx([0, 0.1])
     no_task = head.replace("task = {}\n", "").replace("num_models = 2\n", "")
-    assert validate(Experiment, tomllib.loads(no_task + tasks + optimizers)).num_models == 3
+    assert read(no_task + tasks + optimizers).num_models == 3
 
 
-def test_all_schedules_and_optimizers_are_documented():
-    rows = re.findall(r"^\| `\"(\w+)\"` \| (.*) \|$", EXPERIMENTS, re.MULTILINE)
-    assert {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows} == {
-        name: set(table.model_fields) - set(Scheduled.model_fields)
-        for name, table in SCHEDULE_TABLES.items()
-    }
-    listed = re.search(r"settings are optax's: (.*?)\. ", EXPERIMENTS, re.DOTALL)[1]
-    assert re.findall(r"`(\w+)`", listed) == list(OPTIMIZER_TABLES)
+def test_the_page_of_keys_has_every_key_of_every_table():
+    rows = {}
+    for line in hooks.keys().splitlines():
+        if heading := re.match(r"(##+) (.*?) \{", line):
+            section = heading[2] if heading[1] == "##" else section
+            table = rows.setdefault((section, heading[2]), set())
+        elif key := re.match(r"\| `(\w+)` \| [^|]+ \| [^|]* \| [^|]*[a-z][^|]* \|$", line):
+            table.add(key[1])
+    for section, tables in {
+        "assignment": ASSIGNMENT_TABLES,
+        "algorithms": METHOD_TABLES,
+        "learning_rate": {**SCHEDULE_TABLES, "inverse_time": InverseTime},
+        "optimizer": OPTIMIZER_TABLES,
+        "server_optimizer": SERVER_OPTIMIZER_TABLES,
+        "partition": PARTITION_TABLES,
+        "executor": EXECUTORS,
+    }.items():
+        shared = rows[section, section]
+        for name, table in tables.items():
+            own = rows[section, name]
+            assert (own | shared) - table.model_fields.keys() == set(), (section, name)
+            assert table.model_fields.keys() - {"name", "schedule"} == own | shared - {"schedule"}
+    assert rows["Experiment", "Experiment"] == {*Experiment.model_fields}
+    for section, table in {"until": Target, "byzantine": Byzantine, "privacy": Privacy}.items():
+        assert rows[section, section] == {*table.model_fields}
 
 
-def test_all_methods_and_settings_are_documented():
-    rows = re.findall(r"^\| `(\w+)`.*? \| (.*) \|$", EXPERIMENTS, re.MULTILINE)[1:]
-    settings = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows}
-    shared = {*Method.model_fields, "local_steps", "epochs", "batch_size", "order"}
-    assert {name: keys - shared for name, keys in settings.items()} == {
-        name: set(table.model_fields) - shared for name, table in METHOD_TABLES.items()
-    }
-    for name, cell in rows:
+def test_methods_that_need_thresholds_are_documented():
+    (names,) = re.findall(r"`(\w+)` and `(\w+)` need\s+`\[requirement\]`", EXPERIMENTS)
+    for name in METHOD_TABLES:
         method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
-        assert method.needs_thresholds == ("needs `[requirement]`" in cell), name
+        assert method.needs_thresholds == (name in names), name
 
 
 PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*.md")}
@@ -258,6 +286,7 @@ def test_the_experiments_of_a_page_are_valid(name):
         given = tomllib.loads(code)
         whole = given if "algorithms" in given else whole | given
         validate(Experiment, whole)
+        SCHEMA.validate(whole)
     assert whole
 
 

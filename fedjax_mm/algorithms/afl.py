@@ -41,7 +41,7 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
     Args:
       local: eta_w, B and the other settings of `local_sgd`, except `epochs` and `optimizer`.
         Clients always take 1 step.
-      mixture_rate: eta_lambda.
+      mixture_rate: eta_lambda, the step size of the weights lambda.
 
     Raises:
       ValueError: if a number is not positive.

@@ -30,7 +30,7 @@ def maxfl(
 
     Args:
       local: eta_l, tau steps and the other settings of `local_sgd`, except `epochs`.
-      server_rate: eta_g.
+      server_rate: eta_g, the step size of the server.
       eps: shrinks the step in rounds where all weights are small. The theoretical value, ``N L_c^2
         / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly in practice.
       weight: "derivative", as above, or "sigmoid", ``q_k = s``, as in Algorithm 1, line 8.

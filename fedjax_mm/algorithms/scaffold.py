@@ -29,7 +29,7 @@ def scaffold(
 
     Args:
       local: eta_l, K steps and the other settings of `local_sgd`, except `epochs` and `optimizer`.
-      server_rate: eta_g.
+      server_rate: eta_g, the step size of the server.
       option: "II" as above, or "I", where the new c_k is the gradient over all the client's
         examples at w. "I" costs one more gradient and needs a loss that is a mean over the batch.
 

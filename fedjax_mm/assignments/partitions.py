@@ -230,7 +230,7 @@ def sequential(
     Args:
       num_clients: N.
       num_models: M.
-      rounds_per_model: T1.
+      rounds_per_model: T1, the number of consecutive rounds in which a model is trained.
       cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
 
     Raises:

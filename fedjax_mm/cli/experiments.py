@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,15 +37,22 @@ def init(
 
         fedjax-mm init mine.toml
         fedjax-mm run mine.toml
+
+    Next to FILE goes experiment.schema.json, this version's JSON schema of all experiment files,
+    with which editors complete, explain and check settings. A file that begins with the line
+    `#:schema ./experiment.schema.json` uses it.
     """
+    from fedjax_mm.experiments.schema import FILE, schema
     from fedjax_mm.files import write_aside
 
     if file.exists():
         raise RefusedError(f"{file} exists and was not changed; give another FILE, or remove it")
     text = resources.files("fedjax_mm.cli").joinpath("templates/experiment.toml").read_text()
+    for_editors = json.dumps(schema(), indent=1)
     with refusing((OSError,)):
         write_aside(file, lambda aside: aside.write_text(text))
-    say(f"wrote {file}; edit it, then run: fedjax-mm run {file}")
+        write_aside(file.with_name(FILE), lambda aside: aside.write_text(for_editors))
+    say(f"wrote {file}, and {FILE} for editors; edit it, then run: fedjax-mm run {file}")
 
 
 def run(

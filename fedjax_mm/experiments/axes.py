@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedjax_mm.base import Padded
 from fedjax_mm.experiments.errors import closest
@@ -19,16 +19,27 @@ from fedjax_mm.experiments.tasks import QuadraticConfig
 from fedjax_mm.shuffles import RANK_LIMIT
 from fedjax_mm.sweeps.grid import check_values
 
-_NOT_SWEPT = (
+NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
     *("until", "params", "tasks", "together", "executor"),
 )
+"""Settings of an experiment that cannot be axes."""
+
+# "model" is a dimension of results. flax and optax need the others before compilation.
+NEVER_SWEPT = ("model", "dropout_rate", "decay_rate")
+"""Keys of all tables that cannot be axes."""
 
 _MOST = 5000  # limit on axis values, programs and draws, which cost time or memory
 
 
 class Range(Config):
     """`num` numbers from `start` to `stop`, inclusive, spaced linearly or logarithmically.
+
+    Attributes:
+      start: the first number.
+      stop: the last number.
+      num: how many numbers there are.
+      scale: "linear" for equal differences, or "log" for equal ratios.
 
     Example:
       >>> Range(start=0.01, stop=1.0, num=3, scale="log").values()
@@ -54,22 +65,21 @@ class Range(Config):
         return [float(f"{value:.12g}") for value in space(self.start, self.stop, self.num)]
 
 
-def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the axes with their dotted names."""
     # Flatten nested tables, because TOML parses ``task.mu = [...]`` as one. Keep ranges, which
-    # are tables without inner tables or lists.
+    # are tables without inner tables, lists or a `data_seed`.
     for key, value in axes.items():
-        if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
-            yield from ((f"{key}.{name}", inner) for name, inner in _dotted(value))
+        if isinstance(value, dict) and any(
+            name == "data_seed" or isinstance(inner, dict | list) for name, inner in value.items()
+        ):
+            yield from ((f"{key}.{name}", inner) for name, inner in dotted(value))
         else:
             yield key, value
 
 
-Axes = Annotated[
-    dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | Range],
-    BeforeValidator(lambda axes: dict(_dotted(axes)) if isinstance(axes, dict) else axes),
-]
-"""The values of each axis, by setting key."""
+Axes = dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | Range]
+"""The values of each axis, by the dotted name of a setting."""
 
 
 class Points:
@@ -308,7 +318,7 @@ def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
     """Raises `ValueError` if an axis is not a setting of the experiment or of any algorithm."""
     owners = [base, *base.algorithms.values()]
     fields = {name for owner in owners for name in type(owner).model_fields}
-    known = sorted(fields - {"algorithms", "name", *_NOT_SWEPT})
+    known = sorted(fields - {"algorithms", "name", *NOT_SWEPT})
     tables = {name: each for owner in owners for name, each in owner if isinstance(each, Config)}
     for key in axes:
         head, _, rest = key.partition(".")
@@ -334,9 +344,7 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
         name = key.rpartition(".")[2]
         if name in names:
             raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-        # Reject "model", because results already have that dimension. Reject dropout and
-        # exponential decay rates, because flax and optax need them before compilation.
-        if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate", "decay_rate"):
+        if key.partition(".")[0] in NOT_SWEPT or name in NEVER_SWEPT:
             raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
         for other in keys:
             if other.startswith(f"{key}."):

@@ -1,7 +1,7 @@
 """Error messages for invalid settings, with the key, the value and the allowed values."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -120,7 +120,10 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str]
             table.get("properties", {}).get(part, table.get("additionalProperties"))
             for table in tables
         ]
-        tables = [each for value in inner if value for each in _tables(value, root)] or tables
+        found = [
+            each for value in inner if isinstance(value, dict) for each in _tables(value, root)
+        ]
+        tables = found or tables
     names = [name for name in map(_name_of, tables) if name is not None]
     keys = sorted({key for table in tables for key in table.get("properties", {})})
     return names if len(names) == len(tables) else [], keys
@@ -137,18 +140,24 @@ def closest(key: str, keys: Sequence[str]) -> list[str]:
     return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
 
 
-def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
+def _tables(schema: dict[str, Any], root: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the JSON schemas of all tables allowed as a value or as an item of a list."""
-    if not isinstance(schema, dict):
-        return []
+    kinds = [*alternatives(schema, root.get("$defs", {}))]
+    items = [each["items"] for each in kinds if each.get("type") == "array" and each.get("items")]
+    tables = [each for each in kinds if each.get("type") == "object"]
+    return tables + [table for each in items for table in _tables(each, root)]
+
+
+def alternatives(schema: dict[str, Any], definitions: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the alternatives in the JSON schema of a value, without references."""
     if "$ref" in schema:
-        return _tables(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    kinds = [*schema.get("anyOf", []), *schema.get("oneOf", [])]
-    if kinds:
-        return [table for each in kinds for table in _tables(each, root)]
-    if schema.get("type") == "array":
-        return _tables(schema.get("items"), root)
-    return [schema] if schema.get("type") == "object" else []
+        yield from alternatives(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return
+    kinds = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, ())]
+    for each in kinds:
+        yield from alternatives(each, definitions)
+    if not kinds:
+        yield schema
 
 
 def _name_of(table: dict[str, Any]) -> str | None:

@@ -14,10 +14,13 @@ _REMEDY = "pip install 'fedjax-mm[cluster]'"
 
 
 class _Executor(Config):
-    """Settings shared by all executors."""
+    """Settings shared by all executors.
+
+    Attributes:
+      num_parts: N, the number of parts into which the runs are divided.
+    """
 
     num_parts: Count = 8
-    """N, the number of parts into which the runs are divided."""
 
     @contextmanager
     def opened(self, how: Execution) -> Iterator[Execution]:
@@ -37,14 +40,18 @@ class _Executor(Config):
 class Submitit(_Executor):
     """Slurm jobs, or processes on this machine, run by submitit.
 
-    `parameters`, such as `timeout_min` or `slurm_partition`, go to submitit's `update_parameters`.
+    Attributes:
+      cluster: "slurm", or "local" for processes on this machine.
+      folder: the directory of submitit's files.
+      at_once: the maximum number of parts at a time; defaults to all of them, or 2 on this machine.
+      parameters: passed to submitit's `update_parameters`, such as `timeout_min` or
+        `slurm_partition`.
     """
 
-    name: Literal["submitit"] = "submitit"
+    name: Literal["submitit"]
     cluster: Literal["slurm", "local"] = "slurm"
     folder: str = "jobs"
     at_once: Count | None = None
-    """The maximum number of parts at a time; defaults to all of them, or 2 on this machine."""
     parameters: dict[str, Any] = Field(default_factory=dict)
 
     @contextmanager
@@ -75,13 +82,17 @@ class Submitit(_Executor):
 
 
 class Dask(_Executor):
-    """Workers of a Dask scheduler, or of a local cluster of processes."""
+    """Workers of a Dask scheduler, or of a local cluster of processes.
 
-    name: Literal["dask"] = "dask"
+    Attributes:
+      address: the scheduler's address, such as "tcp://first:8786"; if omitted, workers start
+        locally.
+      workers: the number of workers started on this machine, with one thread each.
+    """
+
+    name: Literal["dask"]
     address: str | None = None
-    """The scheduler's address, such as "tcp://first:8786"; if omitted, workers start locally."""
     workers: Count = 2
-    """The number of workers started on this machine, with one thread each."""
 
     @contextmanager
     def _executor(self) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from fedjax_mm.experiments.axes import Axes, Points
+from fedjax_mm.experiments.axes import Axes, Points, dotted
 from fedjax_mm.experiments.executors import AnyExecutor
 from fedjax_mm.experiments.overrides import replaced
 from fedjax_mm.experiments.point import Point
@@ -19,15 +19,16 @@ class Experiment(Point):
     compilation, and neither do axes of the data, such as `task.partition.alpha` or
     `task.data_seed`. If `data_seed` is "seed", every seed has its own draw of the data.
 
-    `num_models` may be omitted if it is an axis, or if the experiment has `tasks`, one per model
-    and all with the same clients. The axis `task.KEY` then applies to every task.
+    `num_models` may be omitted if it is an axis, or if the experiment has `tasks`. The axis
+    `task.KEY` then applies to every task.
 
-    `together` names count axes whose values share a program, which plain FedAvg on the quadratic
-    allows. It defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves
-    compilation, but a round may take 2.7 times longer.
-
-    `executor` configures the executor that computes the parts if a command selects it. It is not
-    one of the settings that identify a result.
+    Attributes:
+      axes: values of settings, as lists or ranges; with this table the file is a sweep.
+      executor: the executor that computes the parts if a command selects it. It is not one of the
+        settings that identify a result.
+      together: count axes whose values share a program, which plain FedAvg on the quadratic allows;
+        defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves compilation,
+        but a round may take 2.7 times longer.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -50,17 +51,22 @@ class Experiment(Point):
     @classmethod
     def _said_elsewhere(cls, values: Any) -> Any:
         """Fills in settings that axes imply."""
-        if not isinstance(values, dict):
+        if not isinstance(values, dict) or not isinstance(values.get("axes"), dict):
             return values
-        values = _with_seeds_of_data(values)
-        axes = values.get("axes")
-        if values.get("num_models") is not None or not isinstance(axes, dict):
-            return values
-        if "num_models" not in axes:
-            return values
-        axis = axes["num_models"]
-        is_list = isinstance(axis, list) and len(axis) > 0 and isinstance(axis[0], int)
-        return values | {"num_models": axis[0] if is_list else 1}
+        axes = dict(dotted(values["axes"]))
+        if axes.get("task.data_seed") == "seed":
+            del axes["task.data_seed"]
+            tasks = values.get("tasks")
+            if isinstance(tasks, list):
+                drawn = [replaced(each, ["data_seed"], "seed") for each in tasks]
+                values = values | {"tasks": drawn}
+            else:
+                values = replaced(values, ["task", "data_seed"], "seed")
+        if values.get("num_models") is None and "num_models" in axes:
+            axis = axes["num_models"]
+            is_list = isinstance(axis, list) and len(axis) > 0 and isinstance(axis[0], int)
+            values = values | {"num_models": axis[0] if is_list else 1}
+        return values | {"axes": axes}
 
     @model_validator(mode="after")
     def _points_fit(self) -> Self:
@@ -71,24 +77,3 @@ class Experiment(Point):
     def points(self) -> Points:
         """Returns all checked points of the axes, without their data."""
         return Points(self, self.axes, self.together)
-
-
-def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves the value "seed" of a `data_seed` axis to the tasks."""
-    axes = values.get("axes")
-    if not isinstance(axes, dict):
-        return values
-    nested = axes.get("task")
-    if axes.get("task.data_seed") == "seed":
-        axes = {key: axis for key, axis in axes.items() if key != "task.data_seed"}
-    elif isinstance(nested, dict) and nested.get("data_seed") == "seed":
-        rest = {key: axis for key, axis in nested.items() if key != "data_seed"}
-        axes = {key: axis for key, axis in axes.items() if key != "task"}
-        axes |= {"task": rest} if rest else {}
-    else:
-        return values
-    tasks = values.get("tasks")
-    if isinstance(tasks, list):
-        drawn = [replaced(each, ["data_seed"], "seed") for each in tasks]
-        return values | {"axes": axes, "tasks": drawn}
-    return replaced(values, ["task", "data_seed"], "seed") | {"axes": axes}

@@ -1,6 +1,7 @@
 """Fields of configurations: plain data, and the types that validate them."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Set
 from functools import cache, reduce
 from operator import or_
@@ -8,6 +9,7 @@ from types import NoneType
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     Self,
     TypedDict,
@@ -24,6 +26,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     GetPydanticSchema,
     ValidationInfo,
     create_model,
@@ -66,18 +69,83 @@ class Replicas(TypedDict):
     first_seed: int
 
 
-T = TypeVar("T")
-
 FINISHED = "finished"
 """The validation context for the settings of a finished result, whose data files may be gone."""
 
 
 class Config(BaseModel):
-    """Immutable validated settings that reject unknown keys."""
+    """Immutable validated settings that reject unknown keys.
+
+    Attributes:
+      factory: the function that `call` calls, whose docstring gives the meaning of the keys.
+      renamed: the names of its parameters by key, where they differ.
+    """
 
     # Build validators on first use, because a table is part of many others, each of which would
     # build its own.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    factory: ClassVar[Any] = None
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def call(self, **given: Any) -> Any:
+        """Calls the factory with the settings that are among its parameters.
+
+        Args:
+          **given: arguments that a file cannot express, which override the settings.
+
+        Example:
+          >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
+          >>> table = ASSIGNMENT_TABLES["mfa_rand"](name="mfa_rand", cohort_size=4)
+          >>> table.call(num_clients=6, num_models=2).num_models
+          2
+        """
+        kind = type(self)
+        takes = parameters_of(kind.factory)
+        settings = {kind.renamed.get(key, key): value for key, value in self}
+        return kind.factory(**{key: x for key, x in settings.items() if key in takes} | given)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> Any:
+        """Adds the meaning of the table and of its keys to its JSON schema."""
+        made = handler(core_schema)
+        table = handler.resolve_ref_schema(made)
+        own = inspect.cleandoc(cls.__doc__ or cls.factory.__doc__ or "")
+        table["description"] = " ".join(own.partition("\n\n")[0].split())
+        for key, meaning in meanings(cls).items():
+            table["properties"][key]["description"] = meaning
+        return made
+
+
+def meanings(table: type[Config]) -> dict[str, str]:
+    """Returns the meaning of each key, from the docstrings of a table's classes and factories.
+
+    Example:
+      >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
+      >>> meanings(ASSIGNMENT_TABLES["mfa_rr"])["cohort_size"]
+      'K of the N clients; None means all of them.'
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(table.__mro__):
+        if vars(kind).get("factory"):
+            of_factory = _arguments(vars(kind)["factory"])
+            found |= {
+                key: x
+                for key in table.model_fields
+                if (x := of_factory.get(table.renamed.get(key, key)))
+            }
+        found |= _arguments(kind) if issubclass(kind, Config) else {}
+    return {key: meaning for key, meaning in found.items() if key in table.model_fields}
+
+
+def _arguments(described: Any) -> dict[str, str]:
+    """Returns the sections Args and Attributes of a docstring in Google's style, by name."""
+    text = inspect.cleandoc(described.__doc__ or "")
+    entries = r"^  (\w+)(?: \(.*?\))?: (.*(?:\n {3,}.*)*)"
+    return {
+        name: " ".join(meaning.split())
+        for section in re.findall(r"^(?:Args|Attributes):\n((?: .*\n?)+)", text, re.MULTILINE)
+        for name, meaning in re.findall(entries, section, re.MULTILINE)
+    }
 
 
 class WithFiles(Config):
@@ -99,25 +167,6 @@ class WithFiles(Config):
         return self
 
 
-def instantiate(table: Config, factory: Callable[..., T], **given: Any) -> T:
-    """Calls a factory with the settings of a table that are among its parameters.
-
-    Args:
-      table: validated settings, by parameter name of the factory.
-      factory: a public function whose other parameters are `given` or keep their defaults.
-      **given: arguments that a file cannot express, which override the table's.
-
-    Example:
-      >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
-      >>> from fedjax_mm.assignments.partitions import mfa_rand
-      >>> table = ASSIGNMENT_TABLES["mfa_rand"](name="mfa_rand", cohort_size=4)
-      >>> instantiate(table, mfa_rand, num_clients=6, num_models=2).num_models
-      2
-    """
-    takes = parameters_of(factory)
-    return factory(**{key: value for key, value in table if key in takes} | given)
-
-
 @cache
 def parameters_of(factory: Callable[..., Any]) -> Set[str]:
     """Returns the names of a function's parameters."""
@@ -125,7 +174,12 @@ def parameters_of(factory: Callable[..., Any]) -> Set[str]:
 
 
 class Seeded(WithFiles):
-    """Settings of runs with several seeds, to which more seeds can be added later."""
+    """Settings of runs with several seeds, to which more seeds can be added later.
+
+    Attributes:
+      num_seeds: the number of runs of each algorithm at each point.
+      seed: the seed of all draws, from which the seeds of the runs are made.
+    """
 
     num_seeds: Count
     seed: Seed = 0
@@ -214,7 +268,9 @@ def table_of(
     """
     columns = columns_of(function, *given, *base.model_fields, **types)
     columns = {"name": (Literal[function.__name__], ...)} | columns
-    return create_model(function.__name__, __base__=base, **columns)
+    table = create_model(function.__name__, __base__=base, **columns)
+    table.factory = function
+    return table
 
 
 def one_of(tables: Mapping[str, type[Config]]) -> GetPydanticSchema:

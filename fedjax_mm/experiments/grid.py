@@ -12,7 +12,6 @@ from fedjax_mm.experiments.start import load_start, params_at
 from fedjax_mm.experiments.tasks import AnyTask
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import check_fits
-from fedjax_mm.sweeps.until import Until
 
 
 def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
@@ -71,7 +70,7 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
         experiment.seed,
         record_every=experiment.record_every,
         client_map=experiment.client_map,
-        until=None if experiment.until is None else Until(**dict(experiment.until)),
+        until=experiment.until.call() if experiment.until else None,
         together=[points.name_of(key) for key in points.joined],
         first_seed=first,
         data=" and ".join(sorted({each.kind for each in data.values()})) or "synthetic",

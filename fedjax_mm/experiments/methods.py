@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,6 @@ from fedjax_mm.experiments.fields import (
     NonNegative,
     Positive,
     columns_of,
-    instantiate,
     named,
     one_of,
     parameters_of,
@@ -51,6 +50,7 @@ from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requirin
 class Appealing(Config):
     """Settings of `appealing`: clients opt out of models that do not appeal to them."""
 
+    factory = appealing
     cohort_size: Count
     from_round: Count = 10
 
@@ -58,33 +58,35 @@ class Appealing(Config):
 class Available(Config):
     """An availability law, selected by name, and settings of `available`."""
 
+    factory = available
     name: str
     when_absent: Literal["skip", "replace"] = "skip"
     unbiased: fields.Flag = False
 
     def wrap(self, assignment: Assignment) -> Assignment:
         """Wraps an assignment with `available`."""
-        law = instantiate(self, _LAWS[self.name])
-        how: dict[str, Any] = {"when_absent": self.when_absent, "unbiased": self.unbiased}
-        return available(assignment, law, **how)
+        law: Law = self.call()
+        return available(assignment, law, when_absent=self.when_absent, unbiased=self.unbiased)
 
 
-_LAWS: dict[str, Callable[..., Law]] = {
-    law.__name__: law for law in (bernoulli, markov, cyclic, timetable)
-}
 _EACH = fields.Share | tuple[fields.Share, ...]
 _INTERVALS = tuple[tuple[tuple[fields.NonNegative, Positive], ...], ...]
 _LAW_TYPES = {"probability": _EACH, "comes": _EACH, "leaves": _EACH, "intervals": _INTERVALS}
-_LAW_TABLES = {name: table_of(Available, law, **_LAW_TYPES) for name, law in _LAWS.items()}
+_LAW_TABLES = {
+    law.__name__: table_of(Available, law, **_LAW_TYPES)
+    for law in (bernoulli, markov, cyclic, timetable)
+}
 """The tables of all availability laws, by `name`."""
 
 
 class Delays(Config):
     """Settings of `shifted_exponential`, the duration of a local training."""
 
+    factory = shifted_exponential
+
     def build(self, num_clients: int) -> Delay:
         """Builds the delays."""
-        return instantiate(self, shifted_exponential, num_clients=num_clients)
+        return self.call(num_clients=num_clients)
 
 
 _DelayTable: Any = create_model(
@@ -93,23 +95,27 @@ _DelayTable: Any = create_model(
 
 
 class Assigned(Config):
-    """An assignment or dispatch, selected by name, with absent or late clients and a clock."""
+    """An assignment or dispatch, selected by name, with absent or late clients and a clock.
 
+    Attributes:
+      appealing: lets clients opt out of models that do not appeal to them, see `appealing`.
+      available: lets clients be absent, see `available`.
+      dropping: the probability that a message is lost.
+      delay: the delays of a clock, which times each round by its slowest client.
+    """
+
+    factory: ClassVar[Any] = on_clock
     name: str
     appealing: Appealing | None = None
     available: Annotated[Available, one_of(_LAW_TABLES)] | None = None
     dropping: fields.Share | None = None
-    """The probability that a message is lost."""
     first: Count | None = None
-    """The number of each model's fastest clients to wait for, on a clock."""
     deadline: Positive | None = None
-    """The deadline of a round on a clock."""
     delay: Annotated[Delays, GetPydanticSchema(lambda _, make: make(_DelayTable))] | None = None
-    """The delays of a clock, which times each round by its slowest client."""
 
     def build(self, num_clients: int, num_models: int | Padded) -> Assignment | Dispatch:
         """Builds the assignment."""
-        factory = _FACTORIES[self.name]
+        factory = type(self).factory
         sizes: dict[str, Any] = {"num_clients": num_clients}
         # An assignment whose factory has no `num_models` trains one model.
         if "num_models" in parameters_of(factory):
@@ -124,14 +130,13 @@ class Assigned(Config):
             for name in ("appealing", "available", "dropping", "first", "deadline"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is not for {self.name}, which {why}")
-            on_its_clock: Assignment | Dispatch
-            on_its_clock = instantiate(self, factory, **sizes, delay=delay)
+            on_its_clock: Assignment | Dispatch = self.call(**sizes, delay=delay)
             return on_its_clock
-        drawn: Assignment = instantiate(self, factory, **sizes)
+        drawn: Assignment = self.call(**sizes)
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
         drawn = self.available.wrap(drawn) if self.available else drawn
         if delay:
-            drawn = instantiate(self, on_clock, assignment=drawn, delay=delay)
+            drawn = on_clock(drawn, delay, first=self.first, deadline=self.deadline)
         elif self.first is not None or self.deadline is not None:
             raise ValueError(
                 "first and deadline are for a clock; add a delay, such as delay = { mean = 1.0 }"
@@ -139,9 +144,9 @@ class Assigned(Config):
         return drawn if self.dropping is None else dropping(drawn, self.dropping)
 
 
-_FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "bods": bods, "fedast": fedast}
-
 _COUNTS: dict[str, Any] = dict.fromkeys(["at_work", "processors"], Count | tuple[Count, ...])
+
+_FACTORIES: dict[str, Any] = {**strategies(), "bods": bods, "fedast": fedast}
 
 ASSIGNMENT_TABLES = {
     name: table_of(Assigned, factory, "num_clients", "num_models", **_COUNTS)
@@ -156,25 +161,26 @@ AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 class Compression(Config):
     """A compressor, selected by name, and whether to use error feedback, as in `compressed`."""
 
+    factory = compressed
     name: str
     error_feedback: fields.Flag | None = None
 
     def wrap(self, algorithm: Algorithm) -> Algorithm:
         """Wraps an algorithm with `compressed`."""
-        rule = instantiate(self, _COMPRESSORS[self.name])
+        rule: Compressor = self.call()
         return compressed(algorithm, rule, error_feedback=self.error_feedback)
 
 
-_COMPRESSORS: dict[str, Callable[..., Compressor]] = {
-    rule.__name__: rule for rule in (top_k, random_k, qsgd, sign)
+_COMPRESSION_TABLES = {
+    rule.__name__: table_of(Compression, rule) for rule in (top_k, random_k, qsgd, sign)
 }
-_COMPRESSION_TABLES = {name: table_of(Compression, rule) for name, rule in _COMPRESSORS.items()}
 """The tables of all compressors, by `name`."""
 
 
 class Adaptive(Config):
     """Settings of `AdaptiveClip`, for an adaptive clipping norm."""
 
+    factory = AdaptiveClip
     quantile: fields.Fraction = 0.5
     rate: Positive = 0.2
     count_noise: NonNegative = 0.0
@@ -183,6 +189,7 @@ class Adaptive(Config):
 class Privacy(Config):
     """Settings of `private`: clipped updates, with noise added by the server."""
 
+    factory = private
     clip: Positive
     noise_multiplier: NonNegative
     clients_per_round: Positive
@@ -190,8 +197,7 @@ class Privacy(Config):
 
     def wrap(self, algorithm: Algorithm) -> Algorithm:
         """Wraps an algorithm with `private`."""
-        rule = self.adaptive and instantiate(self.adaptive, AdaptiveClip)
-        return instantiate(self, private, algorithm=algorithm, adaptive=rule)
+        return self.call(algorithm=algorithm, adaptive=self.adaptive and self.adaptive.call())
 
 
 class Method(OptimizingClients):
@@ -199,6 +205,12 @@ class Method(OptimizingClients):
 
     A method's table also has a key for each argument of `local_sgd`. Updates are compressed first
     and then clipped.
+
+    Attributes:
+      compression: compresses the clients' updates.
+      privacy: clips the updates, and adds noise.
+      assignment: chooses clients and models; defaults to the experiment's.
+      learning_rate: eta of clients, a number or the table of a schedule.
     """
 
     name: str
@@ -223,14 +235,14 @@ class Method(OptimizingClients):
           num_models: M, the number of rounds per frame, for schedules per frame.
           num_rounds: T, the last round of schedules without a length.
         """
-        factory, rate = methods()[self.name], self.schedule(num_models, num_rounds)
+        factory, rate = type(self).factory, self.schedule(num_models, num_rounds)
         local = {argument: getattr(self, key) for argument, key in _LOCAL_KEYS.items()}
         # Factories with a shorthand also have parameters for local training settings.
         given: dict[str, Any] = dict.fromkeys({*_LOCAL_KEYS.values()} & parameters_of(factory))
         if isinstance(self, OptimizingServer):
             given["server_optimizer"] = self.build_server_optimizer(num_models, num_rounds)
         given["local"] = local_sgd(rate, optimizer=self.local_optimizer(), **local)
-        algorithm: Algorithm = instantiate(self, factory, **given)
+        algorithm: Algorithm = self.call(**given)
         algorithm = self.compression.wrap(algorithm) if self.compression else algorithm
         return self.privacy.wrap(algorithm) if self.privacy else algorithm
 
@@ -249,6 +261,7 @@ def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
     bases = (Method, OptimizingServer) if mine else (Method,)
     columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
     base: Any = create_model("Method", __base__=bases, **columns)
+    base.factory, base.renamed = local_sgd, {"local_steps": "steps"}
     return table_of(base, factory, "local")
 
 
@@ -267,7 +280,13 @@ parameters, or else from those that a task draws."""
 class Byzantine(Config):
     """Settings of attackers, a fraction of the training clients, for `attacked` and `noisy`.
 
-    The number of attackers is rounded up.
+    Attributes:
+      fraction: the fraction of attackers, whose number is rounded up.
+      loss_factor: multiplies the attackers' losses.
+      noise: the standard deviation of the noise in an attacker's update, divided by the root mean
+        square of the update.
+      stays: whether attackers always participate; if false, they may opt out.
+      seed: the seed that chooses the attackers.
     """
 
     fraction: fields.Share
@@ -275,7 +294,6 @@ class Byzantine(Config):
     noise: NonNegative = 1.0
     stays: fields.Flag = True
     seed: fields.Seed = 0
-    """The seed that chooses the attackers."""
 
     def attackers(self, num_clients: int) -> Any:
         """Returns a mask of the `num_clients` training clients that attack."""
@@ -297,13 +315,20 @@ class Requirement(Config):
     """Clients' thresholds, which all algorithms share, and how to measure them.
 
     See `requiring`. Fine-tuning uses the algorithm's rate and batches.
+
+    Attributes:
+      num_steps: the number of steps of the warm-up, in which clients train models of their own.
+      learning_rate: the learning rate of the warm-up.
+      batch_size: the batch size of the warm-up; defaults to 32, except on the quadratic, which has
+        none.
+      num_unseen: the number of clients that do not train, and are measured separately.
+      tuning_steps: the number of steps in which clients fine-tune the models before they are
+        measured.
     """
 
     num_steps: Count = 100
     learning_rate: Positive = 0.05
-    """The learning rate of the warm-up, in which clients train models of their own."""
     batch_size: Count | None = None
-    """The batch size of the warm-up; defaults to 32, except on the quadratic, which has none."""
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 

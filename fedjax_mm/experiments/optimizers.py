@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import or_
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import optax
 from pydantic import Discriminator, Field, GetPydanticSchema, Tag, create_model
@@ -26,8 +26,16 @@ Per = Literal["round", "frame"]
 
 
 class InverseTime(Config):
-    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
+    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M).
 
+    Attributes:
+      schedule: "inverse_time", which may be omitted.
+      beta: the numerator.
+      gamma: delays the decay.
+      per: "frame" counts frames of `num_models` rounds instead of rounds.
+    """
+
+    factory = inverse_time
     schedule: Annotated[Literal["inverse_time"], Field(exclude=True)] = "inverse_time"
     beta: Positive
     gamma: NonNegative
@@ -36,7 +44,7 @@ class InverseTime(Config):
     def build(self, num_models: int, num_rounds: int) -> Schedule:
         """Builds the schedule over rounds t = 1, 2, ..."""
         del num_rounds
-        schedule: Schedule = inverse_time(self.beta, self.gamma)
+        schedule: Schedule = self.call()
         return per_frame(schedule, num_models) if self.per == "frame" else schedule
 
 
@@ -45,8 +53,14 @@ class Scheduled(Config):
 
     Lengths are in rounds (or frames). By default a schedule lasts from the end of the warm-up to
     the last round (or frame).
+
+    Attributes:
+      schedule: the name of the schedule.
+      warmup_steps: the length of the warm-up, in which the rate rises from 0 to `start`.
+      per: "frame" counts frames of `num_models` rounds instead of rounds.
     """
 
+    renamed: ClassVar = {"start": "init_value", "end": "end_value"}
     schedule: str
     warmup_steps: CountOrZero = 0
     per: Per = "round"
@@ -63,13 +77,10 @@ class Scheduled(Config):
                 f"learning_rate: warmup_steps is {self.warmup_steps}, of {length} {self.per}s in "
                 "all; give fewer"
             )
-        settings = {key: value for key, value in self if key not in Scheduled.model_fields}
-        for key in _LENGTHS & settings.keys():
-            settings[key] = settings[key] or length - self.warmup_steps
-        renamed = {_OPTAX.get(key, key): value for key, value in settings.items()}
-        schedule: Any = _SCHEDULES[self.schedule](**renamed)
+        lengths = {key: x or length - self.warmup_steps for key, x in self if key in _LENGTHS}
+        schedule: Any = self.call(**lengths)
         if self.warmup_steps:
-            rise = optax.linear_schedule(0.0, settings["start"], self.warmup_steps)
+            rise = optax.linear_schedule(0.0, dict(self)["start"], self.warmup_steps)
             schedule = optax.join_schedules([rise, schedule], [self.warmup_steps])
 
         def at(t: Any) -> Any:
@@ -98,22 +109,23 @@ _SCHEDULES: dict[str, Callable[..., Any]] = {
     "linear": optax.linear_schedule,
     "polynomial": optax.polynomial_schedule,
 }
-_OPTAX = {"start": "init_value", "end": "end_value"}
 _LENGTHS = {"decay_steps", "transition_steps"}
 
 
-def _schedule_table(name: str) -> type[Scheduled]:
+def _schedule_table(name: str, factory: Callable[..., Any]) -> type[Scheduled]:
     types: dict[str, Any] = dict.fromkeys(_LENGTHS, Count | None)
     types |= {"init_value": Positive, "end_value": NonNegative | None}
-    columns = columns_of(_SCHEDULES[name], **types, transition_begin=CountOrZero)
+    columns = columns_of(factory, **types, transition_begin=CountOrZero)
     columns |= dict.fromkeys(_LENGTHS & columns.keys(), (Count | None, None))
-    ours = {value: key for key, value in _OPTAX.items()}
+    ours = {value: key for key, value in Scheduled.renamed.items()}
     columns = {ours.get(key, key): column for key, column in columns.items()}
     columns["schedule"] = Literal[name], ...
-    return create_model(name, __base__=Scheduled, **columns)
+    table = create_model(name, __base__=Scheduled, **columns)
+    table.factory = factory
+    return table
 
 
-SCHEDULE_TABLES = {name: _schedule_table(name) for name in _SCHEDULES}
+SCHEDULE_TABLES = {name: _schedule_table(name, factory) for name, factory in _SCHEDULES.items()}
 """The tables of optax's schedules in a file, by `schedule`."""
 
 
@@ -204,18 +216,22 @@ class OptimizingClients(Config):
 
     Gradients are clipped, `weight_decay` times the parameters is added, and the sum is passed to
     the optimizer.
+
+    Attributes:
+      optimizer: the clients' optimizer, whose state is reset every round; SGD by default.
+      weight_decay: times the parameters is added to gradients.
+      clip: the global norm to which gradients are clipped.
     """
 
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
     weight_decay: NonNegative | None = None
     clip: Positive | None = None
-    """The global norm to which gradients are clipped."""
 
     def local_optimizer(self) -> LocalOptimizer:
         """Returns a function that maps the round's rate to the clients' optimizer."""
         make = optax.sgd
         if self.optimizer is not None:
-            make = getattr(optax, self.optimizer.name)
+            make = type(self.optimizer).factory
             # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
             settings = self.optimizer.settings
             make = partial(make, **settings) if settings else make
@@ -228,7 +244,11 @@ class OptimizingClients(Config):
 
 
 class OptimizingServer(Config):
-    """Settings of methods whose server may use an optimizer instead of adding the mean update."""
+    """Settings of methods whose server may use an optimizer instead of adding the mean update.
+
+    Attributes:
+      server_optimizer: the server's optimizer, whose gradient is minus the mean update.
+    """
 
     server_optimizer: Annotated[Optimizer, one_of(SERVER_OPTIMIZER_TABLES)] | None = None
 
@@ -242,5 +262,5 @@ class OptimizingServer(Config):
         rate = rate_of(own.learning_rate, num_models, num_rounds)
         # Add 1, because optax counts from 0 and our schedules count rounds from 1.
         counted = (lambda count: rate(count + 1)) if callable(rate) else rate
-        made: optax.GradientTransformation = getattr(optax, own.name)(counted, **own.settings)
+        made: optax.GradientTransformation = type(own).factory(counted, **own.settings)
         return made

@@ -41,6 +41,7 @@ Precision = Literal["float32", "float64"]
 class Target(Config):
     """The early stopping target of a run, as in `Until`."""
 
+    factory = Until
     metric: str
     at_least: Number | None = None
     at_most: Number | None = None
@@ -53,15 +54,22 @@ class Target(Config):
 class Point(Seeded):
     """Tasks, algorithms and seeds.
 
-    `num_models` may be omitted if there are `tasks`, one per model and all with the same clients.
-
-    `params` is a file with the final parameters of another run, from which this run starts. If the
-    file has a single algorithm, seed or model, all of them start from it. Otherwise each starts
-    from its own.
-
-    `assignment` is the default for algorithms without their own, and covers only seen clients.
-    `byzantine` turns some clients into attackers. `requirement` sets the clients' thresholds, which
-    all algorithms share.
+    Attributes:
+      task: the task of all models.
+      tasks: the task of each model, instead of `task`; all have the same clients.
+      algorithms: the tables of the algorithms that are compared, by label.
+      assignment: the default for algorithms without their own; it covers only seen clients.
+      byzantine: turns some clients into attackers.
+      requirement: sets the clients' thresholds, which all algorithms share.
+      num_models: M, the number of models; it may be omitted if there are `tasks`.
+      num_rounds: T, the number of rounds.
+      record_every: the number of rounds between two records.
+      client_map: how a device computes its clients: "vmap" all at once, "scan" one at a time, or
+        this many at a time.
+      precision: the precision of parameters and data; classifiers are trained in "float32".
+      until: ends runs early.
+      params: a file with the final parameters of another run, from which this run starts. If it has
+        a single algorithm, seed or model, all start from it; otherwise each starts from its own.
     """
 
     task: TaskConfig | None = None
@@ -92,7 +100,7 @@ class Point(Seeded):
         """Raises `ValueError` if the settings cannot be built, before any compilation."""
         check_records(self.num_rounds, self.record_every)
         if self.until is not None:
-            Until(**dict(self.until))
+            self.until.call()
         self._check_tasks()
         self._check_requirement()
         for label, method in self.algorithms.items():

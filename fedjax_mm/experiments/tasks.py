@@ -29,7 +29,6 @@ from fedjax_mm.experiments.fields import (
     Share,
     TwoOrMore,
     WithFiles,
-    instantiate,
     named,
     one_of,
     parameters_of,
@@ -40,9 +39,31 @@ from fedjax_mm.tasks.quadratic import quadratic
 Model = Literal["logistic", "mlp", "cnn", "gru"]
 
 
-class QuadraticConfig(Config):
-    """The federated quadratic, and the initial parameters of the models."""
+class _Task(Config):
+    @property
+    def is_drawn_by_seed(self) -> bool:
+        """Whether every seed has its own data draw."""
+        return getattr(self, "data_seed", None) == "seed"
 
+    def drawn(self, seed: int) -> Self:
+        """Returns the settings of one draw of the data, with the seed if every seed has its own."""
+        return self.model_copy(update={"data_seed": seed}) if self.is_drawn_by_seed else self
+
+    @property
+    def num_bytes(self) -> float:
+        """A lower bound on the memory of one data draw, from the settings alone."""
+        return 0.0
+
+
+class QuadraticConfig(_Task):
+    """The federated quadratic, and the initial parameters of the models.
+
+    Attributes:
+      start: "zeros", or one "normal" draw for all models, seeds and algorithms.
+      start_seed: the seed of that draw.
+    """
+
+    factory = quadratic
     name: Literal["quadratic"] = "quadratic"
     num_clients: Count = 24
     block_size: Count = 4
@@ -54,28 +75,13 @@ class QuadraticConfig(Config):
     def source(self) -> None:
         """None, because the task has no data."""
 
-    @property
-    def num_bytes(self) -> float:
-        """The size of the data in bytes."""
-        return 0.0
-
-    @property
-    def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has its own data draw."""
-        return False
-
-    def drawn(self, seed: int) -> Self:
-        """Returns the settings, which have no data."""
-        del seed
-        return self
-
     def data(self) -> None:
         """None, because the task is defined by its settings alone."""
 
     def build(self, data: None = None) -> Task:
         """Builds the task."""
         del data
-        return instantiate(self, quadratic)
+        return self.call()
 
     def initial_params(self) -> Params:
         """Returns zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
@@ -96,19 +102,14 @@ DataSeed = Annotated[Seed | Literal["seed"], BeforeValidator(_seed_or_word)]
 """The seed of a data draw, or "seed" to draw different data for every seed of the experiment."""
 
 
-class _Learning(Config):
-    """A classifier trained on clients' examples."""
+class _Learning(_Task):
+    """A classifier trained on clients' examples.
+
+    Attributes:
+      data_seed: the seed of all draws of the data, or "seed" for different data for every seed.
+    """
 
     data_seed: DataSeed = 0
-
-    @property
-    def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has its own data draw."""
-        return self.data_seed == "seed"
-
-    def drawn(self, seed: int) -> Self:
-        """Returns the settings of one draw of the data, with the seed if every seed has its own."""
-        return self.model_copy(update={"data_seed": seed}) if self.is_drawn_by_seed else self
 
     @property
     def _seed(self) -> int:
@@ -122,11 +123,6 @@ class _Learning(Config):
         return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
 
     @property
-    def num_bytes(self) -> float:
-        """A lower bound on the memory of one data draw, from the settings alone."""
-        return 0.0
-
-    @property
     def has_own_tests(self) -> bool:
         """Whether every client has its own test examples."""
         return True
@@ -136,12 +132,17 @@ class _Learning(Config):
 
 
 class _Network(_Learning, WithFiles):
-    """A network trained on clients' data, some with labels flipped by `flip_labels`."""
+    """A network trained on clients' data, some with labels flipped by `flip_labels`.
+
+    Attributes:
+      model: the network; "gru" is for texts, and "cnn" for images.
+      dropout_rate: the probability that the MLP drops a unit during training.
+      flipped: the fraction of clients with flipped labels.
+    """
 
     model: Model = "logistic"
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     flipped: Share = 0.0
-    """The fraction of clients with flipped labels."""
 
     @model_validator(mode="after")
     def _network_fits(self, info: ValidationInfo) -> Self:
@@ -172,8 +173,14 @@ class _Network(_Learning, WithFiles):
 
 
 class SyntheticConfig(_Learning):
-    """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`."""
+    """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`.
 
+    Attributes:
+      sigmoid_head: whether to apply a sigmoid to the logits before the softmax, as in LEAF.
+      reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF.
+    """
+
+    factory = synthetic
     name: Literal["synthetic"]
     num_clients: Count = 100
     alpha: NonNegative = 1.0
@@ -204,7 +211,7 @@ class SyntheticConfig(_Learning):
 
     def data(self) -> FederatedData:
         """Draws the clients' examples with `data_seed`."""
-        return instantiate(self, synthetic, seed=self._seed)
+        return self.call(seed=self._seed)
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task."""
@@ -220,8 +227,7 @@ class Partition(Config):
 
     def deal(self, labels: np.ndarray, num_clients: int, seed: int) -> partition.Parts:
         """Returns the rows of each client."""
-        function: Any = getattr(partition, self.name)
-        return instantiate(self, function, labels=labels, num_clients=num_clients, seed=seed)
+        return self.call(labels=labels, num_clients=num_clients, seed=seed)
 
 
 PARTITION_TABLES = {
@@ -240,8 +246,11 @@ IIDShare: Any = PARTITION_TABLES["iid_share"]
 class _Images(_Network):
     """Images of one pool, distributed among the clients.
 
-    With `test_fraction`, every client tests on that fraction of its own images. Otherwise all
-    clients share the pool's test images.
+    Attributes:
+      num_clients: N, the number of clients.
+      partition: how the images are distributed among the clients.
+      test_fraction: the fraction of its own images on which a client tests; if omitted, all clients
+        share the pool's test images.
     """
 
     num_clients: Count = 100
@@ -254,7 +263,8 @@ class _Images(_Network):
         return self.test_fraction is not None
 
     def _pool(self) -> Pool:
-        raise NotImplementedError
+        pool: Pool = self.call()
+        return pool
 
     def data(self) -> FederatedData:
         """Loads the images and distributes them among the clients."""
@@ -281,6 +291,7 @@ class DigitsConfig(_Images):
 class IDXConfig(_Images):
     """MNIST, Fashion-MNIST or EMNIST from a directory of the official files."""
 
+    factory = load_idx
     name: Literal["idx"]
     directory: str
     dataset: Name = "mnist"
@@ -290,13 +301,11 @@ class IDXConfig(_Images):
         """See `WithFiles`."""
         check_idx(self.directory, dataset=self.dataset, split=self.split)
 
-    def _pool(self) -> Pool:
-        return load_idx(self.directory, dataset=self.dataset, split=self.split)
-
 
 class CIFARConfig(_Images):
     """CIFAR-10 or CIFAR-100 from a directory of the binary version."""
 
+    factory = load_cifar
     name: Literal["cifar"]
     directory: str
     dataset: CIFARName = "cifar-10"
@@ -306,13 +315,11 @@ class CIFARConfig(_Images):
         """See `WithFiles`."""
         check_cifar(self.directory, dataset=self.dataset, labels=self.labels)
 
-    def _pool(self) -> Pool:
-        return load_cifar(self.directory, dataset=self.dataset, labels=self.labels)
-
 
 class NPZConfig(_Images):
     """Arrays x_train, y_train, x_test and y_test from an ``.npz`` file."""
 
+    factory = load_npz
     name: Literal["npz"]
     file: str
     num_classes: Count | None = None
@@ -321,13 +328,11 @@ class NPZConfig(_Images):
         """See `WithFiles`."""
         check_npz(self.file)
 
-    def _pool(self) -> Pool:
-        return load_npz(self.file, num_classes=self.num_classes)
-
 
 class LeafConfig(_Network):
     """The clients of a LEAF directory, some of them, chosen by `data_seed`, with flipped labels."""
 
+    factory = load_leaf
     name: Literal["leaf"]
     directory: str
     dataset: LeafName | None = None

@@ -38,7 +38,7 @@ class Quadratic:
       minimizer: ``float[dim]``, w*.
       optimum: F* = F(w*).
       num_clients: N, the number of clients.
-      block_size: p.
+      block_size: p; the loss of each client involves p + 1 coordinates.
     """
 
     mu: Array
@@ -200,7 +200,7 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
 
     Args:
       num_clients: N, the number of clients.
-      block_size: p.
+      block_size: p; the loss of each client involves p + 1 coordinates.
       mu: the regularization strength and strong convexity of every client; it may be traced.
 
     Raises:

@@ -439,8 +439,8 @@ def test_validation_loads_no_data(tmp_path, monkeypatch):
         raise AssertionError
 
     image_files(tmp_path)
-    for name in ("synthetic", "digits", "load_idx", "load_leaf"):
-        monkeypatch.setattr(tasks, name, refuse)
+    for kind in (tasks.SyntheticConfig, tasks.DigitsConfig, tasks.IDXConfig):
+        monkeypatch.setattr(kind, "data", refuse)
     for task in (*TASKS.values(), {"name": "idx", "directory": str(tmp_path)}):
         validate(Experiment, learning(task))
         validate(Experiment, learning(task) | {"axes": {"learning_rate": [0.1, 0.2]}})

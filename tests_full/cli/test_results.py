@@ -1,10 +1,12 @@
 """The file of `init`, and the output of `show` and the tables."""
 
+import json
 import re
 import tomllib
 
 import pytest
 import xarray as xr
+from jsonschema import Draft7Validator
 
 from fedjax_mm import Experiment
 from fedjax_mm.cli import results
@@ -18,15 +20,19 @@ def test_init_writes_a_valid_experiment(monkeypatch, tmp_path):
     code, out, err = call("init")
     assert (code, err) == (0, "")
     assert "then run: fedjax-mm run experiment.toml" in out
+    text = (tmp_path / "experiment.toml").read_text()
+    schema = re.match(r"#:schema \./(\S+)\n", text)[1]
+    check = Draft7Validator(json.loads((tmp_path / schema).read_text()))
     code, out, err = call("run", "experiment.toml", "--set", "num_rounds=20")
     assert (code, err) == (0, "")
     assert "After 20 rounds" in out
-    blocks = (tmp_path / "experiment.toml").read_text().split("\n\n")
+    blocks = text.split("\n\n")
     on = [re.sub(r"^# (?=\[|\w+ = )", "", block, flags=re.MULTILINE) for block in blocks]
     _, numbers, quadratic, digits, tasks, rand, rr, axes = on
     rr = rr.replace("learning_rate = 0.1\n", "")  # replaced by a schedule
 
     def read(*parts):
+        check.validate(tomllib.loads("\n".join(parts)))
         return validate(Experiment, tomllib.loads("\n".join(parts)))
 
     everything = read(numbers, quadratic, rand, rr, axes)
