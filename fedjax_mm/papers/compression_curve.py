@@ -137,7 +137,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CompressionCurve) -
     return plots.draw([[panel]], title=title, caption=caption)
 
 
-_page = CompressionCurve(), run, measure, judge, table, figure
-
-ITEMS = (Item("compression-curve", "Accuracy against the bits that clients send", *_page),)
+ITEMS = (Item("compression-curve", CompressionCurve(), run, measure, judge, table, figure),)
 """The savings due to compression."""

@@ -212,7 +212,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) ->
     )
 
 
-_page = MultiAttributes(), run, measure, judge, table, figure
-
-ITEMS = (Item("multi-attributes", "Gain against M, with one CNN per image attribute", *_page),)
+ITEMS = (Item("multi-attributes", MultiAttributes(), run, measure, judge, table, figure),)
 """Attributes of MNIST and Fashion-MNIST."""

@@ -443,7 +443,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Fi
     )
 
 
-_page = MultiCompare(), run, measure, judge, table, figure
-
-ITEMS = (Item("multi-compare", "All multi-model methods compared", *_page),)
+ITEMS = (Item("multi-compare", MultiCompare(), run, measure, judge, table, figure),)
 """A comparison of all multi-model methods."""

@@ -195,7 +195,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Fig
     return plots.draw([drawn], title=f"{title}{len(QUESTIONS)} models at once", caption=caption)
 
 
-_page = MultiAppeal(), run, measure, judge, table, figure
-
-ITEMS = (Item("multi-maxfl", "MaxFL with three models at once", *_page),)
+ITEMS = (Item("multi-maxfl", MultiAppeal(), run, measure, judge, table, figure),)
 """Multi-model MaxFL."""

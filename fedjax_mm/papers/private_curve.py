@@ -147,9 +147,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: PrivateCurve) -> Fi
     return plots.draw([drawn], title=title, caption=caption)
 
 
-_page = PrivateCurve(), run, measure, judge, table, figure
-
-ITEMS = (
-    Item("private-curve", "Accuracy against epsilon, with one model and with several", *_page),
-)
+ITEMS = (Item("private-curve", PrivateCurve(), run, measure, judge, table, figure),)
 """The cost of privacy."""

@@ -424,10 +424,8 @@ def thinned(curves: xr.Dataset) -> xr.Dataset:
     return near.groupby("place").mean().swap_dims(place="t").drop_vars("place").rename(t="round")
 
 
-def _item(
-    settings: Bounds, id: str, title: str, rule: Callable[..., Iterator[Ruling | Check]] = judge
-) -> Item:
-    return Item(id, title, settings, run_bounds, measure, rule, table, figure)
+def _item(id: str, settings: Bounds, rule: Callable[..., Iterator[Ruling | Check]] = judge) -> Item:
+    return Item(id, settings, run_bounds, measure, rule, table, figure)
 
 
 _corollary_1 = partial(judge_theorem, "corollary-1", "MFA-RR, 1/N")
@@ -437,18 +435,8 @@ _RR = Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean"))
 _BOTH = Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,))
 
 ITEMS = (
-    _item(
-        _RAND,
-        id="theory-mfa-rand",
-        title="Theorem 1's bound and the error of MFA-Rand",
-        rule=judge_theorem_1,
-    ),
-    _item(
-        _RR,
-        id="theory-mfa-rr",
-        title="Corollary 1's bound and the error of MFA-RR",
-        rule=_corollary_1,
-    ),
-    _item(_BOTH, id="bounds-mfa", title="bounds and errors of MFA-Rand and MFA-RR"),
+    _item("theory-mfa-rand", _RAND, judge_theorem_1),
+    _item("theory-mfa-rr", _RR, _corollary_1),
+    _item("bounds-mfa", _BOTH),
 )
 """Theorem 1, Corollary 1, and the item shown by `fedjax-mm bounds mfa`."""

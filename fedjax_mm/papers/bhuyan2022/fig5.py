@@ -102,16 +102,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainSweep) -> Figur
     )
 
 
-ITEMS = (
-    Item(
-        id="mfa-fig5",
-        title="Gain over sequential FedAvg against M for E = 1, 5, 10",
-        settings=GainSweep(),
-        run=run_gain,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("mfa-fig5", GainSweep(), run_gain, measure, judge, table, figure),)
 """Figure 5."""

@@ -381,10 +381,10 @@ def _rows(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[list[
     return [[levels, shares], named]
 
 
-def _figure(settings: GainVersusModels, id: str, title: str) -> Item:
+def _figure(id: str, settings: GainVersusModels) -> Item:
     of_paper = partial(measure, published(__name__, id)["FedAvg's accuracy"])
     judge = judge_full if settings.cohort_size is None else judge_partial
-    return Item(id, title, settings, run_gain, of_paper, judge, table, figure)
+    return Item(id, settings, run_gain, of_paper, judge, table, figure)
 
 
 def _of_both(**how: Any) -> tuple[Learner, ...]:
@@ -402,11 +402,11 @@ _ALL_C = GainVersusModels(learners=(FacesLearner(),), **_FACES)
 _SOME_C = GainVersusModels(learners=(FacesLearner(),), **_FACES, cohort_size=24)
 
 ITEMS = (
-    _figure(_ALL_A, id="mfa-fig6a", title="Gain against M, Synthetic(1,1)-A, all 100 clients"),
-    _figure(_ALL_B, id="mfa-fig6b", title="Gain against M, Synthetic(1,1)-B, all 100 clients"),
-    _figure(_ALL_C, id="mfa-fig6c", title="Gain against M, CNN on CelebA, all 96 clients"),
-    _figure(_SOME_A, id="mfa-fig7a", title="Gain against M, Synthetic(1,1)-A, 32 of 200 clients"),
-    _figure(_SOME_B, id="mfa-fig7b", title="Gain against M, Synthetic(1,1)-B, 32 of 200 clients"),
-    _figure(_SOME_C, id="mfa-fig7c", title="Gain against M, CNN on CelebA, 24 of 96 clients"),
+    _figure("mfa-fig6a", _ALL_A),
+    _figure("mfa-fig6b", _ALL_B),
+    _figure("mfa-fig6c", _ALL_C),
+    _figure("mfa-fig7a", _SOME_A),
+    _figure("mfa-fig7b", _SOME_B),
+    _figure("mfa-fig7c", _SOME_C),
 )
 """Figures 6 and 7."""

@@ -430,16 +430,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     )
 
 
-ITEMS = (
-    Item(
-        id="theory-remarks",
-        title="Remarks 1 and 2 and Lemmas 1 to 4, measured",
-        settings=Remarks(),
-        run=run,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("theory-remarks", Remarks(), run, measure, judge, table, figure),)
 """Remarks 1 and 2, and the lemmas behind Theorem 2."""

@@ -177,9 +177,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Different) -> Figur
     )
 
 
-def _table(settings: Different, judge: Any, id: str, title: str) -> Item:
+def _table(id: str, settings: Different, judge: Any) -> Item:
     of_paper = partial(measure, published(__name__, id))
-    return Item(id, title, settings, run, of_paper, judge, table, figure)
+    return Item(id, settings, run, of_paper, judge, table, figure)
 
 
 _MANY: dict[str, Any] = {"num_clients": 96, "num_seeds": 8}
@@ -190,17 +190,7 @@ _TABLE4 = Different(learners=_NINE, num_rounds=50, record_every=5, **_MANY)
 _TABLE5 = Different(learners=_MIXED, num_rounds=100, record_every=2, stop=False, **_MANY)
 
 ITEMS = (
-    _table(
-        _TABLE4,
-        judge_similar,
-        id="mfa-table4",
-        title="MFA-RR on nine CNNs, one for each facial attribute",
-    ),
-    _table(
-        _TABLE5,
-        judge_mixed,
-        id="mfa-table5",
-        title="MFA-RR on a logistic regression and a CNN together",
-    ),
+    _table("mfa-table4", _TABLE4, judge_similar),
+    _table("mfa-table5", _TABLE5, judge_mixed),
 )
 """Tables 4 and 5."""

@@ -162,16 +162,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainBounds) -> Figu
     )
 
 
-ITEMS = (
-    Item(
-        id="theory-gain",
-        title="Theorem 3's gain and measured gains",
-        settings=GainBounds(),
-        run=run_gain,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("theory-gain", GainBounds(), run_gain, measure, judge, table, figure),)
 """Theorem 3."""

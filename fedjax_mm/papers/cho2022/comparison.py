@@ -63,7 +63,6 @@ _PROTOCOL = {
 
 def item(
     id: str,
-    title: str,
     settings: Comparison,
     metrics: Sequence[str],
     rules: Rules = lambda measured, settings: (),
@@ -73,7 +72,6 @@ def item(
 
     Args:
       id: the item's id.
-      title: the title shown by `fedjax-mm list`.
       settings: the default settings.
       metrics: metrics of the seen clients and, prefixed by "unseen_", of the others, in the order
         of the published numbers.
@@ -83,7 +81,7 @@ def item(
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
     functions |= {"judge": partial(_judge, id=id, rules=rules, default=settings)}
     functions |= {"table": table, "figure": figure} | others
-    return Item(id, title, settings, run_comparison, **functions)
+    return Item(id, settings, run_comparison, **functions)
 
 
 def judged(result: xr.Dataset) -> xr.Dataset:

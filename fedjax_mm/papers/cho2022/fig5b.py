@@ -171,16 +171,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Landscape) -> Figur
     )
 
 
-ITEMS = (
-    Item(
-        id="maxfl-fig5b",
-        title="MaxFL's objective of two clients and its local minima",
-        settings=Landscape(),
-        run=run_landscape,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("maxfl-fig5b", Landscape(), run_landscape, measure, judge, table, figure),)
 """Figure 5(b)."""

@@ -202,16 +202,5 @@ def _list(means: Any) -> str:
     return f"({', '.join(f'{x:g}' for x in means)})"
 
 
-ITEMS = (
-    Item(
-        id="maxfl-fig6",
-        title="Satisfied clients out of three",
-        settings=ThreeClients(),
-        run=run_three,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("maxfl-fig6", ThreeClients(), run_three, measure, judge, table, figure),)
 """Figure 6."""

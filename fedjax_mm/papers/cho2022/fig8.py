@@ -182,16 +182,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Rate) -> Figure:
     )
 
 
-ITEMS = (
-    Item(
-        id="maxfl-fig8",
-        title="MaxFL's adaptive learning rate against a constant one",
-        settings=Rate(),
-        run=run_rate,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("maxfl-fig8", Rate(), run_rate, measure, judge, table, figure),)
 """Figure 8."""

@@ -110,7 +110,6 @@ def _suppressed(ours: xr.Dataset) -> Check:
 ITEMS = (
     item(
         id="maxfl-table1",
-        title="MaxFL and six baselines when clients may drop out",
         metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
         settings=Comparison(partition="dirichlet", appealing_from=10, methods=METHODS),
         rules=rules,

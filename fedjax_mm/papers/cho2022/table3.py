@@ -73,7 +73,6 @@ def _largest(leads: Mapping[str, float], up_to: float, name: str) -> list[Eviden
 ITEMS = (
     item(
         id="maxfl-table3",
-        title="GM-Appeal after five local fine-tuning steps",
         metrics=("appeal", "unseen_appeal"),
         settings=SETTINGS,
         rules=rules,

@@ -39,7 +39,6 @@ def _fair(measured: xr.Dataset) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-table6",
-        title="MaxFL and q-FFL, a fair method",
         metrics=("appeal", "preferred_accuracy"),
         settings=Comparison(**CLUSTERED, methods=_QFFL | methods("MaxFL")),
         rules=rules,

@@ -409,16 +409,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounded) -> Figure:
     )
 
 
-ITEMS = (
-    Item(
-        id="theory-maxfl",
-        title="Theorem 3.1's bounds and MaxFL's gradient norms",
-        settings=Bounded(),
-        run=run,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("theory-maxfl", Bounded(), run, measure, judge, table, figure),)
 """Theorem 3.1."""

@@ -299,7 +299,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figur
     return plots.draw([panels], title=title, caption=caption)
 
 
-_page = Averaging(), run, measure, judge, table, figure
-
-ITEMS = (Item("theory-cohorts", "Bounds of model averaging and measured runs", *_page),)
+ITEMS = (Item("theory-cohorts", Averaging(), run, measure, judge, table, figure),)
 """The theorem, the corollary and Lemma 1."""

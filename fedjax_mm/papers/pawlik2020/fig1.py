@@ -141,7 +141,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortRounds) -> Fi
     return plots.draw([drawn], title=title, caption=caption)
 
 
-_page = CohortRounds(), run, measure, judge, table, figure
-
-ITEMS = (Item("cb-fig1", "Rounds to a target accuracy against cohort size", *_page),)
+ITEMS = (Item("cb-fig1", CohortRounds(), run, measure, judge, table, figure),)
 """Figure 1."""

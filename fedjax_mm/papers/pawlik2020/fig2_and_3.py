@@ -308,19 +308,10 @@ def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     return plots.draw([drawn], title=config.title(result, "best of R rounds"), caption=caption)
 
 
-_page = CohortAccuracy(), run, measure
+_RUNS = CohortAccuracy(), run, measure
 
 ITEMS = (
-    Item(
-        "cb-fig2", "Best accuracy of every run, by cohort size", *_page, judge_fig2, table, figure_2
-    ),
-    Item(
-        "cb-fig3",
-        "Mean best accuracy at constant cost, by cohort size",
-        *_page,
-        judge_fig3,
-        table,
-        figure_3,
-    ),
+    Item("cb-fig2", *_RUNS, judge_fig2, table, figure_2),
+    Item("cb-fig3", *_RUNS, judge_fig3, table, figure_3),
 )
 """Figures 2 and 3."""

@@ -257,7 +257,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> F
     )
 
 
-_page = OptimalCohort(), run, measure, judge, table, figure
-
-ITEMS = (Item("cb-optimal-cohort", "Best cohort size at constant cost, compared with C*", *_page),)
+ITEMS = (Item("cb-optimal-cohort", OptimalCohort(), run, measure, judge, table, figure),)
 """The map of cohort sizes."""

@@ -155,7 +155,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Trials) -> Figure:
     return plots.draw([drawn], title=title, caption=caption)
 
 
-_page = Trials(), run, measure, judge, table, figure
-
-ITEMS = (Item("cb-table1", "Costs of trials with different cohort sizes", *_page),)
+ITEMS = (Item("cb-table1", Trials(), run, measure, judge, table, figure),)
 """Table 1."""
