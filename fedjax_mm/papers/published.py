@@ -20,7 +20,7 @@ def published(module: str, id: str) -> Mapping[str, Any]:
     """
     known = entries(module.rpartition(".")[0])
     own = dict(known.get(id, {}))
-    shared = known.get(own.pop("shares", ""), {})
+    shared = dict(known.get(own.pop("shares", ""), {}))
     # The item's own entries take precedence, and lists are concatenated.
     lists = {key for key, value in own.items() if isinstance(value, list) and key in shared}
     return own | shared | own | {key: own[key] + shared[key] for key in sorted(lists)}

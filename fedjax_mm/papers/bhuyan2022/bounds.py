@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,13 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Metrics
-from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.experiments.point import Precision
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
@@ -33,6 +33,7 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
@@ -94,18 +95,18 @@ _METHODS: Mapping[Method, _Statement] = {
 class Bounds(Config):
     """Settings of the bounds on the quadratic, starting from zeros with an admissible schedule."""
 
-    algorithms: Annotated[tuple[Method, ...], Field(min_length=1), Distinct]
-    num_clients: Annotated[Count, Field(ge=2)] = 24
+    algorithms: Several[Method]
+    num_clients: TwoOrMore = 24
     block_size: Count = 4
-    mu: Annotated[tuple[Positive, ...], Field(min_length=1), Distinct] = (2e-4, 0.05)
-    num_models: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 2, 4, 12)
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
+    mu: Several[Positive] = (2e-4, 0.05)
+    num_models: Several[Count] = (1, 2, 4, 12)
+    local_steps: Several[Count] = (1, 5)
     rate: Positive = 1.0
     """The initial rate as a fraction of the largest one that the theorem allows."""
     contraction: Positive = 2.0
     """The product beta mu, greater than 1."""
     num_rounds: Count = 2000
-    num_seeds: Annotated[Count, Field(ge=2)] = 200
+    num_seeds: TwoOrMore = 200
     seed: Seed = 0
     record_every: Count = 10
     precision: Precision = "float64"

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Count, Distinct, Positive
+from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
@@ -20,6 +20,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, estimate, median_more, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 
 
@@ -28,7 +29,7 @@ class GainSweep(BothOnQuadratic):
 
     learning_rate: Positive | InverseTime = 0.1
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 3, 4, 6, 8, 12)
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5, 10)
+    local_steps: Several[Count] = (1, 5, 10)
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.75
     num_rounds: Count = 400
 

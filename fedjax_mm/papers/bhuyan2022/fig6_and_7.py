@@ -1,6 +1,5 @@
 """Figures 6 and 7: the gain from training several models of one task together."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -26,17 +25,17 @@ from fedjax_mm.papers.bhuyan2022.learners import (
     SyntheticLearner,
     check_files,
 )
-from fedjax_mm.papers.bhuyan2022.together import Aiming, stage
+from fedjax_mm.papers.bhuyan2022.together import Aiming, aims
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Estimate, Ruling, alike, estimate, median_more, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.training import described, stage, train
+from fedjax_mm.papers.values import Some
 from fedjax_mm.results.labels import number
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
-from fedjax_mm.sweeps.until import Until
+from fedjax_mm.sweeps.grid import Setup
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
 _MARGIN = 5.0  # allowed difference of FedAvg's accuracies from the published ones, in points
@@ -52,15 +51,12 @@ _WHY = (
 class GainVersusModels(Trainings):
     """Settings of Figures 6 and 7: models of one task, trained until all match FedAvg."""
 
-    learners: Annotated[tuple[Learner, ...], Field(min_length=1)]
+    learners: Some[Learner]
     """The learners, each with different data."""
     cohort_size: Count | None = None
     redraw: Literal["frame", "round"] = "frame"
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
-    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """The budget for several models, in units of T_1. It defaults to the largest M,
-    because a run that needs more than M T_1 rounds has a gain below 1."""
 
     def check_files(self) -> None:
         """See `WithFiles`."""
@@ -80,10 +76,9 @@ class GainVersusModels(Trainings):
         return [learner.source for learner in self.learners]
 
     @property
-    def most_rounds(self) -> int:
-        """Returns the budget in rounds, all of which are recorded."""
-        budget = self.budget or max(self.num_models)
-        return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
+    def at_once(self) -> tuple[int, ...]:
+        """Returns the numbers of models trained at once."""
+        return self.num_models
 
     def setup(
         self,
@@ -108,14 +103,8 @@ class GainVersusModels(Trainings):
 def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
     """Returns the accuracies of every model, for all learners, both algorithms and every M."""
     every = [_run_on(learner, config, execution or Execution()) for learner in config.learners]
-    about = [each.attrs["manifest"] for each in every]
-    seconds = {
-        name: sum(each["wall_seconds"][name] for each in about) for name in ("compile", "run")
-    }
-    names = [name for each in about for name in each["datasets"]]
     result = xr.concat(every, xr.IndexVariable("source", config.sources), join="exact")
-    more = {"wall_seconds": seconds, "datasets": names}
-    return result.assign_attrs(manifest=about[0] | more)
+    return described(result, every)
 
 
 def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) -> xr.Dataset:
@@ -124,39 +113,27 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
     initial = learner.start(learner.task(accuracy.draw_of(data, 0)))
 
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
+        build = partial(config.setup, learner, data=data, targets=targets, start=initial)
+        axes = {"algorithm": _ALGORITHMS, "num_models": num_models}
+        records = {"record_every": config.resolution, "until": config.until}
         with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
-            grid = Grid(
-                partial(config.setup, learner, data=data, targets=targets, start=initial),
-                {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
-                num_rounds=rounds,
-                **config.replicas,
-                record_every=config.resolution,
-                until=Until("shortfall", at_most=0.0) if config.stop else None,
-                data=data.kind,
-            )
-            return sweep(grid, how)
+            return train([data], build, axes, config, how, num_rounds=rounds, **records)
 
     # Run FedAvg on one model first, with unreachable targets, because its accuracies after T_1
     # rounds become the targets that stop the runs of several models.
     beyond = np.full((len(_ALGORITHMS), config.num_seeds, len(PARTS)), 2, np.float32)
     alone = runs("alone", (1,), config.num_rounds, beyond)
     curves = by_part(alone.isel(num_models=0, model=0), "accuracy")
-    curves = curves.transpose("round", "algorithm", "seed", "part")
-    start, end = curves.values[[0, -1]]
-    # Drop targets that the initial model already meets, because they would stop a run in round 0,
-    # which does not count.
-    targets = np.where((end > start).any(axis=-1, keepdims=True), end, beyond)
+    targets = aims(curves).transpose("algorithm", "seed", "part").values.astype(np.float32)
     together = runs("together", config.num_models[1:], config.most_rounds, targets)
     both = xr.concat([alone, together], "num_models", join="outer", combine_attrs="override")
-    about, first = together.attrs["manifest"], alone.attrs["manifest"]["wall_seconds"]
-    seconds = {name: about["wall_seconds"][name] + first[name] for name in ("compile", "run")}
-    both.attrs["manifest"] = about | {"wall_seconds": seconds, "draws": len(data.train.counts)}
+    both = described(accuracy.accuracies_of(both), [together, alone])
+    both.attrs["manifest"] |= {"draws": len(data.train.counts)}
     shares = {
         f"{part}_majority": accuracy.majorities(data, part, config.num_seeds) for part in PARTS
     }
     shares["largest_share"] = accuracy.largest_shares(data, config.num_seeds)
-    found = accuracy.accuracies_of(both, [data])
-    return found.assign({name: ("seed", share) for name, share in shares.items()})
+    return both.assign({name: ("seed", share) for name, share in shares.items()})
 
 
 def median(samples: xr.DataArray) -> Estimate:

@@ -1,11 +1,7 @@
 """MFA-Rand and MFA-RR on the quadratic: settings shared by Figures 1 to 5."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Count, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Positive, Seeded, TwoOrMore
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.point import Precision
@@ -20,7 +16,7 @@ class BothOnQuadratic(Seeded):
     learning_rate: Positive | InverseTime
     task: QuadraticConfig = QuadraticConfig(start="normal")
     num_rounds: Count = 1000
-    num_seeds: Annotated[Count, Field(ge=2)] = 20
+    num_seeds: TwoOrMore = 20
     precision: Precision = "float32"
 
     def at(self, num_models: int, local_steps: int) -> Experiment:

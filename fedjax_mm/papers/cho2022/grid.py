@@ -21,6 +21,7 @@ from fedjax_mm.experiments.fields import (
 )
 from fedjax_mm.experiments.methods import Method, MethodConfig
 from fedjax_mm.papers.cho2022 import clients
+from fedjax_mm.papers.values import Some
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which each method's best point is searched."""
@@ -68,9 +69,14 @@ Test labels are flipped too, because the paper's own models reach a preferred-mo
 class Requirement(Config):
     """Training of the clients' own models, which set the thresholds for all methods."""
 
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.05,)
-    num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
+    learning_rates: Some[Positive] = (0.05,)
+    num_steps: Some[Count] = (100,)
     batch_size: Count = 32
+
+    @property
+    def kinds(self) -> list[tuple[int, float]]:
+        """Returns all numbers of steps with all learning rates."""
+        return list(itertools.product(self.num_steps, self.learning_rates))
 
 
 class Point(Config):
@@ -107,7 +113,7 @@ class Comparison(Seeded):
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.5
     appealing_from: Count | None = None
     """The first round in which clients stay away if the model does not appeal to them."""
-    byzantine: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0,)
+    byzantine: Some[Share] = (0.0,)
     """The fractions of clients that attack."""
     loss_factor: Positive = 10.0
     noise: NonNegative = 1.0
@@ -117,11 +123,9 @@ class Comparison(Seeded):
     tuned_weights: Flag = True
     """Whether MaxFL weights clients by the loss after tuning, as described in section 5.1."""
     methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
-        *(0.1, 0.05, 0.01, 0.005, 0.001),
-    )
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (10, 30, 50)
-    batch_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 64, 128)
+    learning_rates: Some[Positive] = (*(0.1, 0.05, 0.01, 0.005, 0.001),)
+    local_steps: Some[Count] = (10, 30, 50)
+    batch_sizes: Some[Count] = (32, 64, 128)
     selection_seeds: Count = 3
     """Seeds used to choose each method's point, which are never judged."""
     chosen_by: Literal["accuracy", "appeal"] = "accuracy"

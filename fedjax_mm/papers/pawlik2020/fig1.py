@@ -14,11 +14,12 @@ from fedjax_mm.data.partition import Parts, iid_clients, iid_share
 from fedjax_mm.experiments.fields import Count, Flag, Fraction, Percent, TwoOrMore
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained, Trend
+from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Trained
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, estimate, more, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Increasing, Trend
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until

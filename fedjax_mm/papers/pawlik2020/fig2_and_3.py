@@ -16,7 +16,7 @@ from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained
+from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Trained
 from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import (
@@ -32,6 +32,7 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Increasing
 from fedjax_mm.results.labels import number, places
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup

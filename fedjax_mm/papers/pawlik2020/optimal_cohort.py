@@ -18,10 +18,10 @@ from fedjax_mm.base import Assignment, Batching, Cohort, Index, Look, Params, Ro
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import Trend
 from fedjax_mm.papers.rulings import check, estimate, finding
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Trend
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
