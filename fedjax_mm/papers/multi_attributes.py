@@ -25,7 +25,7 @@ from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022 import together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, beats_majority
-from fedjax_mm.papers.bhuyan2022.gains import gain_panels
+from fedjax_mm.papers.bhuyan2022.gains import gain_columns, gain_panels
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
@@ -172,10 +172,7 @@ def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
 
 def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
     """Returns gains, numbers of successful seeds, and each model's accuracies and rounds."""
-    missed = config.num_seeds - measured.reached
-    text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
-    gains = cells(measured.gain, measured.gain_standard_error, missing="no mean")
-    found = columns(gains + xr.where(missed > 0, text, ""), "M")
+    found = gain_columns(measured, config.num_seeds, "no mean")
     every = measured.isel(M=-1).sel(target="g", drop=True)
     title = f"{every.M.item()} models at once: accuracies in percent, and rounds T_M of each"
     levels = cells(*estimate(every.accuracy), form=".1f")

@@ -37,7 +37,7 @@ from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Setup, check_records
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
@@ -113,10 +113,7 @@ class Bounds(Config):
 
     @model_validator(mode="after")
     def _theorems_apply(self) -> Self:
-        if self.num_rounds % self.record_every:
-            raise ValueError(
-                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
-            )
+        check_records(self.num_rounds, self.record_every)
         for num_models in self.num_models:
             mfa_rand(self.num_clients, num_models)  # raises if there are more models than clients
         for method, mu in ((method, mu) for method in self.algorithms for mu in self.mu):

@@ -18,7 +18,7 @@ from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
-from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_panels
+from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_columns, gain_panels
 from fedjax_mm.papers.bhuyan2022.learners import (
     FacesLearner,
     Learner,
@@ -30,7 +30,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Estimate, Ruling, alike, estimate, median_more, ruling
 from fedjax_mm.papers.schema import Check, Table
-from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.training import described, stage, train
 from fedjax_mm.papers.values import Some
 from fedjax_mm.results.labels import number
@@ -260,10 +260,7 @@ def _of_share(measured: xr.Dataset) -> str:
 
 def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
     """Returns the median gains, FedAvg's accuracies, and how the largest client affects gains."""
-    missed = config.num_seeds - measured.reached
-    text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
-    gains = cells(measured.gain, measured.gain_standard_error, missing="no median")
-    found = columns(gains + xr.where(missed > 0, text, ""), "M")
+    found = gain_columns(measured, config.num_seeds, "no median")
     mean, error = estimate(measured.accuracy_per_seed)
     published = measured.published.broadcast_like(mean)
     levels = {

@@ -19,7 +19,7 @@ from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.values import Several
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Setup, check_records
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
@@ -55,10 +55,7 @@ class Growing(Config):
 
     @model_validator(mode="after")
     def _theorem_applies(self) -> Self:
-        if self.num_rounds % self.record_every:
-            raise ValueError(
-                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
-            )
+        check_records(self.num_rounds, self.record_every)
         for num_models in self.num_models:
             mfa_rr(self.num_clients, num_models)  # raises if there are more models than clients
         known(self)  # raises if the rate is too large

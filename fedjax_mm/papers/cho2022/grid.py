@@ -245,16 +245,17 @@ class Comparison(Seeded):
         """Returns the examples whose loss decides participation."""
         return self.participation or ("test" if self.flips == "training" else "training")
 
-    def candidates(self, name: str) -> list[Point]:
-        """Returns the candidates for a method's point, or only the given point."""
-        if name in self.points:
-            return [self.points[name]]
-        own, found = lists_of(self.methods[name]), []
-        grid = self.learning_rates, self.local_steps, self.batch_sizes
-        for *values, rate, steps, size in itertools.product(*own.values(), *grid):
-            mine = dict(zip(own, values, strict=True))
-            found.append(Point(learning_rate=rate, local_steps=steps, batch_size=size, own=mine))
-        return found
+    def only(self, name: str) -> Point | None:
+        """Returns a method's point if it is given or is the only one."""
+        own = lists_of(self.methods[name])
+        if name in self.points or self.num_points * math.prod(map(len, own.values())) > 1:
+            return self.points.get(name)
+        return Point(
+            learning_rate=self.learning_rates[0],
+            local_steps=self.local_steps[0],
+            batch_size=self.batch_sizes[0],
+            own={key: values[0] for key, values in own.items()},
+        )
 
     def at(self, name: str, point: Point) -> Self:
         """Returns the settings for one method at one point."""
@@ -275,7 +276,7 @@ class Comparison(Seeded):
         No client attacks, the clients' thresholds come from the first warm-up, and only the
         last record counts.
         """
-        some = {name: own for name, own in self.methods.items() if len(self.candidates(name)) > 1}
+        some = {name: own for name, own in self.methods.items() if self.only(name) is None}
         demand = self.requirement
         first = {"learning_rates": demand.learning_rates[:1], "num_steps": demand.num_steps[:1]}
         changes: dict[str, Any] = {

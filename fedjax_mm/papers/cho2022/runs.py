@@ -76,8 +76,8 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     """
     how = execution or Execution()
     scores = select(config, how)
-    points = {name: config.candidates(name)[0] for name in config.methods}
-    points |= best_points(scores, config)
+    best = best_points(scores, config)
+    points = {name: config.only(name) or best[name] for name in config.methods}
     drawn = functools.cache(functools.partial(draw, config, how))  # only if a result is missing
 
     def judge(alone: Any, saving: Execution) -> xr.Dataset:
@@ -97,8 +97,8 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     # is equal for all methods.
     result = xr.concat(alone, names, coords="all", combine_attrs="override")
     result = described(result.merge(scores.drop_attrs()), parts)
-    result.attrs["manifest"]["wall_seconds"] |= seconds
-    return result
+    about = result.attrs["manifest"]
+    return result.assign_attrs(manifest=about | {"wall_seconds": about["wall_seconds"] | seconds})
 
 
 def select(config: Comparison, execution: Execution) -> xr.Dataset:

@@ -225,8 +225,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
 
     def build(participation: Part, local_steps: int, T: float) -> Setup:
         C = sizes[participation]
-        eta_l = 1 / (jnp.sqrt(T) * local_steps)
-        eta_g = math.sqrt(local_steps * C)
+        eta_l, eta_g = map(float, theory.theorem_3_1_learning_rates(T, local_steps, C))
         # For partial participation the proof uses eps = C, which gives C eta_g / (sum q + C).
         is_full = participation == "full"
         algorithm = maxfl(
