@@ -70,7 +70,7 @@ class Item(NamedTuple):
     @property
     def paper(self) -> Mapping[str, Any]:
         """The published numbers, and the points that the paper leaves open."""
-        return published(type(self.settings).__module__, self.id)
+        return published(self.id)
 
     def make(self, settings: Config, execution: Execution | None = None) -> xr.Dataset:
         """Runs the item and stores the settings in the result's manifest."""

@@ -9,16 +9,12 @@ from fedjax_mm.papers.catalogue import entries, folders
 from fedjax_mm.papers.schema import Published, published_statements
 
 
-def published(module: str, id: str) -> Mapping[str, Any]:
+def published(id: str) -> Mapping[str, Any]:
     """Returns an item's table from the `published.toml` of its paper, or an empty one.
 
     An item's key `shares` names a table whose entries it inherits.
-
-    Args:
-      module: the name of a module in the paper's directory.
-      id: the item's id.
     """
-    known = entries(module.rpartition(".")[0])
+    known = next((entries(folder) for folder in folders() if id in entries(folder)), {})
     own = dict(known.get(id, {}))
     shared = dict(known.get(own.pop("shares", ""), {}))
     # The item's own entries take precedence, and lists are concatenated.

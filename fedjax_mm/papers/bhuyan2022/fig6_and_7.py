@@ -356,7 +356,7 @@ def _rows(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[list[
 
 
 def _figure(id: str, settings: GainVersusModels) -> Item:
-    of_paper = partial(measure, published(__name__, id)["FedAvg's accuracy"])
+    of_paper = partial(measure, published(id)["FedAvg's accuracy"])
     judge = judge_full if settings.cohort_size is None else judge_partial
     return Item(id, settings, run_gain, of_paper, judge, table, figure)
 

@@ -173,7 +173,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Different) -> Figur
 
 
 def _table(id: str, settings: Different, judge: Any) -> Item:
-    of_paper = partial(measure, published(__name__, id))
+    of_paper = partial(measure, published(id))
     return Item(id, settings, run_together, of_paper, judge, table, figure)
 
 

@@ -46,7 +46,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Check
     unused = measured.sel(seed=measured["seed"] >= _SEARCHED)
     if unused.sizes["seed"] > 1:
         yield from under(_UNSEARCHED, "maxfl-table1", judged_table(unused))
-    ours = published(__name__, "maxfl-table1")["reading"]
+    ours = published("maxfl-table1")["reading"]
     yield from under(ours, "maxfl-fig7", fig7.rules(measured, settings))
 
 

@@ -90,7 +90,7 @@ def published_rounds(rounds: xr.DataArray, config: CohortRounds) -> xr.DataArray
     own = {"percents", "cohort_sizes", "targets", "num_seeds", "directory", "max_rounds", "stop"}
     is_hers = config.model_dump(exclude=own) == CohortRounds().model_dump(exclude=own)
     is_hers &= config.directory is not None
-    known = published(__name__, "cb-fig1")["mean rounds to 99 % by percent and C"]
+    known = published("cb-fig1")["mean rounds to 99 % by percent and C"]
     hers = rounds.isel(seed=0, drop=True).astype(float) * np.nan
     for at in ({"percent": p, "C": C} for p in config.percents for C in config.sizes):
         value = known.get(f"{at['percent']:g}", {}).get(f"{at['C']}", np.nan)

@@ -111,7 +111,7 @@ def published_numbers(config: CohortAccuracy) -> xr.Dataset:
     same = {"learning_rate", "local_epochs", "partition", "programmed"}
     is_hers = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
     is_hers &= config.directory is not None and config.clients == 100 and config.num_updates == 300
-    known = published(__name__, "cb-fig2")["100 seeds by R C and C"] if is_hers else {}
+    known = published("cb-fig2")["100 seeds by R C and C"] if is_hers else {}
     contacts = [costs["contacts"] for costs in config.costs]
 
     def of(quantity: str) -> list[list[float]]:

@@ -56,7 +56,7 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
     by_equation = np.array(costs(R, problem, B, config.local_epochs))
     # Use printed costs only for the paper's trials, because other trials have other costs.
     is_printed = config == Trials(cohort_sizes=config.cohort_sizes)
-    table = published(__name__, "cb-table1")["table"] if is_printed else {}
+    table = published("cb-table1")["table"] if is_printed else {}
     # The first two printed columns are R and B.
     printed = np.transpose([table.get(str(size), [np.nan] * 10)[2:] for size in C])
     seconds = {"compile": 0.0, "run": time.perf_counter() - began}
