@@ -142,17 +142,12 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
     )
     accuracy = _at_budget(found, config).sel(score="mean", drop=True)
     best = choose(accuracy, _RATES)
-    rates = {
-        problem: {
-            name: tuple(best[each].sel(problem=problem, algorithm=name).item() for each in _RATES)
-            for name in config.methods
-        }
-        for problem in config.chosen
-    }
 
     def at_best(problem: str, algorithm: str, data: Sequence[FederatedData], seed: int) -> Setup:
-        rate, server_rate = rates[problem][algorithm]
-        return config.build(problem, algorithm, rate, server_rate, data, seed)
+        rates = {
+            name: best[name].sel(problem=problem, algorithm=algorithm).item() for name in _RATES
+        }
+        return config.build(problem, algorithm, **rates, data=data, seed=seed)
 
     judged = _runs(config, "judged", at_best, lambda _: {}, how)
     added = {f"chosen_{name}": best[name] for name in _RATES}

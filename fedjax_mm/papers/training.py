@@ -52,14 +52,13 @@ def train(
     Args:
       data: all data that the simulations use, which the manifest names.
       build: as in `Grid`.
-      axes: as in `Grid`; any sequences of values.
+      axes: as in `Grid`.
       config: the item's settings, with the seeds.
       execution: the execution of the sweep.
       **settings: further settings of `Grid`, such as `num_rounds`.
     """
-    values = {name: list(each) for name, each in axes.items()}
     kind = _weakest(each.kind for each in data)
-    result = sweep(Grid(build, values, **config.replicas, data=kind, **settings), execution)
+    result = sweep(Grid(build, axes, **config.replicas, data=kind, **settings), execution)
     result.attrs["manifest"] |= {"datasets": list(dict.fromkeys(each.name for each in data))}
     return result
 

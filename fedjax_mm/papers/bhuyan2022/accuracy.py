@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -87,8 +87,8 @@ class Trainings(Seeded):
         ) + window * ("window" in targets)
 
 
-def draw_of(stack: FederatedData, seed: Any) -> FederatedData:
-    """Returns the data drawn for a run's seed, which may be traced."""
+def draw_of(stack: FederatedData, seed: int) -> FederatedData:
+    """Returns the data drawn for a run's seed."""
     # All seeds share a single draw of CelebA's files.
     return stack.select(seed % len(stack.train.counts))
 

@@ -176,8 +176,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
         training = fedavg(schedule, local_steps=local_steps, server_scale=statement.server_scale)
         return Setup(task, training, statement.assignment(config.num_clients, num_models))
 
-    axes = {name: list(getattr(config, name)) for name in _CASE[1:]}
-    axes = {"algorithm": list(config.algorithms)} | axes
+    axes = {"algorithm": config.algorithms} | {name: getattr(config, name) for name in _CASE[1:]}
     how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
     with jax.enable_x64(config.precision == "float64"):
         result = sweep(Grid(build, axes, data="synthetic", **how), execution, on_divergence="stop")

@@ -11,7 +11,6 @@ from fedjax_mm import plots
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.experiments.optimizers import InverseTime
-from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_panels, rounds_to
@@ -41,10 +40,8 @@ class GainSweep(BothOnQuadratic):
     def sweep(self) -> Experiment:
         """Returns the experiment of both algorithms at every M and E."""
         axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
-        base = self.at(max(self.num_models), self.local_steps[0])
         swept = {"axes": axes, "together": list(axes)}
-        experiment = validate(Experiment, base.model_dump() | swept)
-        return experiment.with_seeds(self.first_seed, self.num_seeds)
+        return self.at(max(self.num_models), self.local_steps[0], **swept)
 
 
 def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:

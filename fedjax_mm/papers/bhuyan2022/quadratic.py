@@ -1,5 +1,7 @@
 """MFA-Rand and MFA-RR on the quadratic: settings shared by Figures 1 to 5."""
 
+from typing import Any
+
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Positive, Seeded, TwoOrMore
 from fedjax_mm.experiments.optimizers import InverseTime
@@ -19,8 +21,8 @@ class BothOnQuadratic(Seeded):
     num_seeds: TwoOrMore = 20
     precision: Precision = "float32"
 
-    def at(self, num_models: int, local_steps: int) -> Experiment:
-        """Returns the experiment of both algorithms with M models and E local steps."""
+    def at(self, num_models: int, local_steps: int, **more: Any) -> Experiment:
+        """Returns the experiment of both algorithms with M models, E local steps, and more."""
         values = self.model_dump()
         local = {"learning_rate": values.pop("learning_rate"), "local_steps": local_steps}
         algorithms = {
@@ -28,7 +30,7 @@ class BothOnQuadratic(Seeded):
         }
         shared = {name: values[name] for name in Experiment.model_fields.keys() & values.keys()}
         point = {"num_models": num_models, "algorithms": algorithms}
-        experiment = validate(Experiment, shared | point)
+        experiment = validate(Experiment, shared | point | more)
         return experiment.with_seeds(self.first_seed, self.num_seeds)
 
 

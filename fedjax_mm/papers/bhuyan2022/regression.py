@@ -222,15 +222,17 @@ def run_growing(
         algorithm = growing_fedavg(config, num_models, local_steps, left_out, sample)
         return Setup(task, algorithm, mfa_rr(config.num_clients, num_models))
 
-    axes = {"num_models": config.num_models, "local_steps": config.local_steps}
     with jax.enable_x64(True):
         task = wrap(config.task())
         how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
         grid = Grid(
             build,
-            {"sample": list(config.samples)}
-            | {name: list(values) for name, values in axes.items()}
-            | {"left_out": list(config.left_out)},
+            {
+                "sample": config.samples,
+                "num_models": config.num_models,
+                "local_steps": config.local_steps,
+                "left_out": config.left_out,
+            },
             **how,
             data="synthetic",
         )

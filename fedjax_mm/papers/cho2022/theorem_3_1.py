@@ -240,8 +240,8 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
         grid = Grid(
             build,
             {
-                "participation": list(config.participation),
-                "local_steps": list(config.local_steps),
+                "participation": config.participation,
+                "local_steps": config.local_steps,
                 "T": [float(T) for T in config.num_rounds],
             },
             num_rounds=max(config.num_rounds),

@@ -203,7 +203,7 @@ class AsProgrammed(ScoredTwice):
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
     """Returns McMahan's CNN on several partitions of the images, to be selected by `dealt`."""
-    # Share one copy of the images, so that a traced index can select the clients of a seed.
+    # Share one copy of the images, and give all partitions arrays of equal shapes.
     train = shared_client_data(pool.train, deals)
     tested = client_data([pool.test])
     data = FederatedData(pool.name, pool.kind, pool.num_classes, train, tested)
@@ -213,7 +213,7 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
 
 
 def dealt(
-    task: Classification, index: Any, *, epochs: int, batch_size: int, is_programmed: bool = True
+    task: Classification, index: int, *, epochs: int, batch_size: int, is_programmed: bool = True
 ) -> ScoredTwice:
     """Returns the task of one partition, as in the author's program or as in the paper."""
     mine = dataclasses.replace(task, train=task.train.select(index))

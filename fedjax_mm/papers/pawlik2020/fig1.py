@@ -65,7 +65,7 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
 
     scored = EVALUATIONS[config.evaluation]
     until = Until(scored, at_least=config.targets[-1]) if config.stop else None
-    axes = {"percent": list(config.percents)}
+    axes = {"percent": config.percents}
     result = config.train(build, axes, config.max_rounds, until, execution)
     return result[list(EVALUATIONS.values())]
 
