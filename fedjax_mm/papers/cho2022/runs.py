@@ -7,7 +7,7 @@ the seeds that chose it.
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -221,7 +221,7 @@ def run_grid(config: Comparison, drawn: Drawn, execution: Execution | None = Non
     largest = largest_batches(config.batch_sizes)
     result = train(
         [drawn.data],
-        _builder(config, drawn.clients),
+        functools.partial(_setup, config, drawn.clients),
         config.axes,
         config,
         execution,
@@ -252,45 +252,46 @@ def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
     return {size: max(part) for part in parts for size in part}
 
 
-def _builder(config: Comparison, drawn: Sequence[Clients]) -> Callable[..., Setup]:
-    """Returns a function that builds the simulation of a point and a seed."""
-    population, largest = config.population, largest_batches(config.batch_sizes)
-    num_clients, cohort_size = population.num_clients, population.cohort_size
-    if config.appealing_from is None:
-        assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
-    else:
+def _setup(
+    config: Comparison,
+    drawn: Sequence[Clients],
+    *,
+    variant: str,
+    byzantine: float,
+    warm_up_steps: int,
+    demand_rate: float,
+    learning_rate: float,
+    local_steps: int,
+    batch_size: int,
+    seed: int,
+) -> Setup:
+    """Sets up a variant at a point, on the clients of a seed."""
+    mine, who = drawn[seed - config.first_seed], config.population
+    largest = largest_batches(config.batch_sizes)
+    # Pad batches only if there are several sizes, because a single size needs no padding.
+    size = largest[batch_size]
+    rows = batch_size if list(largest.values()).count(size) > 1 else None
+    local = {
+        "learning_rate": learning_rate,
+        "local_steps": local_steps,
+        "batch_size": size if rows is None else Padded(size, rows),
+    }
+    algorithm = config.algorithm(variant, local)
+    tuning = None
+    if config.tuning_steps:
+        tuning = Tuning(learning_rate, config.tuning_steps, size, rows)
+    demand: dict[str, Any] = {"tuning": tuning, "participation": config.stays_by}
+    own = mine.own[warm_up_steps, demand_rate]
+    task: Any = requiring(mine.task, own, num_unseen=who.num_unseen, **demand)
+    if any(config.byzantine):
+        harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}
+        attack = Byzantine(fraction=byzantine, stays=config.attackers_stay, **harm)
+        task = attack.on_tasks(who.num_clients)(task)
+        algorithm = attack.wrap(algorithm, who.num_clients)
+    task = Watched(task, task.num_clients, mine.is_flipped)
+    assignment = mfa_rand(who.num_clients, 1, cohort_size=who.cohort_size)
+    if config.appealing_from is not None:
         # Make all clients candidates, because `appealing` samples from the clients that stay.
-        everybody, first = full_participation(num_clients), config.appealing_from
-        assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
-
-    def build(seed: int, **point: Any) -> Setup:
-        mine, rate, rows = (
-            drawn[seed - config.first_seed],
-            point["learning_rate"],
-            point["batch_size"],
-        )
-        # Pad batches only if there are several sizes, because a single size needs no padding.
-        size = largest[rows]
-        if list(largest.values()).count(size) == 1:
-            rows = None
-        local = {
-            "learning_rate": rate,
-            "local_steps": point["local_steps"],
-            "batch_size": size if rows is None else Padded(size, rows),
-        }
-        algorithm = config.algorithm(point["variant"], local)
-        tuning = None
-        if config.tuning_steps:
-            tuning = Tuning(rate, config.tuning_steps, size, rows)
-        own = mine.own[point["warm_up_steps"], point["demand_rate"]]
-        demand: dict[str, Any] = {"tuning": tuning, "participation": config.stays_by}
-        task: Any = requiring(mine.task, own, num_unseen=population.num_unseen, **demand)
-        if any(config.byzantine):
-            harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}
-            attack = Byzantine(fraction=point["byzantine"], stays=config.attackers_stay, **harm)
-            task = attack.on_tasks(num_clients)(task)
-            algorithm = attack.wrap(algorithm, num_clients)
-        task = Watched(task, task.num_clients, mine.is_flipped)
-        return Setup(task, algorithm, assignment, mine.start)
-
-    return build
+        everybody, first = full_participation(who.num_clients), config.appealing_from
+        assignment = appealing(everybody, cohort_size=who.cohort_size, from_round=first)
+    return Setup(task, algorithm, assignment, mine.start)
