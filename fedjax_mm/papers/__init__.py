@@ -1,87 +1,68 @@
 """All figures and tables of the papers, one folder per paper and one module per figure.
 
-Item metadata is parsed from the module sources, so `fedjax-mm list` does not import them.
+The title and the module of every item are in `published.toml`, so that `fedjax-mm list` imports no
+item.
 """
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class _Place(NamedTuple):
-    title: str
-    module: str
+from fedjax_mm.papers.catalogue import entries, folders
 
 
 # The type is Any because importing `Item` would import JAX and matplotlib, which takes a second.
 class _Items(Mapping[str, Any]):
     """Maps names to items, importing an item's module on lookup."""
 
-    def __init__(self, places: Mapping[str, _Place], prefix: str = "") -> None:
-        """Stores the module locations, keyed by item id, and the prefix of the ids."""
-        self._places, self._prefix = places, prefix
+    def __init__(self, folders: Mapping[str, str], prefix: str = "") -> None:
+        """Stores the folders, keyed by item id, and the prefix of the ids."""
+        self._folders, self._prefix = folders, prefix
 
     def __getitem__(self, name: str) -> Any:
         key = self._prefix + name
-        module = import_module(self._places[key].module)
+        folder = self._folders[key]
+        module = import_module(f"{folder}.{entries(folder)[key]['module']}")
         return next(item for item in module.ITEMS if item.id == key)
 
     def __iter__(self) -> Iterator[str]:
-        return (key.removeprefix(self._prefix) for key in self._places)
+        return (key.removeprefix(self._prefix) for key in self._folders)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._folders)
 
     def title(self, name: str) -> str:
         """Returns an item's title without importing its module."""
-        return self._places[self._prefix + name].title
+        key = self._prefix + name
+        return str(entries(self._folders[key])[key]["title"])
 
     def paper(self, name: str) -> str:
         """Returns the citation of an item's paper."""
-        folder = self._places[self._prefix + name].module.rpartition(".")[0]
+        folder = self._folders[self._prefix + name]
         return "In no paper" if folder == __name__ else str(import_module(folder).__doc__)
 
 
-def _places() -> dict[str, _Place]:
-    """Returns the title and module of every item, sorted by paper and id."""
-    root = Path(__file__).parent
-    found: dict[str, _Place] = {}
-    for path in sorted(root.glob("*/*.py")) + sorted(root.glob("*.py")):
-        module = ".".join(("fedjax_mm.papers", *path.relative_to(root).with_suffix("").parts))
-        # Parse only the source after ITEMS, because parsing whole modules would take as long as
-        # importing the commands.
-        _, _, items = path.read_text().partition("\nITEMS")
-        for node in ast.walk(ast.parse(f"ITEMS{items}" if items else "")):
-            if isinstance(node, ast.Call):
-                # The id and the title are either the first two arguments or keywords.
-                given = node.args if ast.unparse(node.func) == "Item" else []
-                named: dict[str | None, ast.expr] = dict(zip(("id", "title"), given, strict=False))
-                match named | {each.arg: each.value for each in node.keywords}:
-                    case {"id": ast.Constant(value=str(key)), "title": ast.Constant(value=title)}:
-                        found[key] = _Place(str(title), module)
-    return dict(sorted(found.items(), key=_in_order))
+def _numbered(key: str) -> list[str]:
+    # Sort numerically, so that Figure 10 comes after Figure 9.
+    return [part.zfill(3) for part in re.split(r"(\d+)", key)]
 
 
-def _in_order(place: tuple[str, _Place]) -> tuple[int, str, list[str]]:
-    key, (_, module) = place
-    # Sort numerically, so that Figure 10 comes after Figure 9. Items without a paper come last.
-    numbered = [part.zfill(3) for part in re.split(r"(\d+)", key)]
-    return -module.count("."), module.rpartition(".")[0], numbered
-
-
-_ALL = _places()
+_ALL = {
+    key: folder
+    for folder in folders()
+    for key in sorted(entries(folder), key=_numbered)
+    if "module" in entries(folder)[key]
+}
 _BOUNDS = "bounds-"
 
 ALL = _Items(_ALL)
 """All items, including those of `fedjax-mm bounds`, by full id."""
 
-ITEMS = _Items({key: place for key, place in _ALL.items() if not key.startswith(_BOUNDS)})
+ITEMS = _Items({key: folder for key, folder in _ALL.items() if not key.startswith(_BOUNDS)})
 """All items except those of `fedjax-mm bounds`, by id."""
 
-BOUNDS = _Items({key: place for key, place in _ALL.items() if key.startswith(_BOUNDS)}, _BOUNDS)
+BOUNDS = _Items({key: folder for key, folder in _ALL.items() if key.startswith(_BOUNDS)}, _BOUNDS)
 """The items shown by `fedjax-mm bounds`, by paper."""
 
 __all__ = ["ALL", "BOUNDS", "ITEMS"]

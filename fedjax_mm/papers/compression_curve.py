@@ -18,9 +18,9 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import check, estimate, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import LogisticRegression
 
@@ -71,17 +71,9 @@ def run(config: CompressionCurve, execution: Execution | None = None) -> xr.Data
     """Trains with every way of sending updates."""
     spread, size = config.alpha, config.num_clients
     data = synthetic(size, alpha=spread, beta=spread, seed=config.seed, test_fraction=0.2)
-    grid = Grid(
-        partial(config.build, data=data),
-        {"message": list(LABELS)},
-        num_rounds=config.num_rounds,
-        **config.replicas,
-        record_every=config.record_every,
-        data=data.kind,
-    )
-    result = sweep(grid, execution)
-    result.attrs["manifest"] |= {"datasets": [data.name]}
-    return result
+    length = config.model_dump(include={"num_rounds", "record_every"})
+    build = partial(config.build, data=data)
+    return train([data], build, {"message": LABELS}, config, execution, **length)
 
 
 def measure(result: xr.Dataset, config: CompressionCurve) -> xr.Dataset:
@@ -137,7 +129,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CompressionCurve) -
     return plots.draw([[panel]], title=title, caption=caption)
 
 
-_page = CompressionCurve(), run, measure, judge, table, figure
-
-ITEMS = (Item("compression-curve", "Accuracy against the bits that clients send", *_page),)
+ITEMS = (Item("compression-curve", CompressionCurve(), run, measure, judge, table, figure),)
 """The savings due to compression."""

@@ -25,8 +25,8 @@ _LARGEST = 4096
 """The size of the largest arrays that are stored in `summary.json`."""
 
 
-_JUDGED = ("statements", "reading")
-"""The keys of an item in `published.toml` that its statements repeat."""
+_ELSEWHERE = ("module", "title", "statements", "reading")
+"""The keys of an item in `published.toml` that are not among its published numbers."""
 
 
 class Findings(NamedTuple):
@@ -44,7 +44,6 @@ class Item(NamedTuple):
 
     Attributes:
       id: the paper and the item, such as "mfa-fig3".
-      title: the title shown by `fedjax-mm list`.
       settings: the default settings, each of which can be overridden on the command line.
       run: returns the Dataset written to `result.nc`, with a manifest.
       measure: maps the result to numbers over named dimensions.
@@ -56,7 +55,6 @@ class Item(NamedTuple):
     """
 
     id: str
-    title: str
     settings: Config
     run: Callable[[Any, Execution | None], xr.Dataset]
     measure: Callable[[xr.Dataset, Any], xr.Dataset]
@@ -65,9 +63,14 @@ class Item(NamedTuple):
     figure: Callable[[xr.Dataset, xr.Dataset, Any], Figure]
 
     @property
+    def title(self) -> str:
+        """The title shown by `fedjax-mm list`."""
+        return str(self.paper["title"])
+
+    @property
     def paper(self) -> Mapping[str, Any]:
         """The published numbers, and the points that the paper leaves open."""
-        return published(type(self.settings).__module__, self.id)
+        return published(self.id)
 
     def make(self, settings: Config, execution: Execution | None = None) -> xr.Dataset:
         """Runs the item and stores the settings in the result's manifest."""
@@ -105,7 +108,7 @@ class Item(NamedTuple):
         about = result.attrs["manifest"]
         return {
             "id": self.id,
-            "paper": {key: self.paper[key] for key in self.paper if key not in _JUDGED},
+            "paper": {key: self.paper[key] for key in self.paper if key not in _ELSEWHERE},
             "measured": _small(findings.measured).to_dict(),
             "statements": [each.model_dump() for each in findings.statements],
             "checks": [each.model_dump() for each in findings.checks],

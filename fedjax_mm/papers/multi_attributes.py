@@ -8,24 +8,24 @@ MFA-RR train the first M networks at once until each matches the accuracies of F
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx, load_idx
-from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022 import together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, beats_majority
-from fedjax_mm.papers.bhuyan2022.gains import gain_panels
+from fedjax_mm.papers.bhuyan2022.gains import gain_columns, gain_panels
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
@@ -33,8 +33,8 @@ from fedjax_mm.papers.multi_problems import deal
 from fedjax_mm.papers.rulings import compare, estimate, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several, Some
 from fedjax_mm.sweeps.errors import RefusedError
-from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
 
@@ -62,7 +62,7 @@ class ImagesLearner(Config):
     """A small version of McMahan's CNN on attributes of one data set, with a shared start."""
 
     name: DataName
-    attributes: Annotated[tuple[str, ...], Distinct, Field(min_length=1)]
+    attributes: Several[str]
     learning_rate: Positive = 0.1
     batch_size: Count = 10
     local_steps: Count = 5
@@ -119,13 +119,11 @@ class ImagesLearner(Config):
 class MultiAttributes(Together):
     """The data sets with their attributes, the clients, and the run lengths."""
 
-    learners: Annotated[tuple[ImagesLearner, ...], Field(min_length=1)] = tuple(
+    learners: Some[ImagesLearner] = tuple(
         ImagesLearner(name=name, attributes=tuple(each)) for name, each in ATTRIBUTES.items()
     )
-    algorithms: Annotated[
-        tuple[Literal["MFA-Rand", "MFA-RR"], ...], Distinct, Field(min_length=1)
-    ] = ("MFA-Rand", "MFA-RR")
-    num_models: Annotated[tuple[Count, ...], Distinct, Field(min_length=1)] = (2, 4, 8)
+    algorithms: Several[Literal["MFA-Rand", "MFA-RR"]] = ("MFA-Rand", "MFA-RR")
+    num_models: Several[Count] = (2, 4, 8)
     num_clients: Count = 24
     num_rounds: Count = 20
     num_seeds: Count = 8
@@ -144,11 +142,6 @@ class MultiAttributes(Together):
     def _settings_fit(self, info: ValidationInfo) -> Self:
         self.check_models()
         return self.with_files(info)
-
-
-def run(config: MultiAttributes, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of FedAvg on each model, and of the first M models at once."""
-    return run_together(config, execution)
 
 
 def measure(result: xr.Dataset, config: MultiAttributes) -> xr.Dataset:
@@ -179,10 +172,7 @@ def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
 
 def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
     """Returns gains, numbers of successful seeds, and each model's accuracies and rounds."""
-    missed = config.num_seeds - measured.reached
-    text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
-    gains = cells(measured.gain, measured.gain_standard_error, missing="no mean")
-    found = columns(gains + xr.where(missed > 0, text, ""), "M")
+    found = gain_columns(measured, config.num_seeds, "no mean")
     every = measured.isel(M=-1).sel(target="g", drop=True)
     title = f"{every.M.item()} models at once: accuracies in percent, and rounds T_M of each"
     levels = cells(*estimate(every.accuracy), form=".1f")
@@ -212,7 +202,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) ->
     )
 
 
-_page = MultiAttributes(), run, measure, judge, table, figure
-
-ITEMS = (Item("multi-attributes", "Gain against M, with one CNN per image attribute", *_page),)
+ITEMS = (Item("multi-attributes", MultiAttributes(), run_together, measure, judge, table, figure),)
 """Attributes of MNIST and Fashion-MNIST."""

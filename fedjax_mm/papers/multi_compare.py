@@ -20,16 +20,16 @@ methods. In this comparison, it weights clients like the other methods.
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx
-from fedjax_mm.experiments.fields import Count, Distinct, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Positive, Seeded
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
@@ -37,11 +37,11 @@ from fedjax_mm.papers.multi_methods import METHODS
 from fedjax_mm.papers.multi_problems import FILES, Digits, Images, Synthetic
 from fedjax_mm.papers.rulings import check, compare, estimate
 from fedjax_mm.papers.schema import Check, Table
-from fedjax_mm.papers.sequential import staged
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.training import described, staged, train
+from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 
 _MARGIN = 1.0  # the smallest difference of interest, in percentage points
 _LAST = np.linspace(0.8, 1, 5)  # shares of the trainings at which accuracies are averaged
@@ -51,17 +51,15 @@ _RATES = ("learning_rate", "server_rate")
 _KEPT = ("test_accuracy", "time", "client_updates", "diverged")
 
 ProblemName = Literal["synthetic", "digits", "images"]
-Rates = Annotated[tuple[Positive, ...], Distinct, Field(min_length=1)]
+Rates = Several[Positive]
 
 
 class MultiCompare(Seeded):
     """The problems, methods, candidate learning rates, and run lengths of the comparison."""
 
-    problems: Annotated[tuple[ProblemName, ...], Distinct, Field(min_length=1)] = (
-        *("synthetic", "digits", "images"),
-    )
+    problems: Several[ProblemName] = (*("synthetic", "digits", "images"),)
     """The problems. The problem "images" is skipped if no directory is given."""
-    methods: Annotated[tuple[str, ...], Distinct, Field(min_length=1)] = tuple(METHODS)
+    methods: Several[str] = tuple(METHODS)
     synthetic: Synthetic = Synthetic()
     digits: Digits = Digits()
     images: Images = Images()
@@ -144,22 +142,17 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
     )
     accuracy = _at_budget(found, config).sel(score="mean", drop=True)
     best = choose(accuracy, _RATES)
-    rates = {
-        problem: {
-            name: tuple(best[each].sel(problem=problem, algorithm=name).item() for each in _RATES)
-            for name in config.methods
-        }
-        for problem in config.chosen
-    }
 
     def at_best(problem: str, algorithm: str, data: Sequence[FederatedData], seed: int) -> Setup:
-        rate, server_rate = rates[problem][algorithm]
-        return config.build(problem, algorithm, rate, server_rate, data, seed)
+        rates = {
+            name: best[name].sel(problem=problem, algorithm=algorithm).item() for name in _RATES
+        }
+        return config.build(problem, algorithm, **rates, data=data, seed=seed)
 
     judged = _runs(config, "judged", at_best, lambda _: {}, how)
     added = {f"chosen_{name}": best[name] for name in _RATES}
     added["selection_accuracy"] = accuracy.rename(seed="selection_seed")
-    return _described(judged.assign(added), [judged, found])
+    return described(judged.assign(added), [judged, found])
 
 
 def choose(scores: xr.DataArray, over: Sequence[str]) -> dict[str, xr.DataArray]:
@@ -192,23 +185,18 @@ def _runs(
     def make(alone: Any, saving: Execution) -> xr.Dataset:
         (problem,), (name,) = alone.problems, alone.methods
         data, rounds = drawn(problem), METHODS[name].rounds
-        kinds = [stack.kind for stack in data]
-        grid = Grid(
+        part = train(
+            data,
             functools.partial(build, data=data),
             {"problem": [problem], "algorithm": [name], **axes(name)},
+            config,
+            saving,
             num_rounds=config.num_rounds * rounds,
             record_every=config.record_every * rounds,
-            **config.replicas,
-            data=min(kinds, key=("surrogate", "real", "synthetic").index),
         )
-        part = sweep(grid, saving)
-        about = {
-            "config": alone.model_dump(mode="json"),
-            "datasets": list(dict.fromkeys(stack.name for stack in data)),
-        }
+        part.attrs["manifest"] |= {"config": alone.model_dump(mode="json")}
         # Relabel the records of a longer run with the round numbers of the other runs.
-        found = part[list(_KEPT)].assign_coords(round=part["round"] // rounds)
-        return found.assign_attrs(manifest=part.attrs["manifest"] | about)
+        return part[list(_KEPT)].assign_coords(round=part["round"] // rounds)
 
     parts = {
         (problem, name): staged(
@@ -225,20 +213,7 @@ def _runs(
         xr.concat([parts[problem, name] for name in config.methods], "algorithm", **how)
         for problem in config.chosen
     ]
-    return _described(xr.concat(by_problem, "problem", **how), list(parts.values()))
-
-
-def _described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Returns the result with a single manifest for all of its parts."""
-    each = [part.attrs["manifest"] for part in parts]
-    about = {
-        "data": min((one["data"] for one in each), key=("surrogate", "real", "synthetic").index),
-        "datasets": list(dict.fromkeys(name for one in each for name in one["datasets"])),
-        "wall_seconds": {
-            key: sum(one["wall_seconds"][key] for one in each) for key in each[0]["wall_seconds"]
-        },
-    }
-    return result.assign_attrs(manifest=each[0] | about)
+    return described(xr.concat(by_problem, "problem", **how), list(parts.values()))
 
 
 def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
@@ -443,7 +418,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Fi
     )
 
 
-_page = MultiCompare(), run, measure, judge, table, figure
-
-ITEMS = (Item("multi-compare", "All multi-model methods compared", *_page),)
+ITEMS = (Item("multi-compare", MultiCompare(), run, measure, judge, table, figure),)
 """A comparison of all multi-model methods."""

@@ -31,9 +31,9 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import compare, estimate
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import OwnModels, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
@@ -137,16 +137,10 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
         "seeds": config.data_seeds,
     }
     data = ask(draw_clients("digits", None, population, **how))
-    grid = Grid(
-        partial(config.build, data=data),
-        {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)},
-        num_rounds=config.num_rounds,
-        **config.replicas,
-        record_every=config.record_every,
-        data=data.kind,
-    )
-    result = sweep(grid, execution)
-    result.attrs["manifest"] |= {"datasets": [data.name], "population": population._asdict()}
+    axes = {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)}
+    length = config.model_dump(include={"num_rounds", "record_every"})
+    result = train([data], partial(config.build, data=data), axes, config, execution, **length)
+    result.attrs["manifest"] |= {"population": population._asdict()}
     return result.assign_coords(question=("model", list(QUESTIONS)))
 
 
@@ -195,7 +189,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Fig
     return plots.draw([drawn], title=f"{title}{len(QUESTIONS)} models at once", caption=caption)
 
 
-_page = MultiAppeal(), run, measure, judge, table, figure
-
-ITEMS = (Item("multi-maxfl", "MaxFL with three models at once", *_page),)
+ITEMS = (Item("multi-maxfl", MultiAppeal(), run, measure, judge, table, figure),)
 """Multi-model MaxFL."""

@@ -24,11 +24,11 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import estimate, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.privacy.accounting import epsilon
 from fedjax_mm.privacy.mechanism import private
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import LogisticRegression
 
@@ -75,20 +75,9 @@ def run(config: PrivateCurve, execution: Execution | None = None) -> xr.Dataset:
     """Runs all combinations of the numbers of models and the noise multipliers."""
     sizes = config.model_dump(include={"num_clients", "iid"})
     data = synthetic(**sizes, alpha=0.0, beta=0.0, seed=config.seed, test_fraction=0.2)
-    grid = Grid(
-        partial(config.build, data=data),
-        {
-            "num_models": list(config.num_models),
-            "noise_multiplier": list(config.noise_multipliers),
-        },
-        num_rounds=config.num_rounds,
-        **config.replicas,
-        record_every=config.record_every,
-        data=data.kind,
-    )
-    result = sweep(grid, execution)
-    result.attrs["manifest"] |= {"datasets": [data.name]}
-    return result
+    axes = {"num_models": config.num_models, "noise_multiplier": config.noise_multipliers}
+    length = config.model_dump(include={"num_rounds", "record_every"})
+    return train([data], partial(config.build, data=data), axes, config, execution, **length)
 
 
 def measure(result: xr.Dataset, config: PrivateCurve) -> xr.Dataset:
@@ -147,9 +136,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: PrivateCurve) -> Fi
     return plots.draw([drawn], title=title, caption=caption)
 
 
-_page = PrivateCurve(), run, measure, judge, table, figure
-
-ITEMS = (
-    Item("private-curve", "Accuracy against epsilon, with one model and with several", *_page),
-)
+ITEMS = (Item("private-curve", PrivateCurve(), run, measure, judge, table, figure),)
 """The cost of privacy."""

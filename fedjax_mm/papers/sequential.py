@@ -1,7 +1,6 @@
 """Adds seeds to an item until all of its statements are settled or a budget is spent."""
 
 import shutil
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,21 +10,16 @@ import jax
 import xarray as xr
 
 from fedjax_mm.experiments.fields import Seeded
-from fedjax_mm.files import plain, write_aside
+from fedjax_mm.files import write_aside
 from fedjax_mm.papers.item import Item
-from fedjax_mm.results.dataset import join_seeds, manifest, save_dataset
-from fedjax_mm.results.finished import RESULT, open_result, read_about, save_about
+from fedjax_mm.papers.training import ABOUT, Make, staged
+from fedjax_mm.results.dataset import join_seeds
+from fedjax_mm.results.finished import RESULT, open_result, save_about
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
-from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 
-_ABOUT = "manifest.json"  # a batch's manifest, with the digest of its result
 _TIMES = 8  # default limit on seeds, as a multiple of the initial number
-_SAME = ("config", "versions", "device", "git_revision")  # equal in the manifests of all batches
-
-Make = Callable[[Seeded, Execution], xr.Dataset]
-"""Computes the result of some seeds, like `Item.make`."""
 
 
 class Budget(NamedTuple):
@@ -125,50 +119,6 @@ def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.D
     return staged(f"seeds-{first}", config, execution._replace(label=label), make)
 
 
-def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
-    """Returns the result of `make`, or the result saved in a stage of the checkpoints.
-
-    Args:
-      stage: the stage's name in the run directory.
-      config: the settings that the result's manifest must have as its "config".
-      execution: the execution of the stage, passed to `make` with the stage's checkpoints.
-      make: computes the result if the stage does not have it.
-    """
-    if not execution.checkpoints:
-        return make(config, execution)
-    with refusing():
-        saved = execution.checkpoints.stage(stage)
-    with saved:
-        path = saved.directory / RESULT
-        damage = read_about(path.with_name(_ABOUT)).damage if path.exists() else ""
-        if damage:
-            words = f"the saved result in {path.parent} is skipped: {damage}; computing it again"
-            warnings.warn(words, stacklevel=2)
-        elif path.exists():
-            result = open_result(path)
-            with refusing():
-                _check(result, config, path)
-            return result
-        result = make(config, execution._replace(checkpoints=saved))
-        if jax.process_index() == 0:
-            save_dataset(result, path)
-            save_about(path.with_name(_ABOUT), result.attrs["manifest"], [RESULT])
-        saved.discard()
-    return result
-
-
-def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:
-    """Raises `ValueError` if a saved batch has other settings, apart from its seeds."""
-    saved = result.attrs["manifest"]
-    now = plain(manifest(config.model_dump(mode="json"), seed=config.seed, data=""))
-    now["config"] |= {"num_seeds": saved["config"]["num_seeds"]}
-    if others := [name for name in _SAME if saved[name] != now[name]]:
-        raise ValueError(
-            f"{path} is from another run, with a different {' and '.join(others)}; run it as it "
-            f"was, or delete {path.parents[1]} to start again"
-        )
-
-
 def _begin_with(result: Path, checkpoints: Checkpoints) -> None:
     """Uses a complete result as the first batch of an unfinished run, which adds seeds to it."""
     with checkpoints.stage("seeds-0") as saved:
@@ -176,4 +126,4 @@ def _begin_with(result: Path, checkpoints: Checkpoints) -> None:
             path = saved.directory / RESULT
             write_aside(path, partial(shutil.copyfile, result))
             about = open_result(path).attrs["manifest"]
-            save_about(path.with_name(_ABOUT), about, [RESULT])
+            save_about(path.with_name(ABOUT), about, [RESULT])

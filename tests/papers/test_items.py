@@ -10,7 +10,7 @@ import xarray as xr
 
 from fedjax_mm import papers, plots
 from fedjax_mm.experiments.optimizers import InverseTime
-from fedjax_mm.papers import BOUNDS, ITEMS
+from fedjax_mm.papers import ALL, BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.fig1_to_4 import Comparison, jackknife
 from fedjax_mm.papers.bhuyan2022.fig5 import GainSweep
 from fedjax_mm.plots import sweep_overview
@@ -75,21 +75,17 @@ def test_every_reproduced_figure_and_table_is_an_item():
     assert wanted | ours <= set(ITEMS)
 
 
-def test_items_found_by_reading_are_those_found_by_importing():
+def test_every_item_of_a_module_is_in_the_catalogue():
     modules = [
         importlib.import_module(name) for name, source in sources() if "\nITEMS = (" in source
     ]
-    imported = {
-        item.id: item.title
-        for module in modules
-        if isinstance(getattr(module, "ITEMS", None), tuple)
-        for item in module.ITEMS
-    }
-    read = {name: ITEMS.title(name) for name in ITEMS}
-    read |= {f"bounds-{name}": BOUNDS.title(name) for name in BOUNDS}
-    assert read == imported
+    imported = {item.id: module for module in modules for item in module.ITEMS}
+    assert imported.keys() == set(ALL)
+    for name, module in imported.items():
+        assert ALL[name] in module.ITEMS
+        assert ALL[name].id == name
+        assert ALL[name].title == ALL.title(name)
     assert {BOUNDS[name].id for name in BOUNDS} == {"bounds-mfa"}
-    assert all(ITEMS[name].id == name for name in ITEMS)
 
 
 def test_the_settings_are_those_of_the_paper():

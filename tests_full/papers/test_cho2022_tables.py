@@ -17,7 +17,7 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.cho2022 import runs
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.cho2022.runs import run_comparison, run_grid, select, warm_up
+from fedjax_mm.papers.cho2022.runs import run_comparison, run_grid, select
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute
 from fedjax_mm.sweeps.callbacks import progress
@@ -163,38 +163,29 @@ def stop_and_continue(which, tmp_path):
     xr.testing.assert_identical(result.drop_attrs(), expected.drop_attrs())
 
 
-def test_own_models_are_indexed_by_steps_rate_draw_and_client():
+def test_own_models_are_those_of_their_steps_rate_and_draw():
     """Own models of every number of steps, rate and draw equal a warm-up of that replica alone."""
     demand = {"num_steps": (2, 3), "learning_rates": (0.1, 0.05), "batch_size": 8}
     config = config_of("maxfl-table4", **SMALL | {"requirement": demand, "num_rounds": 2})
-    population = config.population
-    data = draw_clients(
-        "digits",
-        None,
-        population,
-        partition="clusters",
-        flipped=0.3,
-        flips="everywhere",
-        seeds=[7, 8],
-    )
-    own = warm_up(config, data, None)
-    clients = population.num_clients + population.num_unseen
-    assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, clients)
-    assert len(np.unique(own.threshold)) == own.threshold.size
+    drawn = runs.draw(config, Execution())
+    found = np.stack([each.threshold for here in drawn.clients for each in here.own.values()])
+    clients = config.population.num_clients + config.population.num_unseen
+    assert found.shape == (2 * 2 * 2, clients)
+    assert len(np.unique(found)) == found.size
 
-    @functools.partial(jax.jit, static_argnames="num_steps")
+    @functools.partial(jax.jit, static_argnames=("num_steps", "learning_rate"))
     def alone_of(key, data, draw, **how):
         task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
         key = jax.random.fold_in(key, draw)
         start = task.init(jax.random.fold_in(key, 1))
         return own_models(key, task, start, batch_size=8, **how)
 
-    for i, steps in enumerate((2, 3)):
-        for rate, draw in ((0, 1), (1, 0)):
-            how = {"learning_rate": demand["learning_rates"][rate], "num_steps": steps}
-            alone = alone_of(jax.random.key(config.seed), data, draw, **how)
-            np.testing.assert_allclose(own.threshold[i, rate, draw], alone.threshold, rtol=1e-5)
-            np.testing.assert_allclose(own.accuracy[i, rate, draw], alone.accuracy, rtol=1e-5)
+    for steps, rate, draw in ((2, 0.1, 1), (3, 0.05, 0)):
+        how = {"learning_rate": rate, "num_steps": steps}
+        alone = alone_of(jax.random.key(config.seed), drawn.data, draw, **how)
+        own = drawn.clients[draw].own[steps, rate]
+        np.testing.assert_allclose(own.threshold, alone.threshold, rtol=1e-5)
+        np.testing.assert_allclose(own.accuracy, alone.accuracy, rtol=1e-5)
 
 
 def test_the_grid_of_table_1_has_two_programs_per_method(monkeypatch):
@@ -206,7 +197,7 @@ def test_the_grid_of_table_1_has_two_programs_per_method(monkeypatch):
         raise StopIteration
 
     monkeypatch.setattr(execute, "make_plan", count)
-    monkeypatch.setattr(runs, "warm_up", lambda *_: None)
+    monkeypatch.setattr(runs, "warm_up", lambda config, *_: dict.fromkeys(config.requirement.kinds))
     config = config_of("maxfl-table1", num_clients=4, num_unseen=3, cohort_size=2)
     with pytest.raises(StopIteration):
         select(config, Execution())

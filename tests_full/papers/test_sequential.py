@@ -27,10 +27,11 @@ SEEDS = ("--seeds", "auto")
 
 
 PAPER = {
+    "title": "draws",
     "statements": [
         {"key": "above", "quote": "It is above.", "where": "section 1"},
         {"key": "not-random", "quote": "It is so.", "where": "section 2"},
-    ]
+    ],
 }
 
 
@@ -64,7 +65,6 @@ class Runs(list):
     def item(self):
         return Item(
             id="coin",
-            title="draws",
             settings=Coin(),
             run=self.run,
             measure=lambda result, config: result.drop_attrs(),
@@ -97,7 +97,7 @@ def stated(monkeypatch):
     monkeypatch.setattr(
         papers.item,
         "published",
-        lambda _, name: PAPER if name == "coin" else published(_, name),
+        lambda name: PAPER if name == "coin" else published(name),
     )
 
 

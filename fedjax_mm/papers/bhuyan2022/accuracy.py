@@ -1,18 +1,21 @@
 """Accuracies in section 7: run settings and rounds to a target accuracy."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import xarray as xr
+from pydantic import Field
 
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Flag, Seeded
 from fedjax_mm.papers.bhuyan2022.gains import rounds_to
 from fedjax_mm.papers.rulings import check, more
 from fedjax_mm.papers.schema import Check
+from fedjax_mm.sweeps.until import Until
 
 PARTS = ("train", "test")
 TARGETS = ("g", "g'", "window")
@@ -39,6 +42,25 @@ class Trainings(Seeded):
     """
     directory: Path | None = None
     """The directory of the CelebA files, or None for a synthetic surrogate."""
+    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """The budget for several models, in units of T_1. It defaults to the largest M, because a run
+    that needs more than M T_1 rounds has a gain below 1."""
+
+    @property
+    @abstractmethod
+    def at_once(self) -> tuple[int, ...]:
+        """Returns the numbers M of models trained at once."""
+
+    @property
+    def most_rounds(self) -> int:
+        """Returns the budget in rounds, all of which are recorded."""
+        budget = self.budget or max(self.at_once)
+        return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
+
+    @property
+    def until(self) -> Until | None:
+        """Returns the target at which a run stops."""
+        return Until("shortfall", at_most=0.0) if self.stop else None
 
     @property
     def resolution(self) -> int:
@@ -65,8 +87,8 @@ class Trainings(Seeded):
         ) + window * ("window" in targets)
 
 
-def draw_of(stack: FederatedData, seed: Any) -> FederatedData:
-    """Returns the data drawn for a run's seed, which may be traced."""
+def draw_of(stack: FederatedData, seed: int) -> FederatedData:
+    """Returns the data drawn for a run's seed."""
     # All seeds share a single draw of CelebA's files.
     return stack.select(seed % len(stack.train.counts))
 
@@ -89,12 +111,9 @@ def largest_shares(stack: FederatedData, num_seeds: int) -> list[float]:
     return [float(each.max() / each.sum()) for each in counts]
 
 
-def accuracies_of(result: xr.Dataset, stacks: Sequence[FederatedData]) -> xr.Dataset:
-    """Returns a sweep's accuracies and divergences, with dataset names added to the manifest."""
-    names = list(dict.fromkeys(stack.name for stack in stacks))
-    about = result.attrs["manifest"] | {"datasets": names}
-    kept = [*(f"{part}_accuracy" for part in PARTS), "diverged"]
-    return result[kept].assign_attrs(manifest=about)
+def accuracies_of(result: xr.Dataset) -> xr.Dataset:
+    """Returns a sweep's accuracies and divergences."""
+    return result[[*(f"{part}_accuracy" for part in PARTS), "diverged"]]
 
 
 def by_part(result: xr.Dataset, name: str) -> xr.DataArray:

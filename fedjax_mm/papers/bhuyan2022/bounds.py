@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,13 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Metrics
-from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.experiments.point import Precision
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
@@ -33,10 +33,11 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Setup, check_records
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
@@ -94,28 +95,25 @@ _METHODS: Mapping[Method, _Statement] = {
 class Bounds(Config):
     """Settings of the bounds on the quadratic, starting from zeros with an admissible schedule."""
 
-    algorithms: Annotated[tuple[Method, ...], Field(min_length=1), Distinct]
-    num_clients: Annotated[Count, Field(ge=2)] = 24
+    algorithms: Several[Method]
+    num_clients: TwoOrMore = 24
     block_size: Count = 4
-    mu: Annotated[tuple[Positive, ...], Field(min_length=1), Distinct] = (2e-4, 0.05)
-    num_models: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 2, 4, 12)
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
+    mu: Several[Positive] = (2e-4, 0.05)
+    num_models: Several[Count] = (1, 2, 4, 12)
+    local_steps: Several[Count] = (1, 5)
     rate: Positive = 1.0
     """The initial rate as a fraction of the largest one that the theorem allows."""
     contraction: Positive = 2.0
     """The product beta mu, greater than 1."""
     num_rounds: Count = 2000
-    num_seeds: Annotated[Count, Field(ge=2)] = 200
+    num_seeds: TwoOrMore = 200
     seed: Seed = 0
     record_every: Count = 10
     precision: Precision = "float64"
 
     @model_validator(mode="after")
     def _theorems_apply(self) -> Self:
-        if self.num_rounds % self.record_every:
-            raise ValueError(
-                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
-            )
+        check_records(self.num_rounds, self.record_every)
         for num_models in self.num_models:
             mfa_rand(self.num_clients, num_models)  # raises if there are more models than clients
         for method, mu in ((method, mu) for method in self.algorithms for mu in self.mu):
@@ -178,8 +176,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
         training = fedavg(schedule, local_steps=local_steps, server_scale=statement.server_scale)
         return Setup(task, training, statement.assignment(config.num_clients, num_models))
 
-    axes = {name: list(getattr(config, name)) for name in _CASE[1:]}
-    axes = {"algorithm": list(config.algorithms)} | axes
+    axes = {"algorithm": config.algorithms} | {name: getattr(config, name) for name in _CASE[1:]}
     how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
     with jax.enable_x64(config.precision == "float64"):
         result = sweep(Grid(build, axes, data="synthetic", **how), execution, on_divergence="stop")
@@ -424,10 +421,8 @@ def thinned(curves: xr.Dataset) -> xr.Dataset:
     return near.groupby("place").mean().swap_dims(place="t").drop_vars("place").rename(t="round")
 
 
-def _item(
-    settings: Bounds, id: str, title: str, rule: Callable[..., Iterator[Ruling | Check]] = judge
-) -> Item:
-    return Item(id, title, settings, run_bounds, measure, rule, table, figure)
+def _item(id: str, settings: Bounds, rule: Callable[..., Iterator[Ruling | Check]] = judge) -> Item:
+    return Item(id, settings, run_bounds, measure, rule, table, figure)
 
 
 _corollary_1 = partial(judge_theorem, "corollary-1", "MFA-RR, 1/N")
@@ -437,18 +432,8 @@ _RR = Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean"))
 _BOTH = Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,))
 
 ITEMS = (
-    _item(
-        _RAND,
-        id="theory-mfa-rand",
-        title="Theorem 1's bound and the error of MFA-Rand",
-        rule=judge_theorem_1,
-    ),
-    _item(
-        _RR,
-        id="theory-mfa-rr",
-        title="Corollary 1's bound and the error of MFA-RR",
-        rule=_corollary_1,
-    ),
-    _item(_BOTH, id="bounds-mfa", title="bounds and errors of MFA-Rand and MFA-RR"),
+    _item("theory-mfa-rand", _RAND, judge_theorem_1),
+    _item("theory-mfa-rr", _RR, _corollary_1),
+    _item("bounds-mfa", _BOTH),
 )
 """Theorem 1, Corollary 1, and the item shown by `fedjax-mm bounds mfa`."""

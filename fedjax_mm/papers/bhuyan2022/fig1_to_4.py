@@ -129,9 +129,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Comparison) -> Figu
     )
 
 
-def _item(settings: Comparison, keys: Sequence[str], id: str, title: str) -> Item:
+def _item(id: str, settings: Comparison, keys: Sequence[str]) -> Item:
     rule = partial(judge, keys)
-    return Item(id, title, settings, run_comparison, measure, rule, table, figure)
+    return Item(id, settings, run_comparison, measure, rule, table, figure)
 
 
 _PER_ROUND = InverseTime(beta=30, gamma=100)
@@ -143,23 +143,9 @@ _FEW, _MANY = ("similar-means", "randomness"), ("better-mean", "variance")
 _LAST = (*_MANY, "no-order-of-magnitude")
 
 ITEMS = (
-    _item(
-        _FIG1, _FEW, id="mfa-fig1", title="MFA-Rand against MFA-RR, quadratic, M = 2, constant rate"
-    ),
-    _item(
-        _FIG2, _FEW, id="mfa-fig2", title="MFA-Rand against MFA-RR, quadratic, M = 2, decaying rate"
-    ),
-    _item(
-        _FIG3,
-        _MANY,
-        id="mfa-fig3",
-        title="MFA-Rand against MFA-RR, quadratic, M = 12, constant rate",
-    ),
-    _item(
-        _FIG4,
-        _LAST,
-        id="mfa-fig4",
-        title="MFA-Rand against MFA-RR, quadratic, M = 12, decaying rate",
-    ),
+    _item("mfa-fig1", _FIG1, _FEW),
+    _item("mfa-fig2", _FIG2, _FEW),
+    _item("mfa-fig3", _FIG3, _MANY),
+    _item("mfa-fig4", _FIG4, _LAST),
 )
 """Figures 1 to 4."""

@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Count, Distinct, Positive
+from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.experiments.optimizers import InverseTime
-from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_panels, rounds_to
@@ -20,6 +19,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, estimate, median_more, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 
 
@@ -28,7 +28,7 @@ class GainSweep(BothOnQuadratic):
 
     learning_rate: Positive | InverseTime = 0.1
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 3, 4, 6, 8, 12)
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5, 10)
+    local_steps: Several[Count] = (1, 5, 10)
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.75
     num_rounds: Count = 400
 
@@ -40,10 +40,8 @@ class GainSweep(BothOnQuadratic):
     def sweep(self) -> Experiment:
         """Returns the experiment of both algorithms at every M and E."""
         axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
-        base = self.at(max(self.num_models), self.local_steps[0])
         swept = {"axes": axes, "together": list(axes)}
-        experiment = validate(Experiment, base.model_dump() | swept)
-        return experiment.with_seeds(self.first_seed, self.num_seeds)
+        return self.at(max(self.num_models), self.local_steps[0], **swept)
 
 
 def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:
@@ -102,16 +100,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainSweep) -> Figur
     )
 
 
-ITEMS = (
-    Item(
-        id="mfa-fig5",
-        title="Gain over sequential FedAvg against M for E = 1, 5, 10",
-        settings=GainSweep(),
-        run=run_gain,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("mfa-fig5", GainSweep(), run_gain, measure, judge, table, figure),)
 """Figure 5."""

@@ -1,6 +1,5 @@
 """Figures 6 and 7: the gain from training several models of one task together."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -19,24 +18,24 @@ from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
-from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_panels
+from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_columns, gain_panels
 from fedjax_mm.papers.bhuyan2022.learners import (
     FacesLearner,
     Learner,
     SyntheticLearner,
     check_files,
 )
-from fedjax_mm.papers.bhuyan2022.together import Aiming, stage
+from fedjax_mm.papers.bhuyan2022.together import Aiming, aims
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Estimate, Ruling, alike, estimate, median_more, ruling
 from fedjax_mm.papers.schema import Check, Table
-from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import described, stage, train
+from fedjax_mm.papers.values import Some
 from fedjax_mm.results.labels import number
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
-from fedjax_mm.sweeps.until import Until
+from fedjax_mm.sweeps.grid import Setup
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
 _MARGIN = 5.0  # allowed difference of FedAvg's accuracies from the published ones, in points
@@ -52,15 +51,12 @@ _WHY = (
 class GainVersusModels(Trainings):
     """Settings of Figures 6 and 7: models of one task, trained until all match FedAvg."""
 
-    learners: Annotated[tuple[Learner, ...], Field(min_length=1)]
+    learners: Some[Learner]
     """The learners, each with different data."""
     cohort_size: Count | None = None
     redraw: Literal["frame", "round"] = "frame"
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
-    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """The budget for several models, in units of T_1. It defaults to the largest M,
-    because a run that needs more than M T_1 rounds has a gain below 1."""
 
     def check_files(self) -> None:
         """See `WithFiles`."""
@@ -80,10 +76,9 @@ class GainVersusModels(Trainings):
         return [learner.source for learner in self.learners]
 
     @property
-    def most_rounds(self) -> int:
-        """Returns the budget in rounds, all of which are recorded."""
-        budget = self.budget or max(self.num_models)
-        return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
+    def at_once(self) -> tuple[int, ...]:
+        """Returns the numbers of models trained at once."""
+        return self.num_models
 
     def setup(
         self,
@@ -108,14 +103,8 @@ class GainVersusModels(Trainings):
 def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
     """Returns the accuracies of every model, for all learners, both algorithms and every M."""
     every = [_run_on(learner, config, execution or Execution()) for learner in config.learners]
-    about = [each.attrs["manifest"] for each in every]
-    seconds = {
-        name: sum(each["wall_seconds"][name] for each in about) for name in ("compile", "run")
-    }
-    names = [name for each in about for name in each["datasets"]]
     result = xr.concat(every, xr.IndexVariable("source", config.sources), join="exact")
-    more = {"wall_seconds": seconds, "datasets": names}
-    return result.assign_attrs(manifest=about[0] | more)
+    return described(result, every)
 
 
 def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) -> xr.Dataset:
@@ -124,39 +113,27 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
     initial = learner.start(learner.task(accuracy.draw_of(data, 0)))
 
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
+        build = partial(config.setup, learner, data=data, targets=targets, start=initial)
+        axes = {"algorithm": _ALGORITHMS, "num_models": num_models}
+        records = {"record_every": config.resolution, "until": config.until}
         with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
-            grid = Grid(
-                partial(config.setup, learner, data=data, targets=targets, start=initial),
-                {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
-                num_rounds=rounds,
-                **config.replicas,
-                record_every=config.resolution,
-                until=Until("shortfall", at_most=0.0) if config.stop else None,
-                data=data.kind,
-            )
-            return sweep(grid, how)
+            return train([data], build, axes, config, how, num_rounds=rounds, **records)
 
     # Run FedAvg on one model first, with unreachable targets, because its accuracies after T_1
     # rounds become the targets that stop the runs of several models.
     beyond = np.full((len(_ALGORITHMS), config.num_seeds, len(PARTS)), 2, np.float32)
     alone = runs("alone", (1,), config.num_rounds, beyond)
     curves = by_part(alone.isel(num_models=0, model=0), "accuracy")
-    curves = curves.transpose("round", "algorithm", "seed", "part")
-    start, end = curves.values[[0, -1]]
-    # Drop targets that the initial model already meets, because they would stop a run in round 0,
-    # which does not count.
-    targets = np.where((end > start).any(axis=-1, keepdims=True), end, beyond)
+    targets = aims(curves).transpose("algorithm", "seed", "part").values.astype(np.float32)
     together = runs("together", config.num_models[1:], config.most_rounds, targets)
     both = xr.concat([alone, together], "num_models", join="outer", combine_attrs="override")
-    about, first = together.attrs["manifest"], alone.attrs["manifest"]["wall_seconds"]
-    seconds = {name: about["wall_seconds"][name] + first[name] for name in ("compile", "run")}
-    both.attrs["manifest"] = about | {"wall_seconds": seconds, "draws": len(data.train.counts)}
+    both = described(accuracy.accuracies_of(both), [together, alone])
+    both.attrs["manifest"] |= {"draws": len(data.train.counts)}
     shares = {
         f"{part}_majority": accuracy.majorities(data, part, config.num_seeds) for part in PARTS
     }
     shares["largest_share"] = accuracy.largest_shares(data, config.num_seeds)
-    found = accuracy.accuracies_of(both, [data])
-    return found.assign({name: ("seed", share) for name, share in shares.items()})
+    return both.assign({name: ("seed", share) for name, share in shares.items()})
 
 
 def median(samples: xr.DataArray) -> Estimate:
@@ -283,10 +260,7 @@ def _of_share(measured: xr.Dataset) -> str:
 
 def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
     """Returns the median gains, FedAvg's accuracies, and how the largest client affects gains."""
-    missed = config.num_seeds - measured.reached
-    text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
-    gains = cells(measured.gain, measured.gain_standard_error, missing="no median")
-    found = columns(gains + xr.where(missed > 0, text, ""), "M")
+    found = gain_columns(measured, config.num_seeds, "no median")
     mean, error = estimate(measured.accuracy_per_seed)
     published = measured.published.broadcast_like(mean)
     levels = {
@@ -381,10 +355,10 @@ def _rows(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[list[
     return [[levels, shares], named]
 
 
-def _figure(settings: GainVersusModels, id: str, title: str) -> Item:
-    of_paper = partial(measure, published(__name__, id)["FedAvg's accuracy"])
+def _figure(id: str, settings: GainVersusModels) -> Item:
+    of_paper = partial(measure, published(id)["FedAvg's accuracy"])
     judge = judge_full if settings.cohort_size is None else judge_partial
-    return Item(id, title, settings, run_gain, of_paper, judge, table, figure)
+    return Item(id, settings, run_gain, of_paper, judge, table, figure)
 
 
 def _of_both(**how: Any) -> tuple[Learner, ...]:
@@ -402,11 +376,11 @@ _ALL_C = GainVersusModels(learners=(FacesLearner(),), **_FACES)
 _SOME_C = GainVersusModels(learners=(FacesLearner(),), **_FACES, cohort_size=24)
 
 ITEMS = (
-    _figure(_ALL_A, id="mfa-fig6a", title="Gain against M, Synthetic(1,1)-A, all 100 clients"),
-    _figure(_ALL_B, id="mfa-fig6b", title="Gain against M, Synthetic(1,1)-B, all 100 clients"),
-    _figure(_ALL_C, id="mfa-fig6c", title="Gain against M, CNN on CelebA, all 96 clients"),
-    _figure(_SOME_A, id="mfa-fig7a", title="Gain against M, Synthetic(1,1)-A, 32 of 200 clients"),
-    _figure(_SOME_B, id="mfa-fig7b", title="Gain against M, Synthetic(1,1)-B, 32 of 200 clients"),
-    _figure(_SOME_C, id="mfa-fig7c", title="Gain against M, CNN on CelebA, 24 of 96 clients"),
+    _figure("mfa-fig6a", _ALL_A),
+    _figure("mfa-fig6b", _ALL_B),
+    _figure("mfa-fig6c", _ALL_C),
+    _figure("mfa-fig7a", _SOME_A),
+    _figure("mfa-fig7b", _SOME_B),
+    _figure("mfa-fig7c", _SOME_C),
 )
 """Figures 6 and 7."""

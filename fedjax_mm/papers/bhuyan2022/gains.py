@@ -11,6 +11,7 @@ from pydantic import AfterValidator
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import first_round_below
+from fedjax_mm.papers.tables import cells, columns
 
 
 def _from_one(num_models: tuple[int, ...]) -> tuple[int, ...]:
@@ -74,6 +75,20 @@ class Limits(NamedTuple):
 
 def _signs(values: xr.DataArray) -> xr.DataArray:
     return values.copy(data=np.sign(values.values))
+
+
+def gain_columns(measured: xr.Dataset, num_seeds: int, missing: str) -> dict[str, xr.DataArray]:
+    """Returns one column of gains per number of models, with the seeds that missed their targets.
+
+    Args:
+      measured: ``gain`` and ``gain_standard_error``, and the seeds ``reached``, over M and others.
+      num_seeds: the number of all seeds.
+      missing: the text of a gain that is NaN.
+    """
+    missed = num_seeds - measured.reached
+    text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {num_seeds}"
+    gains = cells(measured.gain, measured.gain_standard_error, missing=missing)
+    return columns(gains + xr.where(missed > 0, text, ""), "M")
 
 
 def gain_panels(

@@ -179,16 +179,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
     )
 
 
-ITEMS = (
-    Item(
-        id="theory-mfa-growing",
-        title="Theorem 2's bound and MFA-RR's error with growing samples",
-        settings=Growing(),
-        run=run,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("theory-mfa-growing", Growing(), run, measure, judge, table, figure),)
 """Theorem 2."""

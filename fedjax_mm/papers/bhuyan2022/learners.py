@@ -12,9 +12,10 @@ from fedjax_mm.data.celeba import check_celeba, load_celeba
 from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import Generator, synthetic
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022.accuracy import Trainings
+from fedjax_mm.papers.values import Some
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import CelebACNN, LogisticRegression
 
@@ -58,7 +59,7 @@ class SyntheticLearner(_Learner):
 
     name: Literal["synthetic"] = "synthetic"
     dim: Count = 60
-    num_classes: Annotated[Count, Field(ge=2)] = 5
+    num_classes: TwoOrMore = 5
     alpha: Positive = 1.0
     beta: Positive = 1.0
     generator: Generator = "fedprox"
@@ -90,7 +91,7 @@ class FacesLearner(_Learner):
     """LEAF's CNN on attributes of CelebA, or of a surrogate if no files are given."""
 
     name: Literal["faces"] = "faces"
-    attributes: Annotated[tuple[str, ...], Field(min_length=1)] = ATTRIBUTES[:1]
+    attributes: Some[str] = ATTRIBUTES[:1]
     image_size: Annotated[Count, Field(ge=16)] | None = None
     images_per_client: tuple[Count, Count] = (12, 24)
     learning_rate: Positive = 0.1

@@ -1,11 +1,9 @@
 """MFA-Rand and MFA-RR on the quadratic: settings shared by Figures 1 to 5."""
 
-from typing import Annotated
-
-from pydantic import Field
+from typing import Any
 
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Count, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Positive, Seeded, TwoOrMore
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.point import Precision
@@ -20,11 +18,11 @@ class BothOnQuadratic(Seeded):
     learning_rate: Positive | InverseTime
     task: QuadraticConfig = QuadraticConfig(start="normal")
     num_rounds: Count = 1000
-    num_seeds: Annotated[Count, Field(ge=2)] = 20
+    num_seeds: TwoOrMore = 20
     precision: Precision = "float32"
 
-    def at(self, num_models: int, local_steps: int) -> Experiment:
-        """Returns the experiment of both algorithms with M models and E local steps."""
+    def at(self, num_models: int, local_steps: int, **more: Any) -> Experiment:
+        """Returns the experiment of both algorithms with M models, E local steps, and more."""
         values = self.model_dump()
         local = {"learning_rate": values.pop("learning_rate"), "local_steps": local_steps}
         algorithms = {
@@ -32,7 +30,7 @@ class BothOnQuadratic(Seeded):
         }
         shared = {name: values[name] for name in Experiment.model_fields.keys() & values.keys()}
         point = {"num_models": num_models, "algorithms": algorithms}
-        experiment = validate(Experiment, shared | point)
+        experiment = validate(Experiment, shared | point | more)
         return experiment.with_seeds(self.first_seed, self.num_seeds)
 
 

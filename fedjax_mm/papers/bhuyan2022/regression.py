@@ -14,11 +14,12 @@ from pydantic import Field, model_validator
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rr
 from fedjax_mm.base import Algorithm, Task
-from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.local import local_sgd
+from fedjax_mm.papers.values import Several
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Setup, check_records
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
@@ -33,33 +34,28 @@ _NOISE = 0.3  # standard deviation of the noise in the targets and in the client
 class Growing(Config):
     """Settings of MFA-RR with eq. (19) on ridge regression, starting from zeros."""
 
-    num_clients: Annotated[Count, Field(ge=2)] = 12
-    num_examples: Annotated[Count, Field(ge=2)] = 100
+    num_clients: TwoOrMore = 12
+    num_examples: TwoOrMore = 100
     """S, the number of examples per client. With a larger S, samples are complete later."""
     dim: Count = 4
     ridge: Positive = 0.5
-    samples: Annotated[tuple[Sample, ...], Field(min_length=1), Distinct] = ("growing", "fixed")
-    num_models: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 4)
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
-    left_out: Annotated[
-        tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1), Distinct
-    ] = (0.5, 0.95)
+    samples: Several[Sample] = ("growing", "fixed")
+    num_models: Several[Count] = (1, 4)
+    local_steps: Several[Count] = (1, 5)
+    left_out: Several[Annotated[float, Field(gt=0, lt=1)]] = (0.5, 0.95)
     """Shares of the examples omitted from the first round's sample, one for each V."""
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """The initial rate in units of 1/L, the largest that Theorem 2 allows."""
     contraction: Annotated[float, Field(gt=1)] = 2.0
     """The product beta mu."""
     num_rounds: Count = 400
-    num_seeds: Annotated[Count, Field(ge=2)] = 50
+    num_seeds: TwoOrMore = 50
     seed: Seed = 0
     record_every: Count = 5
 
     @model_validator(mode="after")
     def _theorem_applies(self) -> Self:
-        if self.num_rounds % self.record_every:
-            raise ValueError(
-                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
-            )
+        check_records(self.num_rounds, self.record_every)
         for num_models in self.num_models:
             mfa_rr(self.num_clients, num_models)  # raises if there are more models than clients
         known(self)  # raises if the rate is too large
@@ -226,15 +222,17 @@ def run_growing(
         algorithm = growing_fedavg(config, num_models, local_steps, left_out, sample)
         return Setup(task, algorithm, mfa_rr(config.num_clients, num_models))
 
-    axes = {"num_models": config.num_models, "local_steps": config.local_steps}
     with jax.enable_x64(True):
         task = wrap(config.task())
         how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
         grid = Grid(
             build,
-            {"sample": list(config.samples)}
-            | {name: list(values) for name, values in axes.items()}
-            | {"left_out": list(config.left_out)},
+            {
+                "sample": config.samples,
+                "num_models": config.num_models,
+                "local_steps": config.local_steps,
+                "left_out": config.left_out,
+            },
             **how,
             data="synthetic",
         )

@@ -17,7 +17,7 @@ from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import fedcluster, mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Batching, Index, Metrics
-from fedjax_mm.experiments.fields import Count, Distinct
+from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, tightest
 from fedjax_mm.papers.bhuyan2022.regression import (
@@ -43,6 +43,7 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
@@ -71,12 +72,12 @@ _NAMES = {"num_models": "M", "local_steps": "E"}
 class Remarks(Growing):
     """Settings of the lemmas' runs and of the drawn assignments."""
 
-    num_examples: Annotated[Count, Field(ge=2)] = 40
+    num_examples: TwoOrMore = 40
     samples: tuple[Sample] = ("growing",)
     left_out: tuple[float] = (0.95,)
     num_rounds: Count = 200
     record_every: Annotated[Count, Field(le=1)] = 1
-    matched: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (2, 3, 4, 6, 12)
+    matched: Several[Count] = (2, 3, 4, 6, 12)
     """The values of M in Remark 1."""
     num_frames: Count = 100
     """The number of frames per seed in Remark 1."""
@@ -430,16 +431,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     )
 
 
-ITEMS = (
-    Item(
-        id="theory-remarks",
-        title="Remarks 1 and 2 and Lemmas 1 to 4, measured",
-        settings=Remarks(),
-        run=run,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("theory-remarks", Remarks(), run, measure, judge, table, figure),)
 """Remarks 1 and 2, and the lemmas behind Theorem 2."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.papers.bhuyan2022 import accuracy, together
@@ -26,8 +26,8 @@ from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, alike, estimate, finding, more, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Some
 from fedjax_mm.results.labels import describe
-from fedjax_mm.sweeps.execution import Execution
 
 _WHEN = {"T_1": "FedAvg alone, $T_1$", "T_M": "MFA-RR, $T_M$", "majority": "most frequent class"}
 _LOGISTIC = SyntheticLearner().models[0]
@@ -38,7 +38,7 @@ _GAIN = 0.5  # allowed difference from a published gain
 class Different(Together):
     """Settings of Tables 4 and 5."""
 
-    learners: Annotated[tuple[Learner, ...], Field(min_length=1)]
+    learners: Some[Learner]
 
     def check_files(self) -> None:
         """See `WithFiles`."""
@@ -48,11 +48,6 @@ class Different(Together):
     def _models_fit(self, info: ValidationInfo) -> Self:
         self.check_models()
         return self.with_files(info)
-
-
-def run(config: Different, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of FedAvg on each model, and of MFA-RR on all models together."""
-    return run_together(config, execution)
 
 
 def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Different) -> xr.Dataset:
@@ -177,9 +172,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Different) -> Figur
     )
 
 
-def _table(settings: Different, judge: Any, id: str, title: str) -> Item:
-    of_paper = partial(measure, published(__name__, id))
-    return Item(id, title, settings, run, of_paper, judge, table, figure)
+def _table(id: str, settings: Different, judge: Any) -> Item:
+    of_paper = partial(measure, published(id))
+    return Item(id, settings, run_together, of_paper, judge, table, figure)
 
 
 _MANY: dict[str, Any] = {"num_clients": 96, "num_seeds": 8}
@@ -190,17 +185,7 @@ _TABLE4 = Different(learners=_NINE, num_rounds=50, record_every=5, **_MANY)
 _TABLE5 = Different(learners=_MIXED, num_rounds=100, record_every=2, stop=False, **_MANY)
 
 ITEMS = (
-    _table(
-        _TABLE4,
-        judge_similar,
-        id="mfa-table4",
-        title="MFA-RR on nine CNNs, one for each facial attribute",
-    ),
-    _table(
-        _TABLE5,
-        judge_mixed,
-        id="mfa-table5",
-        title="MFA-RR on a logistic regression and a CNN together",
-    ),
+    _table("mfa-table4", _TABLE4, judge_similar),
+    _table("mfa-table5", _TABLE5, judge_mixed),
 )
 """Tables 4 and 5."""

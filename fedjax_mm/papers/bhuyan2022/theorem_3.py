@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
-from fedjax_mm.experiments.fields import Count, Distinct, Positive
+from fedjax_mm.experiments.fields import Count, Positive, TwoOrMore
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds, symbols
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
@@ -18,6 +18,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Evidence, Ruling, fact, finding, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory import mfa
@@ -32,8 +33,8 @@ class GainBounds(Bounds):
     algorithms: tuple[Method, ...] = ("MFA-Rand",)
     mu: tuple[Positive, ...] = (0.05,)
     num_models: Models = (1, 2, 3, 4, 6, 8, 12)
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 2, 5)
-    num_seeds: Annotated[Count, Field(ge=2)] = 50
+    local_steps: Several[Count] = (1, 2, 5)
+    num_seeds: TwoOrMore = 50
     record_every: Count = 1
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """epsilon, in units of the initial distance."""
@@ -162,16 +163,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainBounds) -> Figu
     )
 
 
-ITEMS = (
-    Item(
-        id="theory-gain",
-        title="Theorem 3's gain and measured gains",
-        settings=GainBounds(),
-        run=run_gain,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("theory-gain", GainBounds(), run_gain, measure, judge, table, figure),)
 """Theorem 3."""

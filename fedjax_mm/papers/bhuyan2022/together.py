@@ -4,31 +4,28 @@ Each model has its own targets, its accuracies after T_1 rounds of FedAvg with a
 """
 
 import dataclasses
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
-from pydantic import Field
 
 from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_rr
 from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Count, Distinct
+from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.rulings import estimate
+from fedjax_mm.papers.training import described, stage, train
+from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
-from fedjax_mm.sweeps.until import Until
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.view import View
 
 _ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
@@ -58,13 +55,9 @@ class Together(Trainings):
     """Settings for running FedAvg on each model alone, and several models at once."""
 
     learners: tuple[Any, ...]
-    algorithms: Annotated[
-        tuple[Literal["MFA-Rand", "MFA-RR"], ...], Distinct, Field(min_length=1)
-    ] = ("MFA-RR",)
-    num_models: Annotated[tuple[Count, ...], Distinct, Field(min_length=1)] | None = None
+    algorithms: Several[Literal["MFA-Rand", "MFA-RR"]] = ("MFA-RR",)
+    num_models: Several[Count] | None = None
     """Numbers M of models trained at once, always the first M. Defaults to all models."""
-    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """The budget for several models, in units of T_1. Defaults to the number of models."""
 
     @property
     def models(self) -> list[Model]:
@@ -80,12 +73,6 @@ class Together(Trainings):
     def at_once(self) -> tuple[int, ...]:
         """Returns the numbers of models trained at once."""
         return self.num_models or (len(self.models),)
-
-    @property
-    def most_rounds(self) -> int:
-        """Returns the budget in rounds, all of which are recorded."""
-        budget = self.budget or max(self.at_once)
-        return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
 
     def check_models(self) -> None:
         """Raises `ValueError` if a number of models exceeds the available models or clients."""
@@ -168,48 +155,32 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
     return end.where((end > start).any("part"), 2.0)
 
 
-@contextmanager
-def stage(execution: Execution, name: str) -> Iterator[Execution]:
-    """Yields the execution of one of several sweeps, which a resumed run does not repeat."""
-    saved = execution.checkpoints and execution.checkpoints.stage(name)
-    with saved or nullcontext():
-        yield execution._replace(checkpoints=saved)
-
-
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
     """Returns accuracies of FedAvg on each model, and of several models trained at once."""
-    execution, models = execution or Execution(), config.models[: max(config.at_once)]
-    drawn = draw(config)
-    stacks = drawn.stacks
-    kinds = [stack.kind for stack in stacks]
-    runs: dict[str, Any] = {
-        **config.replicas,
-        "record_every": config.resolution,
-        "data": min(kinds, key=("surrogate", "real", "synthetic").index),
-    }
-    with stage(execution, "alone") as how:
-        grid = Grid(
-            partial(config.alone, drawn=drawn),
-            {"which": list(range(len(models)))},
-            num_rounds=config.num_rounds,
-            **runs,
-        )
-        alone = sweep(grid, how)
+    how, models, drawn = (
+        execution or Execution(),
+        config.models[: max(config.at_once)],
+        draw(config),
+    )
+    stacks, records = drawn.stacks, {"record_every": config.resolution}
+    with stage(how, "alone") as saving:
+        build, axes = partial(config.alone, drawn=drawn), {"which": range(len(models))}
+        alone = train(stacks, build, axes, config, saving, num_rounds=config.num_rounds, **records)
     curves = by_part(alone.isel(model=0, drop=True).rename(which="model"), "accuracy")
     targets = aims(curves).transpose("model", "seed", "part").values.astype(np.float32)
-    with stage(execution, "together") as how:
-        grid = Grid(
+    with stage(how, "together") as saving:
+        several = train(
+            stacks,
             partial(config.together, drawn=drawn, targets=targets),
-            {"algorithm": list(config.algorithms), "num_models": list(config.at_once)},
+            {"algorithm": config.algorithms, "num_models": config.at_once},
+            config,
+            saving,
             num_rounds=config.most_rounds,
-            until=Until("shortfall", at_most=0.0) if config.stop else None,
-            **runs,
+            until=config.until,
+            **records,
         )
-        several = sweep(grid, how)
-    about, first = several.attrs["manifest"], alone.attrs["manifest"]["wall_seconds"]
-    seconds = {name: about["wall_seconds"][name] + first[name] for name in ("compile", "run")}
-    several.attrs["manifest"] = about | {"wall_seconds": seconds}
-    return _with_alone(accuracy.accuracies_of(several, stacks), curves, stacks, config)
+    several = described(accuracy.accuracies_of(several), [several, alone])
+    return _with_alone(several, curves, stacks, config)
 
 
 def _with_alone(

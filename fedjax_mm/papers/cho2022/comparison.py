@@ -63,7 +63,6 @@ _PROTOCOL = {
 
 def item(
     id: str,
-    title: str,
     settings: Comparison,
     metrics: Sequence[str],
     rules: Rules = lambda measured, settings: (),
@@ -73,7 +72,6 @@ def item(
 
     Args:
       id: the item's id.
-      title: the title shown by `fedjax-mm list`.
       settings: the default settings.
       metrics: metrics of the seen clients and, prefixed by "unseen_", of the others, in the order
         of the published numbers.
@@ -83,7 +81,7 @@ def item(
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
     functions |= {"judge": partial(_judge, id=id, rules=rules, default=settings)}
     functions |= {"table": table, "figure": figure} | others
-    return Item(id, title, settings, run_comparison, **functions)
+    return Item(id, settings, run_comparison, **functions)
 
 
 def judged(result: xr.Dataset) -> xr.Dataset:
@@ -109,7 +107,7 @@ def measure(
     percent = in_percent(best, metrics)
     # Keep NaN, because the mean would look better without a diverged seed.
     mean = percent.mean("seed", skipna=False)
-    papers = published(__name__, id).get("values", {}).get(settings.dataset, {})
+    papers = published(id).get("values", {}).get(settings.dataset, {})
     numbers = [papers.get(row, [np.nan] * len(metrics)) for row in names_of(mean)]
     return xr.Dataset(
         {
@@ -303,7 +301,7 @@ def _judge(
 
 def _printed_rows(measured: xr.Dataset, id: str) -> Iterator[Ruling]:
     """Judges the numbers of the printed rows, which are statements called "row-" and the method."""
-    keys = [each.key for each in published_statements(published(__name__, id))]
+    keys = [each.key for each in published_statements(published(id))]
     methods = {f"row-{_slug(name)}": name for name in published_methods(id)}
     numbers = squeezed(measured["percent"] - measured["published"])
     if "attackers" in numbers.dims:
@@ -330,7 +328,7 @@ def _margin(metric: str) -> float:
 
 def published_methods(id: str) -> list[str]:
     """Returns the methods in the published rows of an item, on Fashion-MNIST."""
-    rows = published(__name__, id).get("values", {}).get("fmnist", {})
+    rows = published(id).get("values", {}).get("fmnist", {})
     return list(dict.fromkeys(re.sub(r", (attackers|warm-up steps) = .*", "", row) for row in rows))
 
 

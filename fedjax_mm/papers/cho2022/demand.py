@@ -51,7 +51,6 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
 ITEMS = (
     comparison.item(
         id="maxfl-demand",
-        title="Table 1 with warm-up learning rates of 0.1, 0.05 and 0.01",
         metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
         settings=Comparison(
             partition="dirichlet",

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import lax
-from pydantic import Field
 
 from fedjax_mm import plots
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.rulings import Evidence, check
 from fedjax_mm.papers.schema import Check
@@ -27,7 +26,7 @@ class Draws(Config):
     """Settings of figures over draws of the empirical means with standard deviation gamma."""
 
     gamma: Positive = 1.0
-    num_seeds: Annotated[Count, Field(ge=2)] = 10_000
+    num_seeds: TwoOrMore = 10_000
     seed: Seed = 0
 
 

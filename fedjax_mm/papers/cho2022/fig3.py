@@ -57,7 +57,6 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
 ITEMS = (
     comparison.item(
         id="maxfl-fig3",
-        title="GM-Appeal and preferred-model accuracy against rounds",
         metrics=_METRICS,
         settings=Comparison(**CLUSTERED, methods=methods(*BASELINES, OURS)),
         rules=rules,

@@ -28,7 +28,6 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-fig4",
-        title="GM-Appeal and preferred-model accuracy of unseen clients",
         metrics=("unseen_appeal", "unseen_preferred_accuracy"),
         settings=Comparison(**CLUSTERED, methods=methods(*BASELINES, OURS)),
         rules=rules,

@@ -167,16 +167,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: TwoClients) -> Figu
     )
 
 
-ITEMS = (
-    Item(
-        id="maxfl-fig5a",
-        title="GM-Appeal of two clients, with both bounds",
-        settings=TwoClients(),
-        run=run_two,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("maxfl-fig5a", TwoClients(), run_two, measure, judge, table, figure),)
 """Figure 5(a)."""

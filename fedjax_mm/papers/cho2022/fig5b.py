@@ -13,13 +13,14 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
-from fedjax_mm.experiments.fields import Config, Count, Positive
+from fedjax_mm.experiments.fields import Config, Count, Positive, TwoOrMore
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Some
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 
@@ -30,10 +31,10 @@ _PRINTED = 1.022  # beyond this the midpoint is a maximum, eq. (35)
 class Landscape(Config):
     """Settings of Figure 5(b), where the empirical means are -gamma_hat and gamma_hat."""
 
-    gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 1.0, 1.5, 3.0)
+    gamma_hat: Some[Positive] = (0.5, 1.0, 1.5, 3.0)
     """The values of gamma_hat whose objectives are drawn."""
     largest: Positive = 4.0
-    num_points: Annotated[Count, Field(ge=2)] = 200
+    num_points: TwoOrMore = 200
     """The number of gamma_hat, up to the largest, at which minima are searched for."""
     num_starts: Annotated[Count, Field(ge=3)] = 41
     """The number of searches, which start between the clients' own models."""
@@ -171,16 +172,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Landscape) -> Figur
     )
 
 
-ITEMS = (
-    Item(
-        id="maxfl-fig5b",
-        title="MaxFL's objective of two clients and its local minima",
-        settings=Landscape(),
-        run=run_landscape,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("maxfl-fig5b", Landscape(), run_landscape, measure, judge, table, figure),)
 """Figure 5(b)."""

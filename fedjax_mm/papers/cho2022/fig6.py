@@ -11,13 +11,14 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
-from fedjax_mm.experiments.fields import Count, Distinct
+from fedjax_mm.experiments.fields import TwoOrMore
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective, mean_estimation
@@ -37,9 +38,9 @@ ThreeMeans = tuple[_Mean, _Mean, _Mean]
 class ThreeClients(descents.Draws):
     """Settings of Figure 6: the true means of its three cases, and the plotted draw."""
 
-    num_seeds: Annotated[Count, Field(ge=2)] = 20_000
+    num_seeds: TwoOrMore = 20_000
     case_1: ThreeMeans = (0, 0, 0)
-    case_2: Annotated[tuple[ThreeMeans, ...], Field(min_length=1), Distinct] = (
+    case_2: Several[ThreeMeans] = (
         *((0, 4, 12), (0, 3, 8), (0, 3, 9), (0, 4, 8), (0, 6, 8)),
         *((0, 5, 12), (0, 6, 12), (0, 6, 20)),
     )
@@ -202,16 +203,5 @@ def _list(means: Any) -> str:
     return f"({', '.join(f'{x:g}' for x in means)})"
 
 
-ITEMS = (
-    Item(
-        id="maxfl-fig6",
-        title="Satisfied clients out of three",
-        settings=ThreeClients(),
-        run=run_three,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("maxfl-fig6", ThreeClients(), run_three, measure, judge, table, figure),)
 """Figure 6."""

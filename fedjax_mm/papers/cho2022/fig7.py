@@ -38,7 +38,6 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
 ITEMS = (
     item(
         id="maxfl-fig7",
-        title="Mean test and training losses against rounds",
         metrics=("accuracy",),
         settings=Comparison(
             **CLUSTERED,

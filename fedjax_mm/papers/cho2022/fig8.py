@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ import numpy as np
 import xarray as xr
 from jax import lax
 from matplotlib.figure import Figure
-from pydantic import Field
 
 from fedjax_mm import plots
-from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive
+from fedjax_mm.experiments.fields import Config, Count, Positive, TwoOrMore
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.compute import compute
@@ -21,6 +20,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, fact, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
@@ -36,12 +36,12 @@ _LATE, _SLOWER = "starts that did not arrive", "starts from which adaptive is sl
 class Rate(Config):
     """Settings for Figure 8: gradient descent on MaxFL's objective from many starts."""
 
-    gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1), Distinct] = (0.5, 3.0)
+    gamma_hat: Several[Positive] = (0.5, 3.0)
     learning_rate: Positive = 0.5
     """eta_g eta_l, which is 1/L_s for the clients' smoothness L_s = 2."""
     epsilon: Positive = 1e-2
     num_rounds: Count = 3000
-    num_starts: Annotated[Count, Field(ge=2)] = 81
+    num_starts: TwoOrMore = 81
     target: Positive = 1e-3
     """The distance to a minimum at which a descent counts as converged."""
 
@@ -182,16 +182,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Rate) -> Figure:
     )
 
 
-ITEMS = (
-    Item(
-        id="maxfl-fig8",
-        title="MaxFL's adaptive learning rate against a constant one",
-        settings=Rate(),
-        run=run_rate,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("maxfl-fig8", Rate(), run_rate, measure, judge, table, figure),)
 """Figure 8."""

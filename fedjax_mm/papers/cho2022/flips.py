@@ -32,7 +32,6 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Reading]:
 ITEMS = (
     item(
         id="maxfl-flips",
-        title="Table 1 with flipped labels in training and test data",
         metrics=_METRICS,
         settings=Comparison(
             partition="dirichlet_labels", flips="everywhere", appealing_from=10, methods=METHODS

@@ -21,6 +21,7 @@ from fedjax_mm.experiments.fields import (
 )
 from fedjax_mm.experiments.methods import Method, MethodConfig
 from fedjax_mm.papers.cho2022 import clients
+from fedjax_mm.papers.values import Some
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which each method's best point is searched."""
@@ -68,9 +69,14 @@ Test labels are flipped too, because the paper's own models reach a preferred-mo
 class Requirement(Config):
     """Training of the clients' own models, which set the thresholds for all methods."""
 
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.05,)
-    num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
+    learning_rates: Some[Positive] = (0.05,)
+    num_steps: Some[Count] = (100,)
     batch_size: Count = 32
+
+    @property
+    def kinds(self) -> list[tuple[int, float]]:
+        """Returns all numbers of steps with all learning rates."""
+        return list(itertools.product(self.num_steps, self.learning_rates))
 
 
 class Point(Config):
@@ -107,7 +113,7 @@ class Comparison(Seeded):
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.5
     appealing_from: Count | None = None
     """The first round in which clients stay away if the model does not appeal to them."""
-    byzantine: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0,)
+    byzantine: Some[Share] = (0.0,)
     """The fractions of clients that attack."""
     loss_factor: Positive = 10.0
     noise: NonNegative = 1.0
@@ -117,11 +123,9 @@ class Comparison(Seeded):
     tuned_weights: Flag = True
     """Whether MaxFL weights clients by the loss after tuning, as described in section 5.1."""
     methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
-        *(0.1, 0.05, 0.01, 0.005, 0.001),
-    )
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (10, 30, 50)
-    batch_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 64, 128)
+    learning_rates: Some[Positive] = (*(0.1, 0.05, 0.01, 0.005, 0.001),)
+    local_steps: Some[Count] = (10, 30, 50)
+    batch_sizes: Some[Count] = (32, 64, 128)
     selection_seeds: Count = 3
     """Seeds used to choose each method's point, which are never judged."""
     chosen_by: Literal["accuracy", "appeal"] = "accuracy"
@@ -241,16 +245,17 @@ class Comparison(Seeded):
         """Returns the examples whose loss decides participation."""
         return self.participation or ("test" if self.flips == "training" else "training")
 
-    def candidates(self, name: str) -> list[Point]:
-        """Returns the candidates for a method's point, or only the given point."""
-        if name in self.points:
-            return [self.points[name]]
-        own, found = lists_of(self.methods[name]), []
-        grid = self.learning_rates, self.local_steps, self.batch_sizes
-        for *values, rate, steps, size in itertools.product(*own.values(), *grid):
-            mine = dict(zip(own, values, strict=True))
-            found.append(Point(learning_rate=rate, local_steps=steps, batch_size=size, own=mine))
-        return found
+    def only(self, name: str) -> Point | None:
+        """Returns a method's point if it is given or is the only one."""
+        own = lists_of(self.methods[name])
+        if name in self.points or self.num_points * math.prod(map(len, own.values())) > 1:
+            return self.points.get(name)
+        return Point(
+            learning_rate=self.learning_rates[0],
+            local_steps=self.local_steps[0],
+            batch_size=self.batch_sizes[0],
+            own={key: values[0] for key, values in own.items()},
+        )
 
     def at(self, name: str, point: Point) -> Self:
         """Returns the settings for one method at one point."""
@@ -271,7 +276,7 @@ class Comparison(Seeded):
         No client attacks, the clients' thresholds come from the first warm-up, and only the
         last record counts.
         """
-        some = {name: own for name, own in self.methods.items() if len(self.candidates(name)) > 1}
+        some = {name: own for name, own in self.methods.items() if self.only(name) is None}
         demand = self.requirement
         first = {"learning_rates": demand.learning_rates[:1], "num_steps": demand.num_steps[:1]}
         changes: dict[str, Any] = {

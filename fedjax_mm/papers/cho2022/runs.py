@@ -7,29 +7,27 @@ the seeds that chose it.
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jax import lax
+from jaxtyping import Array, PRNGKeyArray
 
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.assignments.partitions import full_participation, mfa_rand
-from fedjax_mm.base import Padded
+from fedjax_mm.base import Padded, Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.papers.cho2022.grid import POINT, Comparison, Point, lists_of
 from fedjax_mm.papers.cho2022.mechanism import Watched
-from fedjax_mm.papers.sequential import staged
-from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.papers.training import described, staged, train
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
@@ -40,18 +38,32 @@ _scored: dict[str, xr.Dataset] = {}  # cached per process, because batches of se
 
 
 class Clients(NamedTuple):
+    """The clients of one draw.
+
+    Attributes:
+      task: the task, without thresholds.
+      start: the initial parameters of all methods and of the clients' own models.
+      own: the quality of the clients' own models, by number of steps and learning rate.
+      is_flipped: ``bool[clients]``.
+    """
+
+    task: Classification
+    start: Params
+    own: Mapping[tuple[int, float], OwnModels]
+    is_flipped: Array
+
+
+class Drawn(NamedTuple):
     """The clients of several draws.
 
     Attributes:
       data: a stack of draws.
-      own: the quality of the clients' own models, ``[numbers of steps, rates, draws, clients]``.
-      is_flipped: ``bool[draws, clients]``.
+      clients: the clients of each draw.
       seconds: the duration of the warm-up.
     """
 
     data: FederatedData
-    own: OwnModels
-    is_flipped: np.ndarray
+    clients: Sequence[Clients]
     seconds: float
 
 
@@ -64,8 +76,8 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     """
     how = execution or Execution()
     scores = select(config, how)
-    points = {name: config.candidates(name)[0] for name in config.methods}
-    points |= best_points(scores, config)
+    best = best_points(scores, config)
+    points = {name: config.only(name) or best[name] for name in config.methods}
     drawn = functools.cache(functools.partial(draw, config, how))  # only if a result is missing
 
     def judge(alone: Any, saving: Execution) -> xr.Dataset:
@@ -75,19 +87,18 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     for name, point in points.items():
         part = staged(f"judged-{len(parts)}", config.at(name, point), how, judge)
         parts.append(part)
-    about, took = parts[0].attrs["manifest"], [each.attrs["manifest"] for each in parts]
     seconds = {
-        key: sum(each["wall_seconds"][key] for each in took) for key in about["wall_seconds"]
+        "warm_up": drawn().seconds if drawn.cache_info().currsize else 0.0,
+        "selection": scores.attrs.get("seconds", 0.0),
     }
-    seconds["warm_up"] = drawn().seconds if drawn.cache_info().currsize else 0.0
-    seconds["selection"] = scores.attrs.get("seconds", 0.0)
     names = xr.IndexVariable("algorithm", list(points))
     alone = [part.isel(dict.fromkeys(POINT, 0)).drop_vars("algorithm") for part in parts]
     # Pass coords="all", because xarray would otherwise drop this dimension from a coordinate that
     # is equal for all methods.
     result = xr.concat(alone, names, coords="all", combine_attrs="override")
-    result = result.merge(scores.drop_attrs())
-    return result.assign_attrs(manifest=about | {"wall_seconds": seconds})
+    result = described(result.merge(scores.drop_attrs()), parts)
+    about = result.attrs["manifest"]
+    return result.assign_attrs(manifest=about | {"wall_seconds": about["wall_seconds"] | seconds})
 
 
 def select(config: Comparison, execution: Execution) -> xr.Dataset:
@@ -153,7 +164,7 @@ def best_candidates(scores: xr.Dataset, chosen_by: str) -> dict[str, int]:
     }
 
 
-def draw(config: Comparison, execution: Execution) -> Clients:
+def draw(config: Comparison, execution: Execution) -> Drawn:
     """Draws the clients of every seed and trains their own models."""
     who: dict[str, Any] = {"flipped": config.flipped, "seeds": config.data_seeds}
     source = config.dataset, config.directory, config.population
@@ -164,30 +175,64 @@ def draw(config: Comparison, execution: Execution) -> Clients:
         raise RefusedError(str(error)) from error
     # Record the training time of own models, because the later sweep's manifest omits it.
     clock = time.perf_counter()
-    own = warm_up(config, data, execution)
-    flags = clients.flipped_flags(config.population, **who)
-    return Clients(data, own, flags, time.perf_counter() - clock)
+    number = config.num_seeds * len(config.requirement.kinds)
+    execution.report(f"warm-up of {number} x {data.num_clients} clients")
+    flags, each = jnp.asarray(clients.flipped_flags(config.population, **who)), list[Clients]()
+    for place, is_flipped in enumerate(flags):
+        mine = data.select(place)
+        task = clients.classifier(mine, dropout_rate=config.dropout_rate)
+        key = jax.random.fold_in(jax.random.key(config.seed), config.first_seed + place)
+        start = _start(key, task)
+        each.append(Clients(task, start, warm_up(config, key, task, start), is_flipped))
+    return Drawn(data, each, time.perf_counter() - clock)
 
 
-def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = None) -> xr.Dataset:
+@jax.jit
+def _start(rng_key: PRNGKeyArray, task: Classification) -> Params:
+    return task.init(jax.random.fold_in(rng_key, 1))
+
+
+_own_models = jax.jit(own_models, static_argnames="batch_size")
+
+
+def warm_up(
+    config: Comparison, rng_key: PRNGKeyArray, task: Classification, start: Params
+) -> dict[tuple[int, float], OwnModels]:
+    """Returns the quality of the clients' own models, by number of steps and learning rate."""
+    size = config.requirement.batch_size
+    # Pass arrays, so that all numbers of steps share a compiled program.
+    return {
+        (steps, rate): jax.device_get(
+            _own_models(
+                rng_key,
+                task,
+                start,
+                num_steps=np.int32(steps),
+                learning_rate=np.float32(rate),
+                batch_size=size,
+            )
+        )
+        for steps, rate in config.requirement.kinds
+    }
+
+
+def run_grid(config: Comparison, drawn: Drawn, execution: Execution | None = None) -> xr.Dataset:
     """Runs every variant at every point with every seed: ``(*config.axes, seed, round)``."""
     largest = largest_batches(config.batch_sizes)
-    data = drawn.data
-    grid = Grid(
-        _builder(config, drawn),
+    result = train(
+        [drawn.data],
+        functools.partial(_setup, config, drawn.clients),
         config.axes,
+        config,
+        execution,
         num_rounds=config.num_rounds,
-        **config.replicas,
         # Order the axes so that replicas of equal length run at the same time.
         together=["batch_size", "local_steps"],
         cost=lambda local_steps, batch_size, **_: local_steps * largest[batch_size],
         record_every=math.gcd(config.record_every, config.num_rounds),
-        data=data.kind,
     )
-    result = sweep(grid, execution)
     result.attrs["manifest"] |= {
         "config": config.model_dump(mode="json"),
-        "datasets": [data.name],
         "population": config.population._asdict(),
     }
     names = [config.variants[label][0] for label in result["variant"].values]
@@ -207,97 +252,46 @@ def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
     return {size: max(part) for part in parts for size in part}
 
 
-def _builder(config: Comparison, drawn: Clients) -> Callable[..., Setup]:
-    """Returns a function that builds the simulation of a point and a seed."""
-    population, largest = config.population, largest_batches(config.batch_sizes)
-    num_clients, cohort_size = population.num_clients, population.cohort_size
-    if config.appealing_from is None:
-        assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
-    else:
+def _setup(
+    config: Comparison,
+    drawn: Sequence[Clients],
+    *,
+    variant: str,
+    byzantine: float,
+    warm_up_steps: int,
+    demand_rate: float,
+    learning_rate: float,
+    local_steps: int,
+    batch_size: int,
+    seed: int,
+) -> Setup:
+    """Sets up a variant at a point, on the clients of a seed."""
+    mine, who = drawn[seed - config.first_seed], config.population
+    largest = largest_batches(config.batch_sizes)
+    # Pad batches only if there are several sizes, because a single size needs no padding.
+    size = largest[batch_size]
+    rows = batch_size if list(largest.values()).count(size) > 1 else None
+    local = {
+        "learning_rate": learning_rate,
+        "local_steps": local_steps,
+        "batch_size": size if rows is None else Padded(size, rows),
+    }
+    algorithm = config.algorithm(variant, local)
+    tuning = None
+    if config.tuning_steps:
+        tuning = Tuning(learning_rate, config.tuning_steps, size, rows)
+    demand: dict[str, Any] = {"tuning": tuning, "participation": config.stays_by}
+    own = mine.own[warm_up_steps, demand_rate]
+    task: Any = requiring(mine.task, own, num_unseen=who.num_unseen, **demand)
+    if any(config.byzantine):
+        harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}
+        attack = Byzantine(fraction=byzantine, stays=config.attackers_stay, **harm)
+        task = attack.on_tasks(who.num_clients)(task)
+        algorithm = attack.wrap(algorithm, who.num_clients)
+    task = Watched(task, task.num_clients, mine.is_flipped)
+    assignment = mfa_rand(who.num_clients, 1, cohort_size=who.cohort_size)
+    if config.appealing_from is not None:
         # Make all clients candidates, because `appealing` samples from the clients that stay.
-        everybody, first = full_participation(num_clients), config.appealing_from
-        assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
-
-    @functools.cache
-    def drawn_for(draw: int) -> tuple[Classification, Any]:
-        mine = drawn.data.select(draw)
-        task = clients.classifier(mine, dropout_rate=config.dropout_rate)
-        return task, jax.jit(functools.partial(_start, config))(task, draw)
-
-    def build(seed: int, **point: Any) -> Setup:
-        draw, rate, rows = seed - config.first_seed, point["learning_rate"], point["batch_size"]
-        task: Any
-        task, start = drawn_for(draw)
-        # Pad batches only if there are several sizes, because a single size needs no padding.
-        size = largest[rows]
-        if list(largest.values()).count(size) == 1:
-            rows = None
-        local = {
-            "learning_rate": rate,
-            "local_steps": point["local_steps"],
-            "batch_size": size if rows is None else Padded(size, rows),
-        }
-        algorithm = config.algorithm(point["variant"], local)
-        tuning = None
-        if config.tuning_steps:
-            tuning = Tuning(rate, config.tuning_steps, size, rows)
-        demand_of = config.requirement
-        place = (
-            demand_of.num_steps.index(point["warm_up_steps"]),
-            demand_of.learning_rates.index(point["demand_rate"]),
-            draw,
-        )
-        mine = jax.tree.map(itemgetter(place), drawn.own)
-        demand: dict[str, Any] = {"tuning": tuning, "participation": config.stays_by}
-        task = requiring(task, mine, num_unseen=population.num_unseen, **demand)
-        if any(config.byzantine):
-            harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}
-            attack = Byzantine(fraction=point["byzantine"], stays=config.attackers_stay, **harm)
-            task = attack.on_tasks(num_clients)(task)
-            algorithm = attack.wrap(algorithm, num_clients)
-        task = Watched(task, task.num_clients, drawn.is_flipped[draw])
-        return Setup(task, algorithm, assignment, start)
-
-    return build
-
-
-def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
-    """Returns every client's own model, ``[numbers of steps, rates, draws, clients]``.
-
-    The models start from the same parameters as all methods and do not depend on the method.
-    """
-    demand, num_draws = config.requirement, config.num_seeds
-    kinds = (demand.num_steps, demand.learning_rates, range(num_draws))
-    mesh = [each.ravel() for each in np.meshgrid(*kinds, indexing="ij")]
-    number = len(mesh[0])
-    if execution:
-        execution.report(f"warm-up of {number} x {data.num_clients} clients")
-    where = layout(number)
-    # Repeat the first replicas on the last device, so that all devices have the same number.
-    numbers = [np.resize(each, where.padded(number)) for each in mesh]
-    types = (np.int32, np.float32, np.int32)
-    each = where.put(tuple(x.astype(t) for x, t in zip(numbers, types, strict=True)), 0)
-
-    def of_device(numbers: Any, data: FederatedData) -> OwnModels:
-        def of_replica(numbers: Any) -> OwnModels:
-            steps, rate, draw = numbers
-            task = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
-            how = {"num_steps": steps, "learning_rate": rate, "batch_size": demand.batch_size}
-            return own_models(_key(config, draw), task, _start(config, task, draw), **how)
-
-        # Train sequentially, because `own_models` already trains many clients in parallel.
-        return lax.map(of_replica, numbers)
-
-    found = where.fetch(jax.jit(where.over(of_device, (0, None)))(each, where.put(data, None)))
-    shape = (*map(len, kinds), -1)
-    own: OwnModels = jax.tree.map(lambda x: np.asarray(x)[:number].reshape(shape), found)
-    return own
-
-
-def _key(config: Comparison, draw: Any) -> Any:
-    return jax.random.fold_in(jax.random.key(config.seed), config.first_seed + draw)
-
-
-def _start(config: Comparison, task: Classification, draw: Any) -> Any:
-    """Returns the initial parameters shared by all methods and the clients' own models."""
-    return task.init(jax.random.fold_in(_key(config, draw), 1))
+        everybody, first = full_participation(who.num_clients), config.appealing_from
+        assignment = appealing(everybody, cohort_size=who.cohort_size, from_round=first)
+    return Setup(task, algorithm, assignment, mine.start)

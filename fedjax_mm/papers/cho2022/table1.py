@@ -46,7 +46,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Check
     unused = measured.sel(seed=measured["seed"] >= _SEARCHED)
     if unused.sizes["seed"] > 1:
         yield from under(_UNSEARCHED, "maxfl-table1", judged_table(unused))
-    ours = published(__name__, "maxfl-table1")["reading"]
+    ours = published("maxfl-table1")["reading"]
     yield from under(ours, "maxfl-fig7", fig7.rules(measured, settings))
 
 
@@ -110,7 +110,6 @@ def _suppressed(ours: xr.Dataset) -> Check:
 ITEMS = (
     item(
         id="maxfl-table1",
-        title="MaxFL and six baselines when clients may drop out",
         metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
         settings=Comparison(partition="dirichlet", appealing_from=10, methods=METHODS),
         rules=rules,

@@ -27,7 +27,6 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-table2",
-        title="MaxFL and MW-Fed under attack",
         metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
         settings=Comparison(
             partition="dirichlet",

@@ -25,7 +25,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Readi
     yield from leads(measured)
     if (other := selected(measured, "accuracy")) is not None:
         yield from under(BY_ACCURACY, "maxfl-table3", leads(other))
-    papers = published(__name__, "maxfl-table3")["values"]
+    papers = published("maxfl-table3")["values"]
     sent140 = _printed(papers["sent140"])
     yield ruling(
         "at-least-10-sent140",
@@ -73,7 +73,6 @@ def _largest(leads: Mapping[str, float], up_to: float, name: str) -> list[Eviden
 ITEMS = (
     item(
         id="maxfl-table3",
-        title="GM-Appeal after five local fine-tuning steps",
         metrics=("appeal", "unseen_appeal"),
         settings=SETTINGS,
         rules=rules,

@@ -27,7 +27,6 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-table4",
-        title="GM-Appeal after 50, 100 and 150 warm-up steps",
         metrics=("appeal", "preferred_accuracy"),
         settings=Comparison(
             **CLUSTERED, requirement=Requirement(num_steps=_STEPS), methods=methods(*_METHODS)

@@ -34,7 +34,6 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-table5",
-        title="Preferred-model accuracy after local fine-tuning",
         metrics=("preferred_accuracy", "unseen_preferred_accuracy", "unseen_appeal"),
         settings=SETTINGS,
         rules=rules,

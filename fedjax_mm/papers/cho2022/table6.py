@@ -22,7 +22,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Readi
     )
     if (other := selected(measured, "accuracy")) is not None:
         yield from under(BY_ACCURACY, "maxfl-table6", _fair(other))
-    papers = published(__name__, "maxfl-table6")["values"]
+    papers = published("maxfl-table6")["values"]
     printed = {
         f"printed, {data}, {name}": (row[0], row[0] >= 40 if name == OURS else row[0] < 1)
         for data, table in papers.items()
@@ -39,7 +39,6 @@ def _fair(measured: xr.Dataset) -> Iterator[Ruling]:
 ITEMS = (
     item(
         id="maxfl-table6",
-        title="MaxFL and q-FFL, a fair method",
         metrics=("appeal", "preferred_accuracy"),
         settings=Comparison(**CLUSTERED, methods=_QFFL | methods("MaxFL")),
         rules=rules,

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,20 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Batching, Index, Metrics
 from fedjax_mm.data.clients import ClientData, client_data
-from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, no_less, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
@@ -42,19 +43,19 @@ Part = Literal["full", "partial"]
 class Bounded(Config):
     """Settings of MaxFL on logistic regression with the learning rates of Theorem 3.1."""
 
-    num_clients: Annotated[Count, Field(ge=2)] = 10
+    num_clients: TwoOrMore = 10
     num_examples: Count = 40
     """The number of examples per client."""
-    dim: Annotated[Count, Field(ge=2)] = 3
+    dim: TwoOrMore = 3
     length: Positive = 1.5
     """The norm of all feature vectors, which is L_c."""
     cohort_size: Count = 5
-    participation: Annotated[tuple[Part, ...], Field(min_length=1), Distinct] = ("full", "partial")
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
+    participation: Several[Part] = ("full", "partial")
+    local_steps: Several[Count] = (1, 5)
     batch_size: Count = 4
-    num_rounds: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1600, 6400)
+    num_rounds: Several[Count] = (1600, 6400)
     """The values of T, which determine the learning rates."""
-    num_seeds: Annotated[Count, Field(ge=2)] = 50
+    num_seeds: TwoOrMore = 50
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -224,8 +225,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
 
     def build(participation: Part, local_steps: int, T: float) -> Setup:
         C = sizes[participation]
-        eta_l = 1 / (jnp.sqrt(T) * local_steps)
-        eta_g = math.sqrt(local_steps * C)
+        eta_l, eta_g = map(float, theory.theorem_3_1_learning_rates(T, local_steps, C))
         # For partial participation the proof uses eps = C, which gives C eta_g / (sum q + C).
         is_full = participation == "full"
         algorithm = maxfl(
@@ -240,8 +240,8 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
         grid = Grid(
             build,
             {
-                "participation": list(config.participation),
-                "local_steps": list(config.local_steps),
+                "participation": config.participation,
+                "local_steps": config.local_steps,
                 "T": [float(T) for T in config.num_rounds],
             },
             num_rounds=max(config.num_rounds),
@@ -409,16 +409,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounded) -> Figure:
     )
 
 
-ITEMS = (
-    Item(
-        id="theory-maxfl",
-        title="Theorem 3.1's bounds and MaxFL's gradient norms",
-        settings=Bounded(),
-        run=run,
-        measure=measure,
-        judge=judge,
-        table=table,
-        figure=figure,
-    ),
-)
+ITEMS = (Item("theory-maxfl", Bounded(), run, measure, judge, table, figure),)
 """Theorem 3.1."""

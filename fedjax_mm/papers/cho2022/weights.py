@@ -35,7 +35,6 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check | Readin
 ITEMS = (
     item(
         id="maxfl-weights",
-        title="Table 3 with MaxFL's weights q = s and q = s (1 - s)",
         metrics=("appeal", "unseen_appeal"),
         settings=Comparison(
             **CLUSTERED,

@@ -19,10 +19,10 @@ from fedjax_mm.base import Scalar
 from fedjax_mm.experiments.fields import Config, Count, NonNegative, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import Increasing
 from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, fact, more, no_less, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Increasing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.cohorts import corollary_part_1, corollary_part_2, theorem_1
 from fedjax_mm.theory.problem import Problem
@@ -299,7 +299,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figur
     return plots.draw([panels], title=title, caption=caption)
 
 
-_page = Averaging(), run, measure, judge, table, figure
-
-ITEMS = (Item("theory-cohorts", "Bounds of model averaging and measured runs", *_page),)
+ITEMS = (Item("theory-cohorts", Averaging(), run, measure, judge, table, figure),)
 """The theorem, the corollary and Lemma 1."""

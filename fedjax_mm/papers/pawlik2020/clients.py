@@ -5,14 +5,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
-from pydantic import AfterValidator, ValidationInfo, model_validator
+from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand
@@ -24,10 +24,11 @@ from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded, TwoOrMore
 from fedjax_mm.local import local_sgd
+from fedjax_mm.papers.training import train
+from fedjax_mm.papers.values import Trend
 from fedjax_mm.shuffles import hash_words, shuffled
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
@@ -48,23 +49,6 @@ def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
             if cost % size:
                 wrong = f"cohort_sizes has {size}, which does not divide {name} = {cost}"
                 raise ValueError(f"{wrong}; rounds and batches are whole")
-
-
-def _increase(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-    if list(values) != sorted(set(values)):
-        raise ValueError(f"{info.field_name} is {list(values)}; they must increase")
-    return values
-
-
-def _trend(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-    if len(values) < 3:
-        raise ValueError(f"{info.field_name} is {list(values)}; a trend needs 3 or more")
-    return _increase(values, info)
-
-
-T = TypeVar("T")
-Increasing = Annotated[tuple[T, ...], AfterValidator(_increase)]
-Trend = Annotated[tuple[T, ...], AfterValidator(_trend)]
 
 
 class Trained(Seeded):
@@ -148,17 +132,10 @@ class Trained(Seeded):
     ) -> xr.Dataset:
         """Sweeps `build` over the cohort sizes, further axes and the seeds."""
         pool = self.pool()
-        grid = Grid(
-            partial(build, task=images(pool, self.deals(pool))),
-            {"C": self.sizes, **axes},
-            num_rounds=num_rounds,
-            **self.replicas,
-            until=until,
-            data=pool.kind,
-        )
-        result = sweep(grid, execution)
-        about = result.attrs["manifest"] | {"datasets": [pool.name]}
-        return result.isel(model=0).assign_attrs(manifest=about)
+        build = partial(build, task=images(pool, self.deals(pool)))
+        how: dict[str, Any] = {"num_rounds": num_rounds, "until": until}
+        result = train([pool], build, {"C": self.sizes, **axes}, self, execution, **how)
+        return result.isel(model=0)
 
     def title(self, result: xr.Dataset, more: str) -> str:
         """Returns the title of a figure."""
@@ -226,7 +203,7 @@ class AsProgrammed(ScoredTwice):
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
     """Returns McMahan's CNN on several partitions of the images, to be selected by `dealt`."""
-    # Share one copy of the images, so that a traced index can select the clients of a seed.
+    # Share one copy of the images, and give all partitions arrays of equal shapes.
     train = shared_client_data(pool.train, deals)
     tested = client_data([pool.test])
     data = FederatedData(pool.name, pool.kind, pool.num_classes, train, tested)
@@ -236,7 +213,7 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
 
 
 def dealt(
-    task: Classification, index: Any, *, epochs: int, batch_size: int, is_programmed: bool = True
+    task: Classification, index: int, *, epochs: int, batch_size: int, is_programmed: bool = True
 ) -> ScoredTwice:
     """Returns the task of one partition, as in the author's program or as in the paper."""
     mine = dataclasses.replace(task, train=task.train.select(index))

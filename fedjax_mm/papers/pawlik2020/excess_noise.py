@@ -246,7 +246,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Fig
     return plots.draw([[panel]], title=title, caption=caption)
 
 
-_page = CohortNoise(), run, measure, judge, table, figure
-
-ITEMS = (Item("theory-cohort-noise", "Excess noise of cohorts, derived and measured", *_page),)
+ITEMS = (Item("theory-cohort-noise", CohortNoise(), run, measure, judge, table, figure),)
 """Equations (25) to (28)."""

@@ -14,11 +14,12 @@ from fedjax_mm.data.partition import Parts, iid_clients, iid_share
 from fedjax_mm.experiments.fields import Count, Flag, Fraction, Percent, TwoOrMore
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained, Trend
+from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Trained
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, estimate, more, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Increasing, Trend
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
@@ -64,7 +65,7 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
 
     scored = EVALUATIONS[config.evaluation]
     until = Until(scored, at_least=config.targets[-1]) if config.stop else None
-    axes = {"percent": list(config.percents)}
+    axes = {"percent": config.percents}
     result = config.train(build, axes, config.max_rounds, until, execution)
     return result[list(EVALUATIONS.values())]
 
@@ -89,7 +90,7 @@ def published_rounds(rounds: xr.DataArray, config: CohortRounds) -> xr.DataArray
     own = {"percents", "cohort_sizes", "targets", "num_seeds", "directory", "max_rounds", "stop"}
     is_hers = config.model_dump(exclude=own) == CohortRounds().model_dump(exclude=own)
     is_hers &= config.directory is not None
-    known = published(__name__, "cb-fig1")["mean rounds to 99 % by percent and C"]
+    known = published("cb-fig1")["mean rounds to 99 % by percent and C"]
     hers = rounds.isel(seed=0, drop=True).astype(float) * np.nan
     for at in ({"percent": p, "C": C} for p in config.percents for C in config.sizes):
         value = known.get(f"{at['percent']:g}", {}).get(f"{at['C']}", np.nan)
@@ -141,7 +142,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortRounds) -> Fi
     return plots.draw([drawn], title=title, caption=caption)
 
 
-_page = CohortRounds(), run, measure, judge, table, figure
-
-ITEMS = (Item("cb-fig1", "Rounds to a target accuracy against cohort size", *_page),)
+ITEMS = (Item("cb-fig1", CohortRounds(), run, measure, judge, table, figure),)
 """Figure 1."""

@@ -16,7 +16,7 @@ from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained
+from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Trained
 from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import (
@@ -32,6 +32,7 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Increasing
 from fedjax_mm.results.labels import number, places
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
@@ -110,7 +111,7 @@ def published_numbers(config: CohortAccuracy) -> xr.Dataset:
     same = {"learning_rate", "local_epochs", "partition", "programmed"}
     is_hers = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
     is_hers &= config.directory is not None and config.clients == 100 and config.num_updates == 300
-    known = published(__name__, "cb-fig2")["100 seeds by R C and C"] if is_hers else {}
+    known = published("cb-fig2")["100 seeds by R C and C"] if is_hers else {}
     contacts = [costs["contacts"] for costs in config.costs]
 
     def of(quantity: str) -> list[list[float]]:
@@ -308,19 +309,10 @@ def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     return plots.draw([drawn], title=config.title(result, "best of R rounds"), caption=caption)
 
 
-_page = CohortAccuracy(), run, measure
+_RUNS = CohortAccuracy(), run, measure
 
 ITEMS = (
-    Item(
-        "cb-fig2", "Best accuracy of every run, by cohort size", *_page, judge_fig2, table, figure_2
-    ),
-    Item(
-        "cb-fig3",
-        "Mean best accuracy at constant cost, by cohort size",
-        *_page,
-        judge_fig3,
-        table,
-        figure_3,
-    ),
+    Item("cb-fig2", *_RUNS, judge_fig2, table, figure_2),
+    Item("cb-fig3", *_RUNS, judge_fig3, table, figure_3),
 )
 """Figures 2 and 3."""

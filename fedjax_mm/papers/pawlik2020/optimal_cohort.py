@@ -18,10 +18,10 @@ from fedjax_mm.base import Assignment, Batching, Cohort, Index, Look, Params, Ro
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import Trend
 from fedjax_mm.papers.rulings import check, estimate, finding
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.values import Trend
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
@@ -155,21 +155,20 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
 
     curved, centers = jnp.asarray(H, jnp.float32), jnp.asarray(b, jnp.float32)
 
-    def build(heterogeneity: float, cohort: float) -> Setup:
+    def build(heterogeneity: float, C: int) -> Setup:
         task = Bowls(curved, heterogeneity * centers, jnp.asarray(gamma), N, E)
-        return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
+        return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, C))
 
-    # Pass floats, because they share one program, while each integer would be compiled on its own.
-    axes = {"heterogeneity": scales, "cohort": [float(C) for C in sizes]}
     grid = Grid(
         build,
-        axes,
+        {"heterogeneity": scales, "C": sizes},
+        together=["C"],
         num_rounds=config.contacts,
         **config.model_dump(include={"num_seeds", "seed"}),
         data="synthetic",
     )
     result = sweep(grid, execution)
-    runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
+    runs = result.isel(model=0)
     rounds = config.contacts // runs.C
     # Truncate the runs of larger cohorts to R rounds, because all runs of a program have the number
     # of rounds that cohorts of a single client need.
@@ -257,7 +256,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> F
     )
 
 
-_page = OptimalCohort(), run, measure, judge, table, figure
-
-ITEMS = (Item("cb-optimal-cohort", "Best cohort size at constant cost, compared with C*", *_page),)
+ITEMS = (Item("cb-optimal-cohort", OptimalCohort(), run, measure, judge, table, figure),)
 """The map of cohort sizes."""

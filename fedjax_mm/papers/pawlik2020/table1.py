@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count
@@ -17,6 +17,7 @@ from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Evidence, Ruling, fact, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.values import Some
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.fairness import Costs, costs
@@ -29,7 +30,7 @@ _SYMBOLS = ["g", "g_R", "g'", "g'_R", "u", "u_R", "c", "c'"]  # in the order of 
 class Trials(Config):
     """Settings of trials with several cohort sizes that contact the server equally often."""
 
-    cohort_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (5, 10, 15, 20, 30)
+    cohort_sizes: Some[Count] = (5, 10, 15, 20, 30)
     contacts: Count = 60
     """The contacts c = R C."""
     updates: Count = 300
@@ -55,7 +56,7 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
     by_equation = np.array(costs(R, problem, B, config.local_epochs))
     # Use printed costs only for the paper's trials, because other trials have other costs.
     is_printed = config == Trials(cohort_sizes=config.cohort_sizes)
-    table = published(__name__, "cb-table1")["table"] if is_printed else {}
+    table = published("cb-table1")["table"] if is_printed else {}
     # The first two printed columns are R and B.
     printed = np.transpose([table.get(str(size), [np.nan] * 10)[2:] for size in C])
     seconds = {"compile": 0.0, "run": time.perf_counter() - began}
@@ -155,7 +156,5 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Trials) -> Figure:
     return plots.draw([drawn], title=title, caption=caption)
 
 
-_page = Trials(), run, measure, judge, table, figure
-
-ITEMS = (Item("cb-table1", "Costs of trials with different cohort sizes", *_page),)
+ITEMS = (Item("cb-table1", Trials(), run, measure, judge, table, figure),)
 """Table 1."""

@@ -1,0 +1,132 @@
+"""Runs of items that train: data in the manifest, and several sweeps saved and described as one."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import xarray as xr
+
+from fedjax_mm.experiments.fields import Seeded
+from fedjax_mm.files import plain
+from fedjax_mm.results.dataset import manifest, save_dataset
+from fedjax_mm.results.finished import RESULT, open_result, read_about, save_about
+from fedjax_mm.sweeps.errors import refusing
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
+
+ABOUT = "manifest.json"
+"""The file of a stage with the manifest and the digest of its result."""
+
+_SAME = ("config", "versions", "device", "git_revision")  # equal in the manifests of all batches
+
+Make = Callable[[Any, Execution], xr.Dataset]
+"""Computes the result of some settings, like `Item.make`."""
+
+
+class Data(Protocol):
+    """Data with a name and a kind, such as `FederatedData`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+
+    @property
+    def kind(self) -> str:
+        """One of "surrogate", "real" and "synthetic"."""
+
+
+def train(
+    data: Sequence[Data],
+    build: Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]],
+    config: Seeded,
+    execution: Execution | None,
+    **settings: Any,
+) -> xr.Dataset:
+    """Sweeps simulations over some axes and the seeds of an item.
+
+    Args:
+      data: all data that the simulations use, which the manifest names.
+      build: as in `Grid`.
+      axes: as in `Grid`.
+      config: the item's settings, with the seeds.
+      execution: the execution of the sweep.
+      **settings: further settings of `Grid`, such as `num_rounds`.
+    """
+    kind = _weakest(each.kind for each in data)
+    result = sweep(Grid(build, axes, **config.replicas, data=kind, **settings), execution)
+    result.attrs["manifest"] |= {"datasets": list(dict.fromkeys(each.name for each in data))}
+    return result
+
+
+def _weakest(kinds: Iterator[str]) -> str:
+    return min(kinds, key=("surrogate", "real", "synthetic").index)
+
+
+def described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Returns a result with the first of its parts' manifests, the data of all, and their time."""
+    each = [part.attrs["manifest"] for part in parts]
+    about = {
+        "data": _weakest(one["data"] for one in each),
+        "datasets": list(dict.fromkeys(name for one in each for name in one["datasets"])),
+        "wall_seconds": {
+            key: sum(one["wall_seconds"][key] for one in each) for key in each[0]["wall_seconds"]
+        },
+    }
+    return result.assign_attrs(manifest=each[0] | about)
+
+
+@contextmanager
+def stage(execution: Execution, name: str) -> Iterator[Execution]:
+    """Yields the execution of one of several sweeps, which a resumed run does not repeat."""
+    saved = execution.checkpoints and execution.checkpoints.stage(name)
+    with saved or nullcontext():
+        yield execution._replace(checkpoints=saved)
+
+
+def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
+    """Returns the result of `make`, or the result saved in a stage of the checkpoints.
+
+    Args:
+      name: the stage's name in the run directory.
+      config: the settings that the result's manifest must have as its "config".
+      execution: the execution of the stage, passed to `make` with the stage's checkpoints.
+      make: computes the result if the stage does not have it.
+    """
+    if not execution.checkpoints:
+        return make(config, execution)
+    with refusing():
+        saved = execution.checkpoints.stage(name)
+    with saved:
+        path = saved.directory / RESULT
+        damage = read_about(path.with_name(ABOUT)).damage if path.exists() else ""
+        if damage:
+            words = f"the saved result in {path.parent} is skipped: {damage}; computing it again"
+            warnings.warn(words, stacklevel=2)
+        elif path.exists():
+            result = open_result(path)
+            with refusing():
+                _check(result, config, path)
+            return result
+        result = make(config, execution._replace(checkpoints=saved))
+        if jax.process_index() == 0:
+            save_dataset(result, path)
+            save_about(path.with_name(ABOUT), result.attrs["manifest"], [RESULT])
+        saved.discard()
+    return result
+
+
+def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:
+    """Raises `ValueError` if a saved batch has other settings, apart from its seeds."""
+    saved = result.attrs["manifest"]
+    now = plain(manifest(config.model_dump(mode="json"), seed=config.seed, data=""))
+    now["config"] |= {"num_seeds": saved["config"]["num_seeds"]}
+    if others := [name for name in _SAME if saved[name] != now[name]]:
+        raise ValueError(
+            f"{path} is from another run, with a different {' and '.join(others)}; run it as it "
+            f"was, or delete {path.parents[1]} to start again"
+        )
