@@ -15,10 +15,9 @@ from fedjax_mm.experiments.run import run_part
 from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import differences
-from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import RefusedError
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Callback, Execution
 from fedjax_mm.sweeps.parts import Part, listed, load_piece, save_piece
 
 

@@ -25,9 +25,8 @@ from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import join_seeds, load_dataset, manifest, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, open_result, read_about, save_about
 from fedjax_mm.results.params import save_params
-from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Callback, Execution
 from fedjax_mm.sweeps.parts import Part, Piece, load_piece
 from fedjax_mm.sweeps.plan import Plan
 

@@ -11,10 +11,9 @@ from fedjax_mm.files import plain, prepare_directory, wanted_for_results
 from fedjax_mm.interrupts import tidy_interrupts
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import find_finished
-from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.parts import Part, part_of
 
 Existing = Literal["keep", "resume", "overwrite"]

@@ -17,9 +17,16 @@ from fedjax_mm.experiments.overrides import load
 from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution, watched
-from fedjax_mm.sweeps.executors import by_executor
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.parts import Part, Piece, all_programs, compute_part, join_parts, runs_of
+from fedjax_mm.sweeps.parts import (
+    Part,
+    Piece,
+    all_programs,
+    by_executor,
+    compute_part,
+    join_parts,
+    runs_of,
+)
 from fedjax_mm.sweeps.plan import Plan, make_outline
 from fedjax_mm.sweeps.sweep import sweep
 

@@ -14,10 +14,9 @@ from fedjax_mm.base import Params
 from fedjax_mm.interrupts import noted_signals
 from fedjax_mm.record import Record
 from fedjax_mm.results.dataset import check_counts
-from fedjax_mm.sweeps.callbacks import Callback, Segment, check_callbacks
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Callback, Execution, Segment, check_callbacks
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan

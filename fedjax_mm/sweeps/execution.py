@@ -1,17 +1,143 @@
 """Execution of a sweep: callbacks, checkpoints, devices and memory."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
-from fedjax_mm.sweeps.callbacks import Callback, check_callbacks, progress
+from fedjax_mm.base import Params
+from fedjax_mm.checks import described
+from fedjax_mm.parts import check_instance
+from fedjax_mm.record import Record
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.screen import screen
+from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.sweeps.program import Program, Replica
+from fedjax_mm.sweeps.screen import Report, screen
 
 _is_shown = threading.Lock()
+
+
+class Segment(NamedTuple):
+    """State of a batch after a segment of its rounds.
+
+    Attributes:
+      label: the label of the batch.
+      plan: the plan of the sweep.
+      batch: the index of the batch in `Plan.batches`.
+      rounds: the number of finished rounds of the batch.
+      records: the records so far, ``[records, replicas, models, ...]``, on the host.
+      replica: the state of the batch, ``[replicas, ...]``, on the devices; the next segment
+        overwrites it. None before the first round.
+      seconds: the duration of the segment in the slowest process.
+    """
+
+    label: str
+    plan: Plan
+    batch: int
+    rounds: int
+    records: Record
+    replica: Replica | None
+    seconds: float = 0.0
+
+    @property
+    def program(self) -> Program:
+        """The program that the batch's replicas belong to."""
+        return self.plan.batches[self.batch][0].program
+
+    @property
+    def replicas(self) -> np.ndarray:
+        """The indices of the batch's replicas in the program, with padding at the end."""
+        compiled, number = self.plan.batches[self.batch]
+        return compiled.replicas(number)
+
+    @property
+    def params(self) -> list[Params] | None:
+        """The parameters of each stack of models, fetched to the host, if the grid keeps them."""
+        if self.plan.grid.keep is None or self.replica is None:
+            return None
+        fetched: list[Params] = self.plan.where.fetch([each.params for each in self.replica.models])
+        return fetched
+
+    @property
+    def work_done(self) -> float:
+        """The finished part of `total_work`."""
+        work = self.plan.work
+        part = self.rounds / self.plan.grid.num_rounds
+        return sum(work[: self.batch]) + part * work[self.batch]
+
+    @property
+    def total_work(self) -> float:
+        """The work of all batches, in local trainings."""
+        return sum(self.plan.work)
+
+
+def _ignore(*given: Any) -> None:
+    """Does nothing."""
+
+
+class Callback(NamedTuple):
+    """Functions called by a sweep, which cannot change it but can end it by raising an exception.
+
+    With checkpoints, callbacks are called before the state is saved, and an exception discards
+    unsaved work. In multi-process runs each process calls its own callbacks.
+
+    Attributes:
+      on_preparation: called with a label of the work that precedes the plan.
+      on_start: called with the compiled plan before the first round.
+      on_batch: called before a batch's first segment.
+      on_segment: called after each segment, which takes about a second.
+      on_parts: called with the numbers of finished and total parts, if an executor is used.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Execution, Grid, Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
+      >>> def report(segment):
+      ...     losses = segment.records.metrics["loss"][-1]  # the last record's, [replicas, models]
+      ...     print(segment.rounds, losses.shape)
+      >>> watched = Execution(callbacks=[Callback(on_segment=report)])
+      >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=1, num_seeds=2)
+      >>> result = sweep(grid, watched)  # doctest: +ELLIPSIS
+      1 ...
+    """
+
+    on_preparation: Callable[[str], None] = _ignore
+    on_start: Callable[[Plan], None] = _ignore
+    on_batch: Callable[[Segment], None] = _ignore
+    on_segment: Callable[[Segment], None] = _ignore
+    on_parts: Callable[[int, int], None] = _ignore
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises `ValueError` unless `callbacks` is a list of callbacks."""
+    words = "give a list, such as [Callback(on_segment=report)] or [progress(report)]"
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
+        raise ValueError(f"execution.callbacks is {described(callbacks)}; {words}")
+    for callback in callbacks:
+        check_instance("one of execution.callbacks", callback, Callback, words)
+
+
+def progress(report: Report) -> Callback:
+    """Returns a callback that reports progress, before the first round and after each segment.
+
+    Example:
+      >>> progress(print).on_preparation("compiling 3 programs")
+      compiling 3 programs 0 1
+    """
+
+    def of(segment: Segment) -> None:
+        report(segment.label, int(segment.work_done), int(segment.total_work))
+
+    def of_parts(ended: int, of: int) -> None:
+        report(f"{ended} of {of} parts", ended, of)
+
+    return Callback(lambda what: report(what, 0, 1), on_batch=of, on_segment=of, on_parts=of_parts)
 
 
 class Execution(NamedTuple):

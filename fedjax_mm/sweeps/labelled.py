@@ -13,11 +13,10 @@ from fedjax_mm.base import Params
 from fedjax_mm.record import Counts, Record, Trace
 from fedjax_mm.results.dataset import first_not_finite, manifest, to_dataset
 from fedjax_mm.stacks import each_params, with_params
-from fedjax_mm.sweeps.callbacks import Segment
+from fedjax_mm.sweeps.execution import Segment
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
-from fedjax_mm.sweeps.program import Program
-from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
+from fedjax_mm.sweeps.program import Program, kept_shapes, metric_shapes
 
 
 class Result:

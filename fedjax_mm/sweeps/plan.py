@@ -20,8 +20,14 @@ from fedjax_mm.record import check_dims
 from fedjax_mm.sweeps.devices import Layout, agree, layout
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Block, Program, num_bytes, programs_of
-from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
+from fedjax_mm.sweeps.program import (
+    Block,
+    Program,
+    kept_shapes,
+    metric_shapes,
+    num_bytes,
+    programs_of,
+)
 from fedjax_mm.sweeps.stacking import Memory
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies

@@ -16,10 +16,10 @@ from fedjax_mm.compiler import flags_of_results
 from fedjax_mm.record import Record
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.stacks import with_params
-from fedjax_mm.sweeps.callbacks import Segment
 from fedjax_mm.sweeps.checkpoint import Checkpoints, Saved
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
+from fedjax_mm.sweeps.execution import Segment
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
 from fedjax_mm.sweeps.program import Program, Replica

@@ -22,11 +22,11 @@ from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.cli import terminal
 from fedjax_mm.files import sealed
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.sweeps import Setup, callbacks, plan
+from fedjax_mm.sweeps import Setup, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import carry_out, plan_for
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from tests.helpers import Towards, once_for_each_grid, share_grids
@@ -311,7 +311,7 @@ def test_a_run_stopped_between_two_records_resumes(tmp_path):
 
     grid = Grid(build, {}, num_rounds=9, record_every=9, num_seeds=2)
     whole = sweep_of(grid)
-    how = Execution([callbacks.progress(signalling(signal.SIGTERM, 0.3, []))])
+    how = Execution([progress(signalling(signal.SIGTERM, 0.3, []))])
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep_of(grid, how._replace(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
@@ -523,7 +523,7 @@ def wander(second=1.0):
 
 def test_runs_with_shared_data_and_random_keys_in_their_states_resume(tmp_path):
     before, after = [], []
-    report = callbacks.progress(signalling(signal.SIGINT, 0.6, before))
+    report = progress(signalling(signal.SIGINT, 0.6, before))
     with (
         pytest.raises(InterruptedRunError, match="continue with --resume"),
         Checkpoints(tmp_path) as checkpoints,
@@ -535,7 +535,7 @@ def test_runs_with_shared_data_and_random_keys_in_their_states_resume(tmp_path):
     ):
         sweep_of(wander(7.0), Execution(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
-        report = callbacks.progress(signalling(None, 2, after))
+        report = progress(signalling(None, 2, after))
         continued = sweep_of(wander(), Execution([report], checkpoints))
         checkpoints.discard()
     assert files(tmp_path) == []

@@ -9,9 +9,8 @@ from fedjax_mm import Experiment, run, simulate, to_dataset
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import DivergenceError
-from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.errors import RefusedError
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.program import Program
 from tests.helpers import share_grids
 

@@ -20,9 +20,8 @@ from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clien
 from fedjax_mm.papers.cho2022.runs import run_comparison, run_grid, select
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute
-from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from tests.helpers import traced_once

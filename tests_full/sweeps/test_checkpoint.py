@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, mfa_rand, sweep
-from fedjax_mm.sweeps import Setup, callbacks
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.grid import Grid
 from tests.helpers import Towards
 from tests.sweeps.test_checkpoint import (
@@ -243,7 +243,7 @@ def test_other_closed_over_data_are_refused(tmp_path, jit):
         return lambda: Setup(*setup)
 
     ones, twos = np.ones(4, np.float32), np.full(4, 2, np.float32)
-    how = Execution([callbacks.progress(signalling(signal.SIGTERM, 0.3, []))])
+    how = Execution([progress(signalling(signal.SIGTERM, 0.3, []))])
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep(Grid(build(ones), {}, num_rounds=9), execution=how._replace(checkpoints=checkpoints))
     for data, expected in (
@@ -436,6 +436,6 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
-            sweep_of(wander(), Execution([callbacks.progress(twice)], checkpoints))
+            sweep_of(wander(), Execution([progress(twice)], checkpoints))
     finally:
         signal.signal(signal.SIGINT, before)

@@ -27,10 +27,9 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps import DivergenceError, Setup
-from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import carry_out
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.execution import Callback, Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
