@@ -82,7 +82,7 @@ sys.exit(code)
 """
 
 
-def progress(process):
+def work_of(process):
     """Yields the finished and the total work that a process reports."""
     for line in process.stderr:
         word, *numbers = line.split() or [""]
@@ -97,7 +97,7 @@ def without_progress(errors):
 
 def wait_for(process, share):
     """Reads reports until more than `share` of the work is done, or to the end."""
-    for done, total in progress(process):
+    for done, total in work_of(process):
         if total > 1 and done > share * total:
             return
 
@@ -119,7 +119,7 @@ def start(config, directory, *options, stdin=subprocess.DEVNULL, times=1):
 def let_go_on(process):
     """Answers reports until the sweep has advanced, and leaves the last one unanswered."""
     earlier = None
-    for done, total in progress(process):
+    for done, total in work_of(process):
         if total > 1:
             earlier = done if earlier is None else earlier
             if done > earlier:
