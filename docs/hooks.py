@@ -96,7 +96,10 @@ REFERENCE = {
         "Labelled results, measures and figures.",
         ("results", "files", "metrics", "plots"),
         (
-            *(f"fedjax_mm.results.{name}" for name in ("dataset", "export", "finished", "labels")),
+            *(
+                f"fedjax_mm.results.{name}"
+                for name in ("dataset", "export", "finished", "labels", "manifest")
+            ),
             *("fedjax_mm.files", "fedjax_mm.plots"),
         ),
     ),

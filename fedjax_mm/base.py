@@ -10,7 +10,7 @@ Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, pa
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from typing_extensions import Protocol, runtime_checkable
 
 from fedjax_mm.calls import Part, Wraps, wrapper_of
-from fedjax_mm.checks import needs
 from fedjax_mm.cohorts import Cohort, Sampling
 
 __all__ = [
@@ -53,6 +52,7 @@ __all__ = [
     "Updates",
 ]
 
+T = TypeVar("T")
 Params: TypeAlias = Any  # a pytree of arrays
 ServerState: TypeAlias = Any  # a pytree that an algorithm defines, for one model
 ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one model and one client
@@ -399,3 +399,19 @@ class Assignment(Part, _AssignmentFields):
     def sampled(self, sampling: Sampling | None) -> Self:
         """Returns the assignment with a statement of how it samples clients."""
         return self._replace().stating(sampling=sampling)
+
+
+def needs(task: Any, capability: type[T]) -> T:
+    """Returns the task if it implements the protocol, or raises `ValueError`.
+
+    Example:
+      >>> from fedjax_mm.tasks import quadratic
+      >>> needs(quadratic(6, 4, mu=0.1), DemandingTask)  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+        ...
+      ValueError: Quadratic is not a DemandingTask: ...
+    """
+    if not isinstance(task, capability):
+        wanted, *_ = (capability.__doc__ or "").splitlines()
+        raise ValueError(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
+    return task

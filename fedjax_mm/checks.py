@@ -4,7 +4,7 @@ import contextlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import chex
 import jax
@@ -14,8 +14,6 @@ from jax import lax
 from jaxtyping import Array, Bool
 
 from fedjax_mm.pytrees import TracedInt
-
-T = TypeVar("T")
 
 _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # most characters of a value to show in a message
@@ -198,14 +196,6 @@ for example to 'test_acc'
         f"{what} is called {described(name)}, a name that NetCDF files cannot have; rename it"
         + (f", for example to {words!r}" if words else "")
     )
-
-
-def needs(task: Any, capability: type[T]) -> T:
-    """Returns the task if it implements the protocol, or raises `ValueError`."""
-    if not isinstance(task, capability):
-        wanted, *_ = (capability.__doc__ or "").splitlines()
-        raise ValueError(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
-    return task
 
 
 def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:

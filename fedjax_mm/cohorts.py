@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_mm.calls import in_short
-from fedjax_mm.checks import described
 
 Numbers: TypeAlias = Int[Array, " slots"] | Int[np.ndarray, " slots"]
 Places: TypeAlias = Int[Array, "models width"] | Int[np.ndarray, "models width"]
@@ -72,9 +71,9 @@ class Cohort:
         takes_part: Bool[Array, "models width"] | None = None,
     ) -> Self:
         """Builds a cohort from one row of clients per model."""
-        if getattr(clients, "ndim", 0) != 2:
+        if (ndim := getattr(clients, "ndim", 0)) != 2:
             raise ValueError(
-                f"clients are {described(clients)}; give an array of one row for each model, as in "
+                f"clients have {ndim} axes; give an array of one row for each model, as in "
                 "clients[None] for one model"
             )
         models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])

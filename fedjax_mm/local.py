@@ -20,14 +20,15 @@ from fedjax_mm.base import (
     Scalar,
     Steps,
     Task,
+    needs,
 )
 from fedjax_mm.calls import Part
 from fedjax_mm.capabilities import AnalyticTask, EpochTask
 from fedjax_mm.checked import checked
-from fedjax_mm.checks import check_choice, check_count, check_epochs, described, needs
+from fedjax_mm.checks import check_choice, check_count, check_epochs, described
 from fedjax_mm.loops import local_steps
 from fedjax_mm.parts import check_optimizer_factory, check_rate, check_schedule
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.schedules import Schedule, value_at
 from fedjax_mm.sums import scale_update
 
 LocalOptimizer: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
@@ -165,7 +166,8 @@ class LocalSGD(Part, _LocalSGDFields):
 
     def rate(self, round: base.Round) -> Scalar:
         """Learning rate in a round."""
-        return self.learning_rate(round) if callable(self.learning_rate) else self.learning_rate
+        rate: Scalar = value_at(self.learning_rate, round)
+        return rate
 
     def num_steps(self, task: Task, client: base.Index) -> int | Int[Array, ""]:
         """Number of local steps: E, or the steps of the epochs.

@@ -17,6 +17,11 @@ Schedule: TypeAlias = Callable[[Any], Any]
 """An optax schedule, evaluated at the round t (or the frame l) and constant within a round."""
 
 
+def value_at(schedule: Any, t: Any) -> Any:
+    """Returns the value of a schedule in round t, or the number given instead of a schedule."""
+    return schedule(t) if callable(schedule) else schedule
+
+
 def inverse_time(beta: Any, gamma: Any) -> Schedule:
     """Returns the decaying rate ``beta / (t + gamma)`` of Theorem 1.
 

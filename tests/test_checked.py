@@ -36,7 +36,7 @@ from fedjax_mm.checked import (
 )
 from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.experiments.fields import columns_of
-from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.tasks import quadratic

@@ -1,6 +1,7 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from .delays import Delay, on_clock, shifted_exponential
+from .clock import on_clock
+from .delays import Delay, shifted_exponential
 from .dispatch import Dispatch, fedast
 from .planning import bods
 

@@ -12,7 +12,8 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.asynchrony.delays import Delay, check_delay, delays_of, on_clock, shifted_exponential
+from fedjax_mm.asynchrony.clock import delays_of, on_clock
+from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.checked import Count, checked
 from fedjax_mm.shuffles import permutation

@@ -42,16 +42,18 @@ def init(
     with which editors complete, explain and check settings. A file that begins with the line
     `#:schema ./experiment.schema.json` uses it.
     """
-    from fedjax_mm.experiments.schema import FILE, schema
+    from fedjax_mm.experiments.schema import FILE, MADE_BY, schema
     from fedjax_mm.files import write_aside
 
     if file.exists():
         raise RefusedError(f"{file} exists and was not changed; give another FILE, or remove it")
     text = resources.files("fedjax_mm.cli").joinpath("templates/experiment.toml").read_text()
-    for_editors = json.dumps(schema(), indent=1)
-    with refusing((OSError,)):
+    for_editors, there = json.dumps(schema(), indent=1), file.with_name(FILE)
+    with refusing((OSError, ValueError)):
+        if there.exists() and MADE_BY not in there.read_text():
+            raise ValueError(f"{there} exists and is not of fedjax-mm; move it, or choose a folder")
         write_aside(file, lambda aside: aside.write_text(text))
-        write_aside(file.with_name(FILE), lambda aside: aside.write_text(for_editors))
+        write_aside(there, lambda aside: aside.write_text(for_editors))
     say(f"wrote {file}, and {FILE} for editors; edit it, then run: fedjax-mm run {file}")
 
 

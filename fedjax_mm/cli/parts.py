@@ -13,8 +13,8 @@ from fedjax_mm.cli.terminal import notes, say
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.run import run_part
 from fedjax_mm.files import plain
-from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import differences
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Callback, Execution

@@ -22,8 +22,9 @@ from fedjax_mm.experiments.executors import AnyExecutor
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
-from fedjax_mm.results.dataset import join_seeds, load_dataset, manifest, save_dataset
+from fedjax_mm.results.dataset import join_seeds, load_dataset, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, open_result, read_about, save_about
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution

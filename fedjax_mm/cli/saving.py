@@ -9,8 +9,8 @@ from fedjax_mm.cli.terminal import notes, say, shown_progress
 from fedjax_mm.experiments.fields import Config
 from fedjax_mm.files import plain, prepare_directory, wanted_for_results
 from fedjax_mm.interrupts import tidy_interrupts
-from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import find_finished
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution, progress

@@ -14,7 +14,8 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
 from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
-from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
+from fedjax_mm.asynchrony.clock import on_clock
+from fedjax_mm.asynchrony.delays import Delay, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.availability.laws import Law, bernoulli, cyclic, markov, timetable
@@ -43,6 +44,7 @@ from fedjax_mm.experiments.fields import (
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
 from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
+from fedjax_mm.schedules import value_at
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
@@ -342,7 +344,7 @@ class Requirement(Config):
         tuning = None
         if self.tuning_steps:
             # Fine-tuning starts over after every round, at a schedule's initial rate.
-            rate = rate(1) if callable(rate) else rate
+            rate = value_at(rate, 1)
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
         # Give numbers one by one, because those in a dict would be structure.
         return partial(

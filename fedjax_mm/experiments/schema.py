@@ -13,6 +13,7 @@ Schema = dict[str, Any]
 FILE = "experiment.schema.json"
 """The name of the schema's file, to which the first line of an experiment file refers."""
 
+MADE_BY = "made by fedjax-mm init"
 _DIALECT = "http://json-schema.org/draft-07/schema#"  # the newest that Taplo supports
 _WHOLE = {"type": "array", "minItems": 1}
 
@@ -36,7 +37,13 @@ def schema() -> Schema:
     has_axis = {"required": ["axes"], "properties": {"axes": {"required": ["num_models"]}}}
     counted = {"anyOf": [{"required": [key]} for key in ("num_models", "tasks")] + [has_axis]}
     one = {"oneOf": [{"required": ["task"]}, {"required": ["tasks"]}]}
-    return {"$schema": _DIALECT, **made, "allOf": [counted, one], "definitions": tables}
+    return {
+        "$schema": _DIALECT,
+        "$comment": MADE_BY,
+        **made,
+        "allOf": [counted, one],
+        "definitions": tables,
+    }
 
 
 def _plain(schema: Any) -> Any:

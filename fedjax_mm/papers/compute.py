@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import xarray as xr
 
-from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.manifest import manifest
 
 
 def compute(

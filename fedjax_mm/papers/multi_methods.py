@@ -14,7 +14,8 @@ from fedjax_mm.assignments.bandits import bandit
 from fedjax_mm.assignments.fairness import fedfair
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
 from fedjax_mm.assignments.sampling import variance_reduced
-from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
+from fedjax_mm.asynchrony.clock import on_clock
+from fedjax_mm.asynchrony.delays import Delay, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.base import Algorithm, Assignment, Scalar

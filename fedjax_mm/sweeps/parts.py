@@ -21,8 +21,8 @@ from fedjax_mm.calls import in_short
 from fedjax_mm.checks import check_choice, check_count, described
 from fedjax_mm.files import plain, read_regular, write_aside
 from fedjax_mm.interrupts import noted_signals
-from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import differences
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Saved, arrays_in, write_arrays
 from fedjax_mm.sweeps.errors import (
     DivergenceError,

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_mm.checks import check_alike
 from fedjax_mm.compiler import flags_of_results
 from fedjax_mm.record import Record
-from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.stacks import with_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints, Saved
 from fedjax_mm.sweeps.devices import agree

@@ -12,10 +12,19 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import checks, keys
-from fedjax_mm.base import Batching, ClientContext, Index, MeasuredTask, Params, Scalar, Steps, Task
+from fedjax_mm.base import (
+    Batching,
+    ClientContext,
+    Index,
+    MeasuredTask,
+    Params,
+    Scalar,
+    Steps,
+    Task,
+    needs,
+)
 from fedjax_mm.calls import in_short
 from fedjax_mm.checked import Count, CountOrZero, Positive, TracedCount, check_argument, checked
-from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
 from fedjax_mm.parts import check_task, key_of

@@ -18,10 +18,10 @@ from fedjax_mm.base import (
     Params,
     Round,
     Task,
+    needs,
 )
 from fedjax_mm.calls import in_short
 from fedjax_mm.capabilities import EpochTask, RoundTask
-from fedjax_mm.checks import needs
 
 
 @runtime_checkable

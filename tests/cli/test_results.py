@@ -11,7 +11,7 @@ import xarray as xr
 
 from fedjax_mm import cli, save_dataset
 from fedjax_mm.cli import results, saving
-from fedjax_mm.results.dataset import Manifest
+from fedjax_mm.results.manifest import Manifest
 from fedjax_mm.sweeps.execution import Execution
 
 

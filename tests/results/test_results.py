@@ -19,8 +19,9 @@ from fedjax_mm.cli.results import show
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.record import Trace
 from fedjax_mm.results import dataset as results
-from fedjax_mm.results.dataset import join_seeds, manifest, save_dataset
+from fedjax_mm.results.dataset import join_seeds, save_dataset
 from fedjax_mm.results.finished import open_result, save_about
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.results.tracked import Tracked
 from fedjax_mm.tasks import quadratic
 

@@ -17,7 +17,7 @@ from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import check, fact, more, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.sequential import Budget, decide
-from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.execution import Execution
 from tests.helpers import slow_unless

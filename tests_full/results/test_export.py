@@ -15,8 +15,8 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from fedjax_mm import save_dataset
 from fedjax_mm.results import export
-from fedjax_mm.results.dataset import Manifest
 from fedjax_mm.results.export import export_result
+from fedjax_mm.results.manifest import Manifest
 from fedjax_mm.results.tracked import settings_at
 from tests.cli.test_results import dataset
 from tests.test_cli import CONFIG, call, check_refusal

@@ -18,7 +18,7 @@ from fedjax_mm.papers.rulings import Evidence, Ruling, fact, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Some
-from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.fairness import Costs, costs
 from fedjax_mm.theory.problem import Problem
