@@ -30,10 +30,12 @@ from pydantic import (
     GetPydanticSchema,
     ValidationInfo,
     create_model,
+    model_validator,
 )
 
 from fedjax_mm import checked
 from fedjax_mm.checked import limits_of, members_of
+from fedjax_mm.sweeps.grid import check_records
 
 _STRICT, _FINITE = Field(strict=True), Field(strict=True, allow_inf_nan=False)
 
@@ -171,6 +173,23 @@ class WithFiles(Config):
 def parameters_of(factory: Callable[..., Any]) -> Set[str]:
     """Returns the names of a function's parameters."""
     return frozenset(inspect.signature(factory).parameters)
+
+
+class Recorded(Config):
+    """Settings of runs with records.
+
+    Attributes:
+      num_rounds: T, the number of rounds.
+      record_every: the number of rounds between two records, which must divide `num_rounds`.
+    """
+
+    num_rounds: Count
+    record_every: Count = 1
+
+    @model_validator(mode="after")
+    def _records_fit(self) -> Self:
+        check_records(self.num_rounds, self.record_every)
+        return self
 
 
 class Seeded(WithFiles):

@@ -18,6 +18,7 @@ from fedjax_mm.experiments.fields import (
     CountOrZero,
     NonNegative,
     Number,
+    Recorded,
     Seeded,
 )
 from fedjax_mm.experiments.methods import (
@@ -31,7 +32,7 @@ from fedjax_mm.experiments.methods import (
 )
 from fedjax_mm.experiments.start import check_file
 from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
-from fedjax_mm.sweeps.grid import Setup, check_records
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.plan import check_fits
 from fedjax_mm.sweeps.until import Until
 
@@ -51,7 +52,7 @@ class Target(Config):
     warmup: CountOrZero = 0
 
 
-class Point(Seeded):
+class Point(Recorded, Seeded):
     """Tasks, algorithms and seeds.
 
     Attributes:
@@ -62,8 +63,6 @@ class Point(Seeded):
       byzantine: turns some clients into attackers.
       requirement: sets the clients' thresholds, which all algorithms share.
       num_models: M, the number of models; it may be omitted if there are `tasks`.
-      num_rounds: T, the number of rounds.
-      record_every: the number of rounds between two records.
       client_map: how a device computes its clients: "vmap" all at once, "scan" one at a time, or
         this many at a time.
       precision: the precision of parameters and data; classifiers are trained in "float32".
@@ -79,9 +78,7 @@ class Point(Seeded):
     byzantine: Byzantine | None = None
     requirement: Requirement | None = None
     num_models: Annotated[Count, Field(le=100_000)]
-    num_rounds: Count
     num_seeds: Count = 20
-    record_every: Count = 1
     client_map: Literal["auto", "vmap", "scan"] | Count = "auto"
     precision: Precision = "float32"
     until: Target | None = None
@@ -98,7 +95,6 @@ class Point(Seeded):
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
         """Raises `ValueError` if the settings cannot be built, before any compilation."""
-        check_records(self.num_rounds, self.record_every)
         if self.until is not None:
             self.until.call()
         self._check_tasks()

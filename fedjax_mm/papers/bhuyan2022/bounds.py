@@ -17,7 +17,7 @@ from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Metrics
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
+from fedjax_mm.experiments.fields import Count, Positive, Recorded, Seed, TwoOrMore
 from fedjax_mm.experiments.point import Precision
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
@@ -37,7 +37,7 @@ from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup, check_records
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
@@ -92,7 +92,7 @@ _METHODS: Mapping[Method, _Statement] = {
 """Methods with an error bound. Corollary 1 is proven for the factor 1/N of eq. (19)."""
 
 
-class Bounds(Config):
+class Bounds(Recorded):
     """Settings of the bounds on the quadratic, starting from zeros with an admissible schedule."""
 
     algorithms: Several[Method]
@@ -113,7 +113,6 @@ class Bounds(Config):
 
     @model_validator(mode="after")
     def _theorems_apply(self) -> Self:
-        check_records(self.num_rounds, self.record_every)
         for num_models in self.num_models:
             mfa_rand(self.num_clients, num_models)  # raises if there are more models than clients
         for method, mu in ((method, mu) for method in self.algorithms for mu in self.mu):

@@ -14,12 +14,12 @@ from pydantic import Field, model_validator
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rr
 from fedjax_mm.base import Algorithm, Task
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
+from fedjax_mm.experiments.fields import Count, Positive, Recorded, Seed, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.values import Several
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup, check_records
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
@@ -31,7 +31,7 @@ Sample = Literal["growing", "fixed"]
 _NOISE = 0.3  # standard deviation of the noise in the targets and in the clients' solutions
 
 
-class Growing(Config):
+class Growing(Recorded):
     """Settings of MFA-RR with eq. (19) on ridge regression, starting from zeros."""
 
     num_clients: TwoOrMore = 12
@@ -55,7 +55,6 @@ class Growing(Config):
 
     @model_validator(mode="after")
     def _theorem_applies(self) -> Self:
-        check_records(self.num_rounds, self.record_every)
         for num_models in self.num_models:
             mfa_rr(self.num_clients, num_models)  # raises if there are more models than clients
         known(self)  # raises if the rate is too large
