@@ -26,7 +26,7 @@ def _folder(directory: Path, first_seed: int) -> Path:
     return directory / (f"parts-of-seed-{first_seed}" if first_seed else "parts")
 
 
-def compute_part(
+def save_part(
     experiment: Experiment,
     directory: Path,
     part: Part,

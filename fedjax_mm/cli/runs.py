@@ -12,13 +12,12 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm.base import Params
-from fedjax_mm.cli.executors import by, executor_of, split_off
-from fedjax_mm.cli.parts import compute_part, parts_in
+from fedjax_mm.cli.parts import parts_in, save_part
 from fedjax_mm.cli.results import show_end, show_last
 from fedjax_mm.cli.saving import Existing, alone, finished, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments import run as experiments
-from fedjax_mm.experiments.executors import AnyExecutor
+from fedjax_mm.experiments.executors import AnyExecutor, by, executor_of, split_off
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
@@ -69,7 +68,7 @@ def run(
         return
     plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
     if which.part:
-        compute_part(experiment, directory, which.part, before, how, plan, with_params)
+        save_part(experiment, directory, which.part, before, how, plan, with_params)
     else:
         with saving(directory, before, how) as how, by(workers, how) as how:
             how = how._replace(callbacks=[*plan, *how.callbacks])
