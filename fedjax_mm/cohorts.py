@@ -71,9 +71,11 @@ class Cohort:
         takes_part: Bool[Array, "models width"] | None = None,
     ) -> Self:
         """Builds a cohort from one row of clients per model."""
-        if (ndim := getattr(clients, "ndim", 0)) != 2:
+        shape = getattr(clients, "shape", ())
+        if len(shape) != 2:
+            given = f"of shape {shape}" if shape else f"of type {type(clients).__name__}"
             raise ValueError(
-                f"clients have {ndim} axes; give an array of one row for each model, as in "
+                f"clients are {given}; give an array of one row for each model, as in "
                 "clients[None] for one model"
             )
         models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])

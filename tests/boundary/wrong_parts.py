@@ -409,9 +409,9 @@ CASES = TRACED | {
     ),
     "a cohort in one row": (
         lambda: Cohort.of_rows(jnp.arange(4)),
-        r"clients are an array of shape \(4,\); give .* as in clients\[None\] for one model",
+        r"clients are of shape \(4,\); give .* as in clients\[None\] for one model",
     ),
-    "a cohort in lists": (lambda: Cohort.of_rows([[0, 1]]), "clients are a list of 1; give an arr"),
+    "a cohort in lists": (lambda: Cohort.of_rows([[0, 1]]), "clients are of type list; give an"),
     "axis of another name": (
         lambda: Grid(lambda learning_rate: None, {"lr": [0.1]}, num_rounds=2),
         "build cannot be called with lr: missing a required argument: 'learning_rate'; give axes",

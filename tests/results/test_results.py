@@ -18,7 +18,7 @@ from fedjax_mm.base import Contribution
 from fedjax_mm.cli.results import show
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.record import Trace
-from fedjax_mm.results import dataset as results
+from fedjax_mm.results import manifest as manifests
 from fedjax_mm.results.dataset import join_seeds, save_dataset
 from fedjax_mm.results.finished import open_result, save_about
 from fedjax_mm.results.manifest import manifest
@@ -265,7 +265,7 @@ def test_an_uninstalled_source_tree_has_no_version(monkeypatch):
             raise PackageNotFoundError(package)
         return "1.0"
 
-    monkeypatch.setattr(results, "version", version)
+    monkeypatch.setattr(manifests, "version", version)
     versions = manifest({}, seed=0, data="synthetic")["versions"]
     assert (versions["fedjax-mm"], versions["jax"]) == ("not installed", "1.0")
 
@@ -399,10 +399,10 @@ def test_the_revision_is_that_of_the_source_tree(monkeypatch, tmp_path):
     def revision():
         return manifest({}, seed=0, data="real")["git_revision"]
 
-    source = tmp_path / "fedjax_mm" / "results" / "dataset.py"
+    source = tmp_path / "fedjax_mm" / "results" / "manifest.py"
     source.parent.mkdir(parents=True)
     source.touch()
-    monkeypatch.setattr(results, "__file__", str(source))
+    monkeypatch.setattr(manifests, "__file__", str(source))
     assert revision() is None
 
     git("init")
