@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.accelerator_report import write_report
-from fedjax_mm.files import prepare_directory, save_json
+from fedjax_mm.tools.files import prepare_directory, save_json
 
 MODULE = "benchmarks.accelerator"
 GRAPHS_OF_LOOPS = "command buffers of loops"
@@ -234,7 +234,7 @@ def _flags(options: Mapping[str, Any]) -> str:
 
 def _whole(name: str, changes: Mapping[str, Any], label: str, _: Sizes) -> Any:
     from benchmarks.programs import whole
-    from fedjax_mm.workloads import WORKLOADS
+    from fedjax_mm.cli.workloads import WORKLOADS
 
     return whole(WORKLOADS[name]._replace(**changes), label)
 
@@ -247,7 +247,7 @@ def _arrivals(name: str, sizes: Sizes) -> Any:
 
 def _variant(name: str, variant: str, sizes: Sizes) -> Any:
     from benchmarks.programs import How, rounds_alone
-    from fedjax_mm.workloads import WORKLOADS
+    from fedjax_mm.cli.workloads import WORKLOADS
 
     workload = WORKLOADS[name]._replace(num_rounds=sizes.rounds[name][1])
     return rounds_alone(workload, how=How(**(HOW | HOW_CLASSIFIERS)[variant]))
@@ -255,7 +255,7 @@ def _variant(name: str, variant: str, sizes: Sizes) -> Any:
 
 def _replicas(name: str, number: int, sizes: Sizes) -> Any:
     from benchmarks.programs import rounds_alone
-    from fedjax_mm.workloads import WORKLOADS, LearningWorkload
+    from fedjax_mm.cli.workloads import WORKLOADS, LearningWorkload
 
     workload: Any = WORKLOADS[name]
     is_classifier = isinstance(workload, LearningWorkload)
@@ -266,7 +266,7 @@ def _replicas(name: str, number: int, sizes: Sizes) -> Any:
 
 def _clients(name: str, number: int, sizes: Sizes) -> Any:
     from benchmarks.programs import rounds_alone
-    from fedjax_mm.workloads import WORKLOADS, LearningWorkload
+    from fedjax_mm.cli.workloads import WORKLOADS, LearningWorkload
 
     workload: Any = WORKLOADS[name]
     if isinstance(workload, LearningWorkload):
@@ -296,7 +296,7 @@ def measure(row: Row, sizes: Sizes, out: Path) -> dict[str, Any]:
     import jax
 
     from benchmarks import programs
-    from fedjax_mm import bench
+    from fedjax_mm.cli import speed as bench
 
     device = jax.devices()[0]
     about = {"device": device.device_kind, "jax": jax.__version__}

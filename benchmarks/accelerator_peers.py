@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks import accelerator
 from benchmarks.accelerator import Row, device_of
 from benchmarks.accelerator_report import Found, markdown_line
-from fedjax_mm.files import save_json, write_aside
+from fedjax_mm.tools.files import save_json, write_aside
 
 MODULE = "benchmarks.accelerator_peers"
 ROUNDS_ALIKE = {"W1": 50}  # of the comparison; 2 elsewhere
@@ -151,7 +151,7 @@ def _workload(name: str, sizes: Sizes) -> Any:
 
 
 def _ours(name: str, sizes: Sizes, number: int = 1) -> Made:
-    from fedjax_mm.workloads import WORKLOADS
+    from fedjax_mm.cli.workloads import WORKLOADS
 
     workload: Any = WORKLOADS[name]._replace(**sizes.works[name])
     num_steps = 5 if name == "W1" else workload.num_steps
@@ -164,7 +164,7 @@ def _ours(name: str, sizes: Sizes, number: int = 1) -> Made:
 
 
 def _recipe(sizes: Sizes) -> Made:
-    from fedjax_mm.workloads import WORKLOADS
+    from fedjax_mm.cli.workloads import WORKLOADS
 
     workload: Any = WORKLOADS["W5"]._replace(**sizes.works["W5"])
     model = workload.model._replace(dropout_rates=(0.25, 0.5))
@@ -312,7 +312,7 @@ def _computed_reference(workload: Any) -> list[np.ndarray]:
 
     from benchmarks import learning
     from benchmarks.programs import rounds_alone
-    from fedjax_mm.workloads import WORKLOADS
+    from fedjax_mm.cli.workloads import WORKLOADS
 
     rounds = ROUNDS_ALIKE.get(workload.name, 2)
     with jax.default_matmul_precision("highest"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedjax_mm.files import save_json, write_aside
+from fedjax_mm.tools.files import save_json, write_aside
 
 Found = Mapping[str, Any]
 

@@ -24,12 +24,12 @@ from rich.table import Table
 from benchmarks.kernels import Module, most_launches
 from benchmarks.programs import parts
 from fedjax_mm import fedavg, init, params_of, simulate
-from fedjax_mm.keys import seed_keys
-from fedjax_mm.preflight import run_of
+from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.cli.workloads import ASSIGNMENTS, WORKLOADS, SweepWorkload, Workload
+from fedjax_mm.simulator.preflight import run_of
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.program import Block, programs_of
 from fedjax_mm.tasks import quadratic
-from fedjax_mm.workloads import ASSIGNMENTS, WORKLOADS, SweepWorkload, Workload
 
 TARGET = Path(__file__).with_name("h100.txtpb")
 

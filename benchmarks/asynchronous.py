@@ -21,13 +21,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_mm import bench, fedavg, keys, local_sgd, simulate
+from fedjax_mm import fedavg, local_sgd, simulate
 from fedjax_mm.asynchrony import Dispatch, fedast
 from fedjax_mm.asynchrony.dispatch import draws_of
-from fedjax_mm.base import Algorithm, ClientContext
+from fedjax_mm.base import Algorithm, ClientContext, keys
+from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.base.sums import dense_update
+from fedjax_mm.cli import speed as bench
 from fedjax_mm.data import synthetic
-from fedjax_mm.keys import seed_keys
-from fedjax_mm.sums import dense_update
 from fedjax_mm.sweeps.devices import layout, use_cpu_devices
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.learning import WORKLOADS
-from fedjax_mm.bench import gemm_peak
+from fedjax_mm.cli.speed import gemm_peak
 from fedjax_mm.sweeps.devices import use_cpu_devices
 
 use_cpu_devices()

@@ -3,7 +3,7 @@
 python -m benchmarks.gemm
 """
 
-from fedjax_mm.bench import gemm_peak
+from fedjax_mm.cli.speed import gemm_peak
 
 if __name__ == "__main__":
     for form, speed in gemm_peak((512, 1024, 2048, 4096)).items():

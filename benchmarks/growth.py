@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import jax
 from matplotlib.figure import Figure
 
-from fedjax_mm import bench, fedavg, local_sgd, mfa_rand
+from fedjax_mm import fedavg, local_sgd, mfa_rand
 from fedjax_mm.base import Task
+from fedjax_mm.cli import speed as bench
+from fedjax_mm.cli.workloads import WORKLOADS, LearningWorkload
 from fedjax_mm.sweeps.devices import use_cpu_devices
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks import classification, quadratic
-from fedjax_mm.workloads import WORKLOADS, LearningWorkload
 
 UPDATES = {"W1": 4_000_000, "W2": 100_000}  # of a run, about a second's
 MOST_ROUNDS = 20_000

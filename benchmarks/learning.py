@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import sample_cohorts
-from fedjax_mm import bench, workloads
-from fedjax_mm.chunks import ClientMap
+from fedjax_mm.base.chunks import ClientMap
+from fedjax_mm.cli import speed as bench
+from fedjax_mm.cli import workloads
 
 Params = list[tuple[np.ndarray, np.ndarray]]
 Run = Callable[[], Params]

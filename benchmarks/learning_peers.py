@@ -31,7 +31,7 @@ import optax
 from jax import lax
 
 from benchmarks.learning import Params, Run, Workload
-from fedjax_mm.workloads import Model
+from fedjax_mm.cli.workloads import Model
 
 
 def _convolution(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:

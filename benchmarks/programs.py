@@ -13,16 +13,12 @@ from jax import lax
 from benchmarks import asynchronous
 from benchmarks.asynchronous import NUM_ARRIVALS
 from benchmarks.kernels import Counted, Module
-from fedjax_mm import bench, fedavg, init, params_of
+from fedjax_mm import fedavg, init, params_of
 from fedjax_mm.base import Algorithm, Assignment, Task
-from fedjax_mm.chunks import ClientMap
-from fedjax_mm.keys import seed_keys
-from fedjax_mm.preflight import run_of
-from fedjax_mm.sweeps import Callback, Execution
-from fedjax_mm.sweeps.devices import layout
-from fedjax_mm.sweeps.plan import Plan, make_plan
-from fedjax_mm.tasks import classification, quadratic
-from fedjax_mm.workloads import (
+from fedjax_mm.base.chunks import ClientMap
+from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.cli import speed as bench
+from fedjax_mm.cli.workloads import (
     ASSIGNMENTS,
     LOGISTIC,
     WORKLOADS,
@@ -31,6 +27,11 @@ from fedjax_mm.workloads import (
     SweepWorkload,
     Workload,
 )
+from fedjax_mm.simulator.preflight import run_of
+from fedjax_mm.sweeps import Callback, Execution
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.plan import Plan, make_plan
+from fedjax_mm.tasks import classification, quadratic
 
 ASYNCHRONOUS_STEPS = {"F2": 5, "F3": 1}  # of 20 examples, whose products are counted
 

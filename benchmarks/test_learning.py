@@ -16,8 +16,9 @@ import pytest
 
 from benchmarks import handwritten, learning_peers, torch_peers
 from benchmarks.learning import WORKLOADS, numpy_rounds, ours_rounds
-from fedjax_mm import bench, workloads
-from fedjax_mm.workloads import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, REDDI_CNN, Model
+from fedjax_mm.cli import speed as bench
+from fedjax_mm.cli import workloads
+from fedjax_mm.cli.workloads import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, REDDI_CNN, Model
 
 OWN = learning_peers.fedjax_own_rounds
 FEDJAX, DRJAX = learning_peers.fedjax_rounds, learning_peers.drjax_rounds

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import handwritten, peers
-from fedjax_mm import bench, workloads
+from fedjax_mm.cli import speed as bench
+from fedjax_mm.cli import workloads
 
 PEERS = {
     # Rounds so that a run takes about a second; 2 of 24 clients train one of 12 models in each.

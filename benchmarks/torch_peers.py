@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from benchmarks.learning import Params, Workload
 from benchmarks.peers import Quadratic, quadratic_clients
-from fedjax_mm.workloads import Model
+from fedjax_mm.cli.workloads import Model
 
 Tensors = list[torch.Tensor]
 Run = Callable[[], Any]  # returns `Params`, or w `[d]` of W1

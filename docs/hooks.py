@@ -57,8 +57,8 @@ REFERENCE = {
     "simulate": Area(
         "Simulating",
         "The compiled loop, its results, and its keys.",
-        ("simulate", "preflight", "round", "asynchrony", "record"),
-        ("fedjax_mm.keys",),
+        ("simulator", "asynchrony"),
+        ("fedjax_mm.base.keys",),
     ),
     "assignments": Area(
         "Assignments", "Assignments and availability.", ("assignments", "availability")
@@ -66,8 +66,8 @@ REFERENCE = {
     "algorithms": Area(
         "Algorithms",
         "Client contributions, and server steps on their sum.",
-        ("algorithms", "compression", "local", "privacy", "schedules", "shuffles"),
-        ("fedjax_mm.local", "fedjax_mm.shuffles"),
+        ("algorithms", "compression", "local", "privacy", "schedules"),
+        ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
     ),
     "tasks": Area(
         "Tasks",
@@ -94,13 +94,13 @@ REFERENCE = {
     "results": Area(
         "Results",
         "Labelled results, measures and figures.",
-        ("results", "files", "metrics", "plots"),
+        ("results", "tools", "metrics", "plots"),
         (
             *(
                 f"fedjax_mm.results.{name}"
                 for name in ("dataset", "export", "finished", "labels", "manifest")
             ),
-            *("fedjax_mm.files", "fedjax_mm.plots"),
+            *("fedjax_mm.tools.files", "fedjax_mm.plots"),
         ),
     ),
     "theory": Area(
@@ -112,13 +112,13 @@ REFERENCE = {
     "contract": Area(
         "The contract",
         "The types that your own tasks, methods and assignments implement, and their wrappers.",
-        ("base", "calls", "capabilities", "cohorts", "sums", "wrap"),
-        tuple(
-            f"fedjax_mm.{name}"
-            for name in (
-                *("base", "capabilities", "cohorts", "sums"),
-                *("calls", "checked", "wrap"),
-            )
+        ("base", "wrap"),
+        (
+            *(
+                f"fedjax_mm.base.{name}"
+                for name in ("contract", "capabilities", "cohorts", "sums", "calls")
+            ),
+            *("fedjax_mm.checks.annotations", "fedjax_mm.wrap"),
         ),
     ),
 }
@@ -128,7 +128,7 @@ NAMESPACES = (
         f"fedjax_mm.{name}"
         for name in (
             *("asynchrony", "availability", "compression", "data", "privacy", "tasks", "theory"),
-            *("metrics", "plots", "schedules", "sweeps", "base", "sums"),
+            *("metrics", "plots", "schedules", "sweeps", "base"),
         )
     ),
 )
@@ -142,11 +142,14 @@ EXPERIMENTAL = {
     ("compression",): _RECENT,
     ("privacy",): "recent; their arguments and what epsilon assumes may change",
     ("tasks.drift",): _RECENT,
-    ("sweeps.parts",): "the files of parts may change",
+    ("sweeps.cluster",): "the files of parts may change",
     ("sweeps.devices.agree", "sweeps.devices.layout"): "JAX's interface for devices may change",
-    ("base.Padded", "cohorts.Sampling", "sums.SparseUpdate", "base.Updates"): (
-        "only some tasks, methods and assignments need them, and others may need more"
-    ),
+    (
+        "base.contract.Padded",
+        "base.cohorts.Sampling",
+        "base.sums.SparseUpdate",
+        "base.contract.Updates",
+    ): ("only some tasks, methods and assignments need them, and others may need more"),
     ("theory",): "arguments follow the papers' notation, and may be grouped otherwise",
 }
 """Modules and names that may change in every release, with the reason; all others are stable."""

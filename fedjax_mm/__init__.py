@@ -4,7 +4,7 @@ from typing import Any
 
 import lazy_loader
 
-from fedjax_mm import compiler as compiler  # sets flags of XLA before JAX starts
+from fedjax_mm.tools import compiler as compiler
 
 # Import each name on first use, because importing everything would take as long as importing JAX,
 # mostly for modules that a program never uses. `__init__.pyi` lists the names and their modules,

@@ -36,11 +36,11 @@ from .assignments.sampling import variance_reduced
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging, local_sgd
-from .record import join_traces
 from .results.dataset import save_dataset, to_dataset
 from .results.finished import open_result
-from .round import State
-from .simulate import advance, init, params_of, simulate
+from .simulator.record import join_traces
+from .simulator.round import State
+from .simulator.simulate import advance, init, params_of, simulate
 from .sweeps.sweep import sweep
 
 __all__ = [

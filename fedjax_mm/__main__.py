@@ -1,6 +1,6 @@
 """`python -m fedjax_mm` runs the command `fedjax-mm` even if it is not on the PATH."""
 
-from fedjax_mm.interrupts import die_of_interrupts
+from fedjax_mm.tools.interrupts import die_of_interrupts
 
 
 def run() -> None:

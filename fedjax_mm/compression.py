@@ -12,7 +12,6 @@ from annotated_types import Interval
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -22,11 +21,12 @@ from fedjax_mm.base import (
     Scalar,
     ServerContext,
     Task,
+    keys,
 )
-from fedjax_mm.calls import Part
-from fedjax_mm.checked import TracedCount, checked
-from fedjax_mm.parts import check_algorithm, check_instance
-from fedjax_mm.sums import dense_update, root
+from fedjax_mm.base.calls import Part
+from fedjax_mm.base.sums import dense_update, root
+from fedjax_mm.checks.annotations import TracedCount, checked
+from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm, zero_message
 
 __all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]

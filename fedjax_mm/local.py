@@ -22,14 +22,14 @@ from fedjax_mm.base import (
     Task,
     needs,
 )
-from fedjax_mm.calls import Part
-from fedjax_mm.capabilities import AnalyticTask, EpochTask
-from fedjax_mm.checked import checked
-from fedjax_mm.checks import check_choice, check_count, check_epochs, described
-from fedjax_mm.loops import local_steps
-from fedjax_mm.parts import check_optimizer_factory, check_rate, check_schedule
+from fedjax_mm.base.calls import Part
+from fedjax_mm.base.capabilities import AnalyticTask, EpochTask
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.instances import check_optimizer_factory, check_rate, check_schedule
+from fedjax_mm.checks.values import check_choice, check_count, check_epochs, described
 from fedjax_mm.schedules import Schedule, value_at
-from fedjax_mm.sums import scale_update
+from fedjax_mm.tools.loops import local_steps
 
 LocalOptimizer: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
 """Makes an optax optimizer from the round's learning rate, such as `optax.sgd`."""

@@ -15,9 +15,9 @@ from matplotlib.container import Container
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
-from fedjax_mm.files import write_aside
-from fedjax_mm.parts import check_instance
+from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.results.labels import label as in_words
+from fedjax_mm.tools.files import write_aside
 
 __all__ = ["Line", "Panel", "draw", "lines", "panels", "save_figure", "sweep_overview"]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
-from fedjax_mm.checked import Count, checked
+from fedjax_mm.checks.annotations import Count, checked
 
 __all__ = ["Schedule", "growing_sample_size", "inverse_time", "per_frame"]
 

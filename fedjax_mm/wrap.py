@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -29,11 +28,12 @@ from fedjax_mm.base import (
     ServerState,
     Steps,
     Task,
+    keys,
 )
-from fedjax_mm.calls import Wraps
-from fedjax_mm.checks import described
-from fedjax_mm.parts import check_algorithm, check_assignment
-from fedjax_mm.sums import as_arrays, dense_update
+from fedjax_mm.base.calls import Wraps
+from fedjax_mm.base.sums import as_arrays, dense_update
+from fedjax_mm.checks.instances import check_algorithm, check_assignment
+from fedjax_mm.checks.values import described
 
 
 class Wrapping(NamedTuple):
@@ -182,7 +182,7 @@ def wrap_algorithm(
     Example: clients send half of their updates.
       >>> import jax
       >>> from fedjax_mm import fedavg, full_participation, simulate
-      >>> from fedjax_mm.sums import dense_update
+      >>> from fedjax_mm.base.sums import dense_update
       >>> from fedjax_mm.tasks import quadratic
       >>> def send(context, sent, server, client):
       ...     sent = dense_update(sent, context.params)  # a quadratic's updates are sparse

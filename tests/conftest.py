@@ -22,8 +22,8 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     # fusion emitters, and XLA aborts on an unknown flag.
     _QUICK = f"--xla_cpu_use_fusion_emitters=false {_QUICK}"
 _GIVEN = os.environ.get("XLA_FLAGS", "")
-# The directory name that `fedjax_mm.compiler` uses. It sets flags of XLA when it is imported, which
-# must not precede the environment.
+# The directory name that `fedjax_mm.tools.compiler` uses. It sets flags of XLA when it is imported,
+# which must not precede the environment.
 _HAS_ZSTD = sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard")
 _FOLDER = f"jaxlib-{version('jaxlib')}-cpu-{'zstd' if _HAS_ZSTD else 'zlib'}"
 # Workers and child processes inherit the environment.

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_mm import Experiment, fedcluster, full_participation, keys, mfa_rand, mfa_rr, sequential
-from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Look
-from fedjax_mm.cohorts import by_rows, places_of
+from fedjax_mm import Experiment, fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Look, keys
+from fedjax_mm.base.cohorts import by_rows, places_of
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.sweeps import plan
 from fedjax_mm.tasks.networks import LogisticRegression
 

@@ -25,7 +25,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Algorithm
 from fedjax_mm.local import LocalSGD
-from fedjax_mm.stacks import StackState
+from fedjax_mm.simulator.stacks import StackState
 from tests.oracles import maxfl as oracle
 from tests.oracles import sampling
 

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import bench, cli
+from fedjax_mm import cli
+from fedjax_mm.cli import speed as bench
 from fedjax_mm.cli import terminal
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.sweeps import screen
+from fedjax_mm.tools import screen
 
 
 class Outcome(NamedTuple):

@@ -25,8 +25,8 @@ from fedjax_mm import (
     simulate,
     variance_reduced,
 )
-from fedjax_mm.compiler import canary
 from fedjax_mm.tasks import least_squares, requiring
+from fedjax_mm.tools.compiler import canary
 from tests.methods import METHODS
 
 N, M, NUM_SEEDS = 6, 2, 2000

@@ -19,7 +19,7 @@ from benchmarks import accelerator, timeline
 from benchmarks.accelerator import TINY, Row
 from benchmarks.accelerator_report import derived, write_report
 from benchmarks.programs import Made
-from fedjax_mm.bench import Program
+from fedjax_mm.cli.speed import Program
 
 ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-m", "benchmarks.accelerator", "--tiny", "--out")

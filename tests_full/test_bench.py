@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import bench, fedavg, full_participation, local_sgd, workloads
+from fedjax_mm import fedavg, full_participation, local_sgd
+from fedjax_mm.cli import speed as bench
+from fedjax_mm.cli import workloads
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks.classification import classification

@@ -13,8 +13,9 @@ import pytest
 import rich.progress
 import xarray as xr
 
-from fedjax_mm import bench, open_result, plots, workloads
-from fedjax_mm.cli import reproductions, terminal
+from fedjax_mm import open_result, plots
+from fedjax_mm.cli import reproductions, terminal, workloads
+from fedjax_mm.cli import speed as bench
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.stacking import Memory

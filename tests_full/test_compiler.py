@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from fedjax_mm.compiler import SAFE
+from fedjax_mm.tools.compiler import SAFE
 from tests.compiling import USUAL
 from tests.helpers import slow_unless
 from tests.methods import METHODS

@@ -20,7 +20,7 @@ from docs import hooks
 from fedjax_mm import Experiment, sweeps
 from fedjax_mm.cli import app, page
 from fedjax_mm.experiments.executors import EXECUTORS
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES, METHOD_TABLES, Byzantine, Privacy
 from fedjax_mm.experiments.optimizers import (
     OPTIMIZER_TABLES,
@@ -360,7 +360,8 @@ def test_links_between_files_lead_to_pages():
     page = "docs/how-to/data.md"
     assert hooks.destination(page, "../extending.md") == "extending.md"
     assert hooks.destination(page, "../../notebooks/a.ipynb") == "notebooks/a.ipynb"
-    assert hooks.destination("notebooks/a.ipynb", "../fedjax_mm/base.py") == "reference/contract.md"
+    file = "../fedjax_mm/base/contract.py"
+    assert hooks.destination("notebooks/a.ipynb", file) == "reference/contract.md"
     assert hooks.destination("notebooks/a.ipynb", "../README.md") == "index.md"
     assert hooks.destination(page, "../../tests/helpers.py") is None
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fedjax_mm.interrupts import noted_signals, tidy_interrupts
+from fedjax_mm.tools.interrupts import noted_signals, tidy_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_an_early_interrupt_ends_the_program_silently():
 def test_a_second_signal_kills_the_process():
     """This holds even if a callback swallowed the first one, which Python reports."""
     code = (
-        "import signal; from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
+        "import signal; from fedjax_mm.tools.interrupts import noted_signals, tidy_interrupts\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Dying:\n"
         "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
@@ -82,7 +82,8 @@ def test_a_second_signal_kills_the_process():
 def test_sigterm_tidies_up_and_ends_the_process(is_ignored):
     """This holds in the background, too, where Ctrl-C is ignored."""
     code = (
-        "import signal, sys; from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
+        "import signal, sys\n"
+        "from fedjax_mm.tools.interrupts import noted_signals, tidy_interrupts\n"
         f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if is_ignored else 'default_int_handler'})"
         "\nwith tidy_interrupts():\n"
         "    try:\n"
@@ -103,7 +104,7 @@ def test_a_signal_sent_twice_at_once_counts_once(block, ends):
     """`timeout` signals both the process and its process group."""
     code = (
         "import time; from fedjax_mm import interrupts; interrupts._TOGETHER = 2\n"
-        "from fedjax_mm.interrupts import noted_signals, tidy_interrupts\n"
+        "from fedjax_mm.tools.interrupts import noted_signals, tidy_interrupts\n"
         f"with {block} as noted:\n"
         "    try:\n"
         "        print('ready', flush=True)\n"

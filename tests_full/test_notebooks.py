@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, run
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.sweeps.program import programs_of
 from tests.compiling import USUAL

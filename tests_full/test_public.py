@@ -39,7 +39,7 @@ TERMINAL = ("typer", "rich", "pydantic")
 def all_orders():
     """Programs that import packages, their submodules and their functions in different orders."""
     assert BOTH == {
-        "fedjax_mm": ["simulate"],
+        "fedjax_mm": [],
         "fedjax_mm.asynchrony": [],
         "fedjax_mm.availability": [],
         "fedjax_mm.data": ["digits", "federate", "synthetic"],
@@ -69,7 +69,7 @@ def all_orders():
     ]
     return [
         *orders,
-        "import fedjax_mm.bench",
+        "import fedjax_mm.cli.speed",
         "import fedjax_mm.experiments.run",
         "from fedjax_mm import *",
     ]
@@ -101,7 +101,7 @@ assert not jax.config.jax_enable_x64
 """
 
 
-MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
+MORE = "import fedjax_mm.cli.speed; from fedjax_mm import papers; list(papers.ITEMS.values())"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jaxtyping
 import pytest
 from jaxtyping import Array, Float, TypeCheckError
 
-from fedjax_mm.shuffles import fold_words
+from fedjax_mm.base.shuffles import fold_words
 from fedjax_mm.tasks import mean_estimation
 from tests import check_shapes
 

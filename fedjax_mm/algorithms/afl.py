@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
-from fedjax_mm.checked import Positive, checked
-from fedjax_mm.checks import whole
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import Positive, checked
+from fedjax_mm.checks.values import whole
 from fedjax_mm.local import LocalSGD, check_local, steps_of
-from fedjax_mm.sums import scale_update
 
 
 class AFLState(NamedTuple):

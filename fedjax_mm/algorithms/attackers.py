@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm import base, keys
+from fedjax_mm import base
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -19,12 +19,13 @@ from fedjax_mm.base import (
     Scalar,
     ServerContext,
     Task,
+    keys,
 )
-from fedjax_mm.checked import NonNegative, Positive, checked
-from fedjax_mm.checks import check_flags
-from fedjax_mm.chunks import reads
-from fedjax_mm.parts import check_algorithm, check_task
-from fedjax_mm.sums import dense_update, root
+from fedjax_mm.base.chunks import reads
+from fedjax_mm.base.sums import dense_update, root
+from fedjax_mm.checks.annotations import NonNegative, Positive, checked
+from fedjax_mm.checks.instances import check_algorithm, check_task
+from fedjax_mm.checks.values import check_flags
 from fedjax_mm.tasks.view import View
 from fedjax_mm.wrap import wrap_algorithm
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
-from fedjax_mm.checked import NonNegative, checked
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import NonNegative, checked
 from fedjax_mm.local import LocalSGD, plain_server, proximal, steps_of
-from fedjax_mm.sums import scale_update
 
 
 @checked

@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
 from fedjax_mm.base import Algorithm, ClientContext
-from fedjax_mm.checked import NonNegative, checked
+from fedjax_mm.checks.annotations import NonNegative, checked
 from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, proximal, steps_of
 
 

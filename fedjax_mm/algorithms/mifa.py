@@ -8,9 +8,9 @@ import optax
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
-from fedjax_mm.checked import checked
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import checked
 from fedjax_mm.local import LocalSGD, steps_of
-from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_weights
 
 

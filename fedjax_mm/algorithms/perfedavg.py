@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, ClientContext, Params, Scalar
-from fedjax_mm.checked import NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import NonNegative, Positive, checked
 from fedjax_mm.local import (
     LocalSGD,
     LocalUpdate,

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
-from fedjax_mm.checked import checked
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import checked
 from fedjax_mm.local import (
     LocalSGD,
     equal_weight,
@@ -16,7 +17,6 @@ from fedjax_mm.local import (
     steps_of,
     train_locally,
 )
-from fedjax_mm.sums import scale_update
 
 
 @checked

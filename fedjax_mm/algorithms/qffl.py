@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
-from fedjax_mm.checked import NonNegative, checked
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import NonNegative, checked
 from fedjax_mm.local import LocalSGD, stateless, steps_of
-from fedjax_mm.sums import scale_update
 
 _LEAST_LOSS = 1e-10  # added to losses, because a negative power of 0 is infinite
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Cohort, Look, Round
-from fedjax_mm.checked import Count, TracedCount, checked
-from fedjax_mm.cohorts import by_rows, places_of
-from fedjax_mm.parts import check_assignment
+from fedjax_mm.base.cohorts import by_rows, places_of
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.annotations import Count, TracedCount, checked
+from fedjax_mm.checks.instances import check_assignment
 from fedjax_mm.wrap import wrap_assignment
 
 

@@ -10,10 +10,10 @@ from annotated_types import Gt, Interval
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
-from fedjax_mm.checked import Count, checked
-from fedjax_mm.shuffles import permutation
+from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.annotations import Count, checked
 
 Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
 

@@ -5,11 +5,11 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round
-from fedjax_mm.checked import Count, checked
-from fedjax_mm.shuffles import permutation
+from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.annotations import Count, checked
 
 
 @checked

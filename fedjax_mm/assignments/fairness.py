@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from annotated_types import Ge
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
-from fedjax_mm.checked import Count, checked
-from fedjax_mm.shuffles import permutation
+from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.annotations import Count, checked
 
 
 @checked

@@ -15,10 +15,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm import checks, keys
-from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round, Sampling
-from fedjax_mm.checked import Count, TracedCount, check_argument, checked
-from fedjax_mm.shuffles import permutation
+from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round, Sampling, keys
+from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.annotations import Count, TracedCount, check_argument, checked
 
 Processors: TypeAlias = int | Sequence[int] | np.ndarray
 """B_k, the maximum number of models a client trains per round; one number, or one per client."""

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import Processors, check_processors, no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
-from fedjax_mm.checked import Count, checked
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.annotations import Count, checked
 
 
 @checked

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.asynchrony.delays import Delay, check_delay
-from fedjax_mm.base import Assignment, Cohort, Index, Look, Round, Sampling
-from fedjax_mm.checked import Count, Positive, checked
-from fedjax_mm.parts import check_assignment
+from fedjax_mm.base import Assignment, Cohort, Index, Look, Round, Sampling, keys
+from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.checks.instances import check_assignment
 from fedjax_mm.wrap import wrap_assignment
 
 

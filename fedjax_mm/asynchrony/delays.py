@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Index, Scalar
-from fedjax_mm.checks import (
+from fedjax_mm.base.shuffles import hash_words, shuffled
+from fedjax_mm.checks.values import (
     check_between,
     check_count,
     check_not_negative,
@@ -17,7 +18,6 @@ from fedjax_mm.checks import (
     described,
     tracing,
 )
-from fedjax_mm.shuffles import hash_words, shuffled
 
 
 class Delay(Protocol):

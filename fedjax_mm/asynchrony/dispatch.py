@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
-from fedjax_mm.checks import check_count, check_known, described
+from fedjax_mm.base import keys
+from fedjax_mm.checks.values import check_count, check_known, described
 
 WINDOW = 8
 """The number of recent updates used to compute a model's relative variance."""

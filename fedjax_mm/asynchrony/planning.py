@@ -11,12 +11,11 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.asynchrony.clock import delays_of, on_clock
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
-from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
-from fedjax_mm.checked import Count, checked
-from fedjax_mm.shuffles import permutation
+from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar, keys
+from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.checks.annotations import Count, checked
 
 MEMORY = 64
 """The number of recent plans from which the Gaussian process learns."""

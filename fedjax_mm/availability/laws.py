@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Round, Scalar
-from fedjax_mm.calls import Part
-from fedjax_mm.checked import Count, Positive, checked
-from fedjax_mm.checks import check_numbers, described
-from fedjax_mm.parts import check_instance
-from fedjax_mm.shuffles import permutation
+from fedjax_mm.base.calls import Part
+from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.checks.instances import check_instance
+from fedjax_mm.checks.values import check_numbers, described
 
 Probability = Scalar | Float[Array, " clients"] | tuple[float, ...]
 """One number for all clients, or one per client; it may be traced."""

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.availability.laws import Law, Probability, check_probability
-from fedjax_mm.base import Assignment, Cohort, Look, Round, Sampling
-from fedjax_mm.checked import checked
-from fedjax_mm.parts import check_assignment, check_instance
+from fedjax_mm.base import Assignment, Cohort, Look, Round, Sampling, keys
+from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.instances import check_assignment, check_instance
 from fedjax_mm.wrap import wrap_assignment
 
 

@@ -22,9 +22,9 @@ import fedjax_mm
 from fedjax_mm.cli.experiments import export, init, merge, run, show
 from fedjax_mm.cli.options import ExecutorName, Out, Overrides, Overwrite, Resume, SaveEvery, number
 from fedjax_mm.cli.terminal import console, notes, printable, say, show_table
-from fedjax_mm.compiler import OFF
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
+from fedjax_mm.tools.compiler import OFF
 
 _NOT_COMPUTING = ("cache", "export", "init", "list", "report", "show")
 FAILED, BAD_INPUT, CONTRADICTED, INTERRUPTED = 1, 2, 3, 130
@@ -186,8 +186,8 @@ def set_up(
 
     from fedjax_mm.cli.machine import show_devices, tell_of_accelerators, watched
     from fedjax_mm.cli.terminal import warnings_as_lines
-    from fedjax_mm.compiler import use_compilation_cache
     from fedjax_mm.sweeps.devices import join_processes, use_cpu_devices
+    from fedjax_mm.tools.compiler import use_compilation_cache
 
     with refusing():
         try:
@@ -255,7 +255,8 @@ def reproduce(
     listed under manifest.config in `summary.json`, for example `--set task.start=zeros`, `--set
     learning_rate=0.05` or `--set precision=float64`.
     """
-    from fedjax_mm.cli import reproductions, saving
+    from fedjax_mm.cli import directories as saving
+    from fedjax_mm.cli import reproductions
 
     before = saving.existing(resume, overwrite)
     how, is_auto = saving.execution(None, None, save_every), seeds == "auto"
@@ -299,7 +300,8 @@ def bounds(
     how loose it is, and writes OUT/bounds-PAPER/ as `reproduce` does. For example `fedjax-mm bounds
     mfa --clients 24 --models 12 --steps 1 --steps 5`.
     """
-    from fedjax_mm.cli import reproductions, saving
+    from fedjax_mm.cli import directories as saving
+    from fedjax_mm.cli import reproductions
 
     lists = {"num_models": models, "local_steps": steps, "mu": mu}
     single = {"num_clients": clients, "num_rounds": rounds, "num_seeds": seeds, "rate": rate}

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 from PIL import Image
 from pydantic import BaseModel, ValidationError
 
-from fedjax_mm.files import load_json, read_regular
 from fedjax_mm.papers import ALL
 from fedjax_mm.papers.published import all_statements
 from fedjax_mm.papers.schema import (
@@ -30,6 +29,7 @@ from fedjax_mm.papers.schema import (
     count,
     not_run,
 )
+from fedjax_mm.tools.files import load_json, read_regular
 
 Content = TypeVar("Content", bound=BaseModel)
 

@@ -43,7 +43,7 @@ def init(
     `#:schema ./experiment.schema.json` uses it.
     """
     from fedjax_mm.experiments.schema import FILE, MADE_BY, schema
-    from fedjax_mm.files import write_aside
+    from fedjax_mm.tools.files import write_aside
 
     if file.exists():
         raise RefusedError(f"{file} exists and was not changed; give another FILE, or remove it")
@@ -114,7 +114,8 @@ def run(
     OUT/NAME/figure.png. Runs that diverge are marked in its variable `diverged`, and the others
     continue.
     """
-    from fedjax_mm.cli import runs, saving
+    from fedjax_mm.cli import directories as saving
+    from fedjax_mm.cli import runs
 
     before = saving.existing(resume, overwrite)
     how = saving.execution(memory, split, save_every)
@@ -144,7 +145,8 @@ def merge(
     If parts are missing or damaged, or differ in settings, version or number of parts, they are
     listed and nothing is joined.
     """
-    from fedjax_mm.cli import runs, saving
+    from fedjax_mm.cli import directories as saving
+    from fedjax_mm.cli import runs
 
     runs.merge(directory, saving.existing(resume, overwrite), first_seed)
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from fedjax_mm.cli.terminal import notes, say, show_table
-from fedjax_mm.compiler import OFF, cache_directory
-from fedjax_mm.sweeps.cache import Loading, clear, kept_programs, rejection
 from fedjax_mm.sweeps.devices import missing_plugin
 from fedjax_mm.sweeps.errors import refusing
+from fedjax_mm.tools.cache import Loading, clear, kept_programs, rejection
+from fedjax_mm.tools.compiler import OFF, cache_directory
 
 
 def show_devices(place: Path | None) -> None:

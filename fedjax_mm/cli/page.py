@@ -18,8 +18,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from fedjax_mm.cli.collected import Collected, Item, Sentence, Summary, collect, readings_of
-from fedjax_mm.files import prepare_directory, write_aside
 from fedjax_mm.papers.schema import LOOSE, OUTCOMES, VERDICTS, Reading
+from fedjax_mm.tools.files import prepare_directory, write_aside
 
 Kind = Literal["html", "md"]
 

@@ -15,8 +15,8 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm import plots
+from fedjax_mm.cli.directories import Existing, finished, leave_alone, made, saving
 from fedjax_mm.cli.results import show_end
-from fedjax_mm.cli.saving import Existing, finished, leave_alone, made, saving
 from fedjax_mm.cli.terminal import notes, say, show_table
 from fedjax_mm.experiments.executors import by, executor_of, split_off
 from fedjax_mm.experiments.fields import FINISHED, Config, Seeded

@@ -12,23 +12,23 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm.base import Params
-from fedjax_mm.cli.parts import parts_in, save_part
+from fedjax_mm.cli.directories import Existing, alone, finished, leave_alone, saving
+from fedjax_mm.cli.part_files import parts_in, save_part
 from fedjax_mm.cli.results import show_end, show_last
-from fedjax_mm.cli.saving import Existing, alone, finished, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments import run as experiments
 from fedjax_mm.experiments.executors import AnyExecutor, by, executor_of, split_off
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
-from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import join_seeds, load_dataset, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, open_result, read_about, save_about
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.results.params import save_params
+from fedjax_mm.sweeps.cluster import Part, Piece, load_piece
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution
-from fedjax_mm.sweeps.parts import Part, Piece, load_piece
 from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.tools.files import plain
 
 PARAMS = "params.npz"
 """The name of the file with the models' final parameters, in a result's directory."""

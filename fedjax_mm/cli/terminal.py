@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedjax_mm.sweeps.screen import NO_FORECAST, Report, bar, in_words, time_left
+from fedjax_mm.tools.screen import NO_FORECAST, Report, bar, in_words, time_left
 
 _LOG_SECONDS = 30.0
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import jax
 from rich import box
 
-from fedjax_mm import bench as benchmarks
-from fedjax_mm import workloads
+from fedjax_mm.cli import speed as benchmarks
+from fedjax_mm.cli import workloads
 from fedjax_mm.cli.terminal import show_table, shown_progress
 from fedjax_mm.sweeps.errors import refusing
 

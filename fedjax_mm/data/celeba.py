@@ -9,7 +9,7 @@ from pathlib import Path, PureWindowsPath
 import numpy as np
 from PIL import Image
 
-from fedjax_mm.checked import Count, Fraction, checked
+from fedjax_mm.checks.annotations import Count, Fraction, checked
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import by_id, generator

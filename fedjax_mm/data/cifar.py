@@ -5,9 +5,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_mm.checked import checked
+from fedjax_mm.checks.annotations import checked
 from fedjax_mm.data.federated import Pool
-from fedjax_mm.files import check_regular
+from fedjax_mm.tools.files import check_regular
 
 CIFARName = Literal["cifar-10", "cifar-100"]
 CIFARLabels = Literal["fine", "coarse"]

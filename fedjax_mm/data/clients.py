@@ -11,10 +11,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import Batching
-from fedjax_mm.calls import in_short
-from fedjax_mm.checks import described
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.shuffles import drawn, fold_words, hash_words, shuffled
+from fedjax_mm.checks.values import described
 from fedjax_mm.data.arrays import array_of, leaves_of, plain_array
-from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
 
 
 @jax.tree_util.register_dataclass

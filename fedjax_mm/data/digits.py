@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_mm.checked import Fraction, checked
+from fedjax_mm.checks.annotations import Fraction, checked
 from fedjax_mm.data.federated import Pool
 from fedjax_mm.data.partition import generator
 

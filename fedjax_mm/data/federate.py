@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedjax_mm.checked import Count, Fraction, Share, checked
-from fedjax_mm.checks import described
+from fedjax_mm.checks.annotations import Count, Fraction, Share, checked
+from fedjax_mm.checks.values import described
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import Parts, generator

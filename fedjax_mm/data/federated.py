@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_mm.checked import Count, check_argument
-from fedjax_mm.checks import described
+from fedjax_mm.checks.annotations import Count, check_argument
+from fedjax_mm.checks.instances import check_instance
+from fedjax_mm.checks.values import described
 from fedjax_mm.data.arrays import check_labels, is_known
 from fedjax_mm.data.clients import ClientData, stack_client_data
-from fedjax_mm.parts import check_instance
 
 DataKind = Literal["real", "synthetic", "surrogate"]
 """The origin of data. A surrogate replaces real data that is not available."""

@@ -12,10 +12,10 @@ from typing import BinaryIO, Literal
 import numpy as np
 import psutil
 
-from fedjax_mm.checked import checked
-from fedjax_mm.checks import check_choice
+from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.values import check_choice
 from fedjax_mm.data.federated import Pool
-from fedjax_mm.files import check_regular
+from fedjax_mm.tools.files import check_regular
 
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedjax_mm.checked import Count, checked
+from fedjax_mm.checks.annotations import Count, checked
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.files import check_regular
+from fedjax_mm.tools.files import check_regular
 
 LeafName = Literal["femnist", "shakespeare"]
 

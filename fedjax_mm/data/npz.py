@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from fedjax_mm.checked import Count, checked
+from fedjax_mm.checks.annotations import Count, checked
 from fedjax_mm.data.federated import Pool
 from fedjax_mm.data.pools import pool_of
-from fedjax_mm.files import check_regular
+from fedjax_mm.tools.files import check_regular
 
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 

@@ -12,8 +12,8 @@ import numpy as np
 from annotated_types import Ge, Gt
 from jaxtyping import Int64
 
-from fedjax_mm.checked import Count, Percent, check_argument, checked
-from fedjax_mm.checks import check_between
+from fedjax_mm.checks.annotations import Count, Percent, check_argument, checked
+from fedjax_mm.checks.values import check_between
 
 __all__ = [
     "Parts",

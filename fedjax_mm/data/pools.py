@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_mm.checked import Count, check_argument, checked
-from fedjax_mm.checks import described
+from fedjax_mm.checks.annotations import Count, check_argument, checked
+from fedjax_mm.checks.values import described
 from fedjax_mm.data.arrays import (
     array_of,
     check_finite,

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from fedjax_mm.checked import Count, Fraction, checked
+from fedjax_mm.checks.annotations import Count, Fraction, checked
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.leaf import json_files, read_users
 from fedjax_mm.data.partition import consecutive, generator
-from fedjax_mm.files import check_regular
+from fedjax_mm.tools.files import check_regular
 
 _CSV = "training.1600000.processed.noemoticon.csv"
 _COLUMNS = "polarity, id, date, query, user, text"

@@ -6,8 +6,8 @@ import numpy as np
 from annotated_types import Ge, Gt
 from jaxtyping import Float, Float32, Int, Int32, Int64, UInt8
 
-from fedjax_mm.checked import Count, Fraction, checked
-from fedjax_mm.checks import check_between
+from fedjax_mm.checks.annotations import Count, Fraction, checked
+from fedjax_mm.checks.values import check_between
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool

@@ -8,7 +8,7 @@ import numpy as np
 from annotated_types import Ge
 from jaxtyping import Float, Int64
 
-from fedjax_mm.checked import Count, Fraction, TwoOrMore, checked
+from fedjax_mm.checks.annotations import Count, Fraction, TwoOrMore, checked
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.partition import generator as generator_of

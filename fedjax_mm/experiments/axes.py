@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedjax_mm.base import Padded
+from fedjax_mm.base.shuffles import RANK_LIMIT
 from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.fields import Config, Number
 from fedjax_mm.experiments.methods import Method
@@ -16,7 +17,6 @@ from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import replaced, settings_of, validate
 from fedjax_mm.experiments.point import Point
 from fedjax_mm.experiments.tasks import QuadraticConfig
-from fedjax_mm.shuffles import RANK_LIMIT
 from fedjax_mm.sweeps.grid import check_values
 
 NOT_SWEPT = (

@@ -33,8 +33,8 @@ from pydantic import (
     model_validator,
 )
 
-from fedjax_mm import checked
-from fedjax_mm.checked import limits_of, members_of
+from fedjax_mm.checks import annotations as checked
+from fedjax_mm.checks.annotations import limits_of, members_of
 from fedjax_mm.sweeps.grid import check_records
 
 _STRICT, _FINITE = Field(strict=True), Field(strict=True, allow_inf_nan=False)

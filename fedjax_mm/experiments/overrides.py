@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedjax_mm.experiments.errors import in_words
 from fedjax_mm.experiments.fields import Config
-from fedjax_mm.files import check_regular
+from fedjax_mm.tools.files import check_regular
 
 SomeConfig = TypeVar("SomeConfig", bound=Config)
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Assignment, Padded, Task
-from fedjax_mm.checks import check_epochs
+from fedjax_mm.checks.values import check_epochs
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import (
     Config,

@@ -11,14 +11,11 @@ import jax
 import xarray as xr
 
 from fedjax_mm.base import Params
+from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import load
-from fedjax_mm.parts import check_instance
-from fedjax_mm.sweeps.errors import refusing
-from fedjax_mm.sweeps.execution import Execution, watched
-from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.parts import (
+from fedjax_mm.sweeps.cluster import (
     Part,
     Piece,
     all_programs,
@@ -27,6 +24,9 @@ from fedjax_mm.sweeps.parts import (
     join_parts,
     runs_of,
 )
+from fedjax_mm.sweeps.errors import refusing
+from fedjax_mm.sweeps.execution import Execution, watched
+from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Plan, make_outline
 from fedjax_mm.sweeps.sweep import sweep
 

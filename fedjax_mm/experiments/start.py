@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_mm.base import Params, Task
-from fedjax_mm.checks import one_each
+from fedjax_mm.checks.values import one_each
 from fedjax_mm.results.params import SavedParams, load_params, params_like
 from fedjax_mm.sweeps.grid import Setup
 

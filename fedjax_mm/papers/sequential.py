@@ -10,7 +10,6 @@ import jax
 import xarray as xr
 
 from fedjax_mm.experiments.fields import Seeded
-from fedjax_mm.files import write_aside
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.training import ABOUT, Make, staged
 from fedjax_mm.results.dataset import join_seeds
@@ -18,6 +17,7 @@ from fedjax_mm.results.finished import RESULT, open_result, save_about
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.tools.files import write_aside
 
 _TIMES = 8  # default limit on seeds, as a multiple of the initial number
 

@@ -10,7 +10,6 @@ import jax
 import xarray as xr
 
 from fedjax_mm.experiments.fields import Seeded
-from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.results.finished import RESULT, open_result, read_about, save_about
 from fedjax_mm.results.manifest import manifest
@@ -18,6 +17,7 @@ from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.tools.files import plain
 
 ABOUT = "manifest.json"
 """The file of a stage with the manifest and the digest of its result."""

@@ -11,8 +11,8 @@ from jaxtyping import PRNGKeyArray
 from scipy.optimize import brentq
 
 from fedjax_mm.base import Assignment, Look, Sampling
-from fedjax_mm.checked import Count, Fraction, check_argument, checked
-from fedjax_mm.parts import check_assignment
+from fedjax_mm.checks.annotations import Count, Fraction, check_argument, checked
+from fedjax_mm.checks.instances import check_assignment
 
 _LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # epsilon is meaningless below the least noise
 _INTERVAL, _MOST_INTERVALS = 1e-4, 1e5  # of the losses in a distribution

@@ -19,10 +19,10 @@ from fedjax_mm.base import (
     ServerContext,
     Task,
 )
-from fedjax_mm.checked import NonNegative, Positive, check_argument, checked
+from fedjax_mm.base.sums import root
+from fedjax_mm.checks.annotations import NonNegative, Positive, check_argument, checked
+from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.compression import of_weight_one
-from fedjax_mm.parts import check_algorithm, check_instance
-from fedjax_mm.sums import root
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
 
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.checked import brief
-from fedjax_mm.files import write_aside
-from fedjax_mm.parts import check_instance
-from fedjax_mm.record import MESSAGE_BITS, Counts, Trace, own_dims
+from fedjax_mm.checks.annotations import brief
+from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.results.labels import check_selectable, label
 from fedjax_mm.results.manifest import Manifest
+from fedjax_mm.simulator.record import MESSAGE_BITS, Counts, Trace, own_dims
+from fedjax_mm.tools.files import write_aside
 
 _BITS = 32  # per uncompressed number
 

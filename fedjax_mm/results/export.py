@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedjax_mm.checked import checked
-from fedjax_mm.files import load_json, save_json
+from fedjax_mm.checks.annotations import checked
 from fedjax_mm.results.tracked import Run, Tracked
+from fedjax_mm.tools.files import load_json, save_json
 
 _RESULT_TAG = "fedjax_mm.result"  # tags every MLflow run with the digest of the result
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # values per MLflow request

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import xarray as xr
 
-from fedjax_mm.files import check_regular, is_sealed, load_json, save_json, sealed
 from fedjax_mm.results.dataset import load_dataset
+from fedjax_mm.tools.files import check_regular, is_sealed, load_json, save_json, sealed
 
 RESULT = "result.nc"
 """The name of the file that holds a result's Dataset."""

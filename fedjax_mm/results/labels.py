@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.checks import check_name
+from fedjax_mm.checks.values import check_name
 
 _OF_XARRAY = ("indexers", "method", "tolerance", "drop", "missing_dims")
 """Arguments of xarray's `sel` and `isel`, which would silently shadow axes with these names."""

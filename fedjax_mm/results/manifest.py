@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from fedjax_mm.compiler import flags_of_results
-from fedjax_mm.files import plain
+from fedjax_mm.tools.compiler import flags_of_results
+from fedjax_mm.tools.files import plain
 
 _SHOWN = 200  # characters of a manifest
 

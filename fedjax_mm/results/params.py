@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.files import plain, write_aside
+from fedjax_mm.tools.files import plain, write_aside
 
 _LABELS = "labels"
 

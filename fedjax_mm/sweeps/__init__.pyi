@@ -1,11 +1,11 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .checkpoint import Checkpoints
+from .cluster import Part, Piece, compute_part, join_parts, load_piece, part_of, save_piece
 from .devices import agree, join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError, RefusedError, refusing
 from .execution import Callback, Execution, Segment, progress
 from .grid import Grid, Setup
-from .parts import Part, Piece, compute_part, join_parts, load_piece, part_of, save_piece
 from .program import state_bytes
 from .until import Until
 

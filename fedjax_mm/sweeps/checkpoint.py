@@ -17,9 +17,16 @@ import filelock
 import jax
 import numpy as np
 
-from fedjax_mm.files import is_sealed, load_json, prepare_directory, save_json, sealed, write_aside
 from fedjax_mm.results.finished import RESULT, differences
 from fedjax_mm.sweeps.devices import agree
+from fedjax_mm.tools.files import (
+    is_sealed,
+    load_json,
+    prepare_directory,
+    save_json,
+    sealed,
+    write_aside,
+)
 
 _PLACE = "unfinished"
 _WORDS = 80

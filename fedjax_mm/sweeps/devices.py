@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedjax_mm.compiler import PATIENT, add_flags
 from fedjax_mm.results.manifest import cpu_cores
+from fedjax_mm.tools.compiler import PATIENT, add_flags
 
 _MOST_DEVICES = 512  # limits CPU devices, because each has its own threads and memory
 _HEARTBEAT_SECONDS = 30  # after which a silent process counts as lost; JAX's default is 100

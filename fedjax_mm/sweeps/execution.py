@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from fedjax_mm.base import Params
-from fedjax_mm.checks import described
-from fedjax_mm.parts import check_instance
-from fedjax_mm.record import Record
+from fedjax_mm.checks.instances import check_instance
+from fedjax_mm.checks.values import described
+from fedjax_mm.simulator.record import Record
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.program import Program, Replica
-from fedjax_mm.sweeps.screen import Report, screen
+from fedjax_mm.tools.screen import Report, screen
 
 _is_shown = threading.Lock()
 

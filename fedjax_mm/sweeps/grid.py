@@ -17,9 +17,11 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.calls import Part, in_short
-from fedjax_mm.checked import refusing_unknown
-from fedjax_mm.checks import (
+from fedjax_mm.base.calls import Part, in_short
+from fedjax_mm.base.chunks import ClientMap
+from fedjax_mm.checks.annotations import refusing_unknown
+from fedjax_mm.checks.instances import check_instance, check_seed
+from fedjax_mm.checks.values import (
     check_choice,
     check_client_map,
     check_count,
@@ -27,12 +29,10 @@ from fedjax_mm.checks import (
     described,
     whole,
 )
-from fedjax_mm.chunks import ClientMap
-from fedjax_mm.parts import check_instance, check_seed
-from fedjax_mm.pytrees import TracedInt
-from fedjax_mm.record import RESERVED
 from fedjax_mm.results.labels import check_selectable
+from fedjax_mm.simulator.record import RESERVED
 from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tools.pytrees import TracedInt
 
 
 class Setup(NamedTuple):

@@ -14,9 +14,8 @@ import jax
 import numpy as np
 import psutil
 
-from fedjax_mm.calls import in_short
-from fedjax_mm.interrupts import noted_signals
-from fedjax_mm.record import check_dims
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.simulator.record import check_dims
 from fedjax_mm.sweeps.devices import Layout, agree, layout
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
@@ -29,6 +28,7 @@ from fedjax_mm.sweeps.program import (
     programs_of,
 )
 from fedjax_mm.sweeps.stacking import Memory
+from fedjax_mm.tools.interrupts import noted_signals
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies
 _PADDING = 1.2  # most work in padding that sharing between points and seeds is worth

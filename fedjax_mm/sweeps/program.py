@@ -13,16 +13,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.calls import in_short
-from fedjax_mm.checks import check_alike, described, tracing
-from fedjax_mm.preflight import Facts, Run, rehearse, run_of
-from fedjax_mm.record import Bundle, Counts, Record, Work, add_counts
-from fedjax_mm.round import State
-from fedjax_mm.simulate import init
-from fedjax_mm.stacks import StackState, each_params
+from fedjax_mm.base import Algorithm, Assignment, Params, Task, keys
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.checks.values import check_alike, described, tracing
+from fedjax_mm.simulator.preflight import Facts, Run, rehearse, run_of
+from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
+from fedjax_mm.simulator.round import State
+from fedjax_mm.simulator.simulate import init
+from fedjax_mm.simulator.stacks import StackState, each_params
 from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.stacking import (

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_mm.checks import check_alike
-from fedjax_mm.compiler import flags_of_results
-from fedjax_mm.record import Record
+from fedjax_mm.checks.values import check_alike
 from fedjax_mm.results.manifest import manifest
-from fedjax_mm.stacks import with_params
+from fedjax_mm.simulator.record import Record
+from fedjax_mm.simulator.stacks import with_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints, Saved
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
@@ -23,6 +22,7 @@ from fedjax_mm.sweeps.execution import Segment
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
 from fedjax_mm.sweeps.program import Program, Replica
+from fedjax_mm.tools.compiler import flags_of_results
 
 _UNSAVED_BYTES = 128 * 2**20  # maximum size of finished batches that wait to be saved
 

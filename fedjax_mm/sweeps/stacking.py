@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_mm.calls import in_short
-from fedjax_mm.pytrees import OpaqueError, TracedInt, split
+from fedjax_mm.base.calls import in_short
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.tools.pytrees import OpaqueError, TracedInt, split
 
 
 class Leaf(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Any, Literal, overload
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.checked import checked
+from fedjax_mm.checks.annotations import checked
+from fedjax_mm.sweeps.cluster import by_executor, compute_part
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution, watched
 from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.parts import by_executor, compute_part
 
 
 @overload

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.checked import Count, CountOrZero, NonNegative, checked, refusing_unknown
-from fedjax_mm.checks import check_numbers
+from fedjax_mm.checks.annotations import Count, CountOrZero, NonNegative, checked, refusing_unknown
+from fedjax_mm.checks.values import check_numbers
 
 _LARGEST = 2**31 - 1  # counts are int32
 

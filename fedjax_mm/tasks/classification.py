@@ -13,9 +13,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Params
-from fedjax_mm.calls import in_short
-from fedjax_mm.checked import Count, Positive, checked
-from fedjax_mm.checks import check_between
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.checks.values import check_between
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.tasks.modules import check_module, check_outputs, initial, logits_of

@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm.base import Index, Metrics, Params, Round, Scalar
-from fedjax_mm.calls import in_short
-from fedjax_mm.checked import NonNegative, Positive, Share, checked
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.checks.annotations import NonNegative, Positive, Share, checked
+from fedjax_mm.checks.instances import check_instance, key_of
 from fedjax_mm.data.arrays import check_labels, is_known, plain_array
 from fedjax_mm.data.clients import ClientData
-from fedjax_mm.parts import check_instance, key_of
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.view import View
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics
-from fedjax_mm.calls import in_short
-from fedjax_mm.checked import Positive, checked
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.checks.annotations import Positive, checked
 from fedjax_mm.data.clients import ClientData, client_data
 
 Vector: TypeAlias = Float[Array, " dim"]

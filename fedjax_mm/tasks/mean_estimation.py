@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
-from fedjax_mm.calls import in_short
-from fedjax_mm.checked import Positive, checked
-from fedjax_mm.checks import check_numbers
-from fedjax_mm.parts import key_of
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.checks.annotations import Positive, checked
+from fedjax_mm.checks.instances import key_of
+from fedjax_mm.checks.values import check_numbers
 
 _JITTER = 1e-3  # avoids starting midway between two clients, which may be a maximum
 

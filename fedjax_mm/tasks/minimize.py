@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.checked import Count, NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked
 
 
 class Minimum(NamedTuple):

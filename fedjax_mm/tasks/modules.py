@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedjax_mm.checks import NO_VALUE, described
+from fedjax_mm.checks.values import NO_VALUE, described
 
 _BATCH = 1009
 

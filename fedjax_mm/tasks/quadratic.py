@@ -12,10 +12,10 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
-from fedjax_mm.calls import in_short
-from fedjax_mm.checked import Count, Positive, checked
-from fedjax_mm.loops import local_steps
-from fedjax_mm.sums import SparseUpdate
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.sums import SparseUpdate
+from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.tools.loops import local_steps
 
 Vector: TypeAlias = Float[Array, " dim"]
 Block: TypeAlias = Float[Array, " block"]

@@ -11,7 +11,6 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm import checks, keys
 from fedjax_mm.base import (
     Batching,
     ClientContext,
@@ -21,13 +20,22 @@ from fedjax_mm.base import (
     Scalar,
     Steps,
     Task,
+    keys,
     needs,
 )
-from fedjax_mm.calls import in_short
-from fedjax_mm.checked import Count, CountOrZero, Positive, TracedCount, check_argument, checked
-from fedjax_mm.chunks import chunk_size_of
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.chunks import chunk_size_of
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.annotations import (
+    Count,
+    CountOrZero,
+    Positive,
+    TracedCount,
+    check_argument,
+    checked,
+)
+from fedjax_mm.checks.instances import check_task, key_of
 from fedjax_mm.local import train_locally
-from fedjax_mm.parts import check_task, key_of
 from fedjax_mm.tasks.view import TestedTask, View, client_losses
 
 _TUNED_AT_ONCE = 16  # clients to fine-tune at a time

@@ -20,8 +20,8 @@ from fedjax_mm.base import (
     Task,
     needs,
 )
-from fedjax_mm.calls import in_short
-from fedjax_mm.capabilities import EpochTask, RoundTask
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.capabilities import EpochTask, RoundTask
 
 
 @runtime_checkable

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.base import Index, Metrics, Params, Scalar, Steps, Task
-from fedjax_mm.calls import in_short
-from fedjax_mm.capabilities import AnalyticTask
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.capabilities import AnalyticTask
 from fedjax_mm.tasks.view import View
 
 Own: TypeAlias = Mapping[str, Callable[[Params], Any]] | Callable[[Any, Params], Mapping[str, Any]]

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from typing_extensions import Protocol, runtime_checkable
 
 from fedjax_mm.base import Batching, Params, Task
-from fedjax_mm.capabilities import EpochTask
-from fedjax_mm.checked import Count, checked
+from fedjax_mm.base.capabilities import EpochTask
+from fedjax_mm.checks.annotations import Count, checked
 
 
 class Constant(NamedTuple):

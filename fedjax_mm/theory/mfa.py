@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_mm.checked import checked
+from fedjax_mm.checks.annotations import checked
 from fedjax_mm.theory.mfa_lemmas import drift
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate, in_range, require
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_mm.checked import Count, check_argument
+from fedjax_mm.checks.annotations import Count, check_argument
 from fedjax_mm.theory.problem import FloatArray
 
 MFA_RAND_EXPONENT, MFA_RR_EXPONENT = 0.5, 1.0

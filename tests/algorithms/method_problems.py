@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_mm import keys
-from fedjax_mm.base import Batching
+from fedjax_mm.base import Batching, keys
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks import classification, least_squares

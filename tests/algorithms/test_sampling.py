@@ -11,7 +11,6 @@ import pytest
 from fedjax_mm import (
     fedavg,
     full_participation,
-    keys,
     local_sgd,
     mfa_rand,
     mifa,
@@ -19,6 +18,7 @@ from fedjax_mm import (
     stalevr,
     variance_reduced,
 )
+from fedjax_mm.base import keys
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid

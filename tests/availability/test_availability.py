@@ -5,17 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import (
-    ditto,
-    fedavg,
-    full_participation,
-    init,
-    keys,
-    local_sgd,
-    mfa_rand,
-    mfa_rr,
-    simulate,
-)
+from fedjax_mm import ditto, fedavg, full_participation, init, local_sgd, mfa_rand, mfa_rr, simulate
 from fedjax_mm.asynchrony import on_clock
 from fedjax_mm.availability import (
     available,
@@ -26,7 +16,7 @@ from fedjax_mm.availability import (
     share_of_examples,
     timetable,
 )
-from fedjax_mm.base import Look
+from fedjax_mm.base import Look, keys
 from tests.helpers import Precise, Towards
 from tests.oracles import wrappers as oracle
 

@@ -5,8 +5,8 @@ import traceback
 import pytest
 
 from fedjax_mm import fedavg, mfa_rr, simulate, sweep
-from fedjax_mm import round as rounds
-from fedjax_mm.asynchrony import run
+from fedjax_mm.simulator import asynchronous as run
+from fedjax_mm.simulator import round as rounds
 from fedjax_mm.sweeps import Grid
 from fedjax_mm.sweeps.program import Program
 from tests.boundary import wrong_data, wrong_drift, wrong_files, wrong_parts, wrong_wrappers

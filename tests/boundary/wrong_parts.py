@@ -48,8 +48,8 @@ from fedjax_mm.asynchrony import (
 from fedjax_mm.base import Cohort, Padded
 from fedjax_mm.data import federate
 from fedjax_mm.plots import sweep_overview
-from fedjax_mm.record import Trace
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
+from fedjax_mm.simulator.record import Trace
 from fedjax_mm.sweeps import Grid, Setup, Until
 from fedjax_mm.tasks import (
     LogisticRegression,

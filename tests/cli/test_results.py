@@ -10,7 +10,8 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import cli, save_dataset
-from fedjax_mm.cli import results, saving
+from fedjax_mm.cli import directories as saving
+from fedjax_mm.cli import results
 from fedjax_mm.results.manifest import Manifest
 from fedjax_mm.sweeps.execution import Execution
 

@@ -13,7 +13,7 @@ from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
 from fedjax_mm.base import ClientContext, ServerContext
 from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.axes import Range
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate

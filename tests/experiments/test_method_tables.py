@@ -29,7 +29,7 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Algorithm, ClientContext, Look, ServerContext
 from fedjax_mm.data import digits, federate, flip_labels, partition
 from fedjax_mm.experiments import methods as tables
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup

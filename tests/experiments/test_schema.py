@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from fedjax_mm import Experiment
 from fedjax_mm.experiments.fields import Config
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import replaced, validate
 from fedjax_mm.experiments.schema import schema
-from fedjax_mm.files import plain
+from fedjax_mm.tools.files import plain
 from tests.experiments import test_experiment, test_method_tables
 from tests.experiments.test_experiment import TASKS, learning, values
 from tests.experiments.test_method_tables import DOCUMENTED, settings

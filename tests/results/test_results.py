@@ -16,14 +16,14 @@ import xarray as xr
 from fedjax_mm import fedavg, full_participation, mfa_rand, mfa_rr, sequential, simulate, to_dataset
 from fedjax_mm.base import Contribution
 from fedjax_mm.cli.results import show
-from fedjax_mm.files import prepare_directory, save_json, write_aside
-from fedjax_mm.record import Trace
 from fedjax_mm.results import manifest as manifests
 from fedjax_mm.results.dataset import join_seeds, save_dataset
 from fedjax_mm.results.finished import open_result, save_about
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.results.tracked import Tracked
+from fedjax_mm.simulator.record import Trace
 from fedjax_mm.tasks import quadratic
+from fedjax_mm.tools.files import prepare_directory, save_json, write_aside
 
 COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
 DIM = 6 * 2 + 1  # of the quadratic in `simulated`

@@ -10,13 +10,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import fedavg, keys, local_sgd, params_of, simulate
+from fedjax_mm import fedavg, local_sgd, params_of, simulate
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
-from fedjax_mm.asynchrony.run import relative_variance
-from fedjax_mm.base import Assignment, Batching, Cohort
+from fedjax_mm.base import Assignment, Batching, Cohort, keys
 from fedjax_mm.compression import compressed, qsgd
 from fedjax_mm.privacy import private
+from fedjax_mm.simulator.asynchronous import relative_variance
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
 from tests.helpers import replay, slow_unless
 from tests.oracles import asynchronous as oracle

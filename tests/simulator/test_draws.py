@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm import keys
-from fedjax_mm.shuffles import RANK_LIMIT, drawn, fold_words, hash_words, permutation, shuffled
+from fedjax_mm.base import keys
+from fedjax_mm.base.shuffles import RANK_LIMIT, drawn, fold_words, hash_words, permutation, shuffled
 from tests.compiling import optimised
 from tests.helpers import slow_unless
 

@@ -28,8 +28,8 @@ from fedjax_mm import (
 from fedjax_mm.asynchrony import fedast, shifted_exponential
 from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.privacy import private
-from fedjax_mm.pytrees import compiled
 from fedjax_mm.tasks import quadratic
+from fedjax_mm.tools.pytrees import compiled
 from tests.helpers import Towards
 
 N, ROUNDS = 6, 2

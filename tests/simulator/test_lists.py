@@ -20,8 +20,8 @@ from fedjax_mm import (
 )
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Cohort, Look, Padded
-from fedjax_mm.cohorts import by_rows, by_slots, places_of
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.base.cohorts import by_rows, by_slots, places_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.classification import classification

@@ -21,9 +21,9 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Task
-from fedjax_mm.record import add_counts
 from fedjax_mm.schedules import inverse_time, per_frame
-from fedjax_mm.simulate import init
+from fedjax_mm.simulator.record import add_counts
+from fedjax_mm.simulator.simulate import init
 from fedjax_mm.tasks import least_squares, quadratic
 from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out, slow_unless
 

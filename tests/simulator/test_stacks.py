@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate
-from fedjax_mm.preflight import run_of
-from fedjax_mm.stacks import by_model
+from fedjax_mm.simulator.preflight import run_of
+from fedjax_mm.simulator.stacks import by_model
 from fedjax_mm.sweeps import (
     Setup,
 )

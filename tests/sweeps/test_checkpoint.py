@@ -20,7 +20,6 @@ import xarray as xr
 from fedjax_mm import fedavg, mfa_rr, plots
 from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.cli import terminal
-from fedjax_mm.files import sealed
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import Setup, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
@@ -29,6 +28,7 @@ from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
+from fedjax_mm.tools.files import sealed
 from tests.helpers import Towards, once_for_each_grid, share_grids
 from tests.test_cli import call, files
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, mfa_rand, mfa_rr, simulate
-from fedjax_mm.keys import seed_keys
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, use_cpu_devices
 from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_mm import cli, fedavg, mfa_rand, mfa_rr, sweep
 from fedjax_mm.sweeps import Grid, Setup, plan
-from fedjax_mm.sweeps.parts import (
+from fedjax_mm.sweeps.cluster import (
     Part,
     compute_part,
     join_parts,
@@ -47,7 +47,7 @@ def _quick():
     """Traces each program once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "programs_of", once_for_each_grid(programs_of))
-        patch.setattr("fedjax_mm.sweeps.parts.programs_of", plan.programs_of)
+        patch.setattr("fedjax_mm.sweeps.cluster.programs_of", plan.programs_of)
         yield
 
 

@@ -24,7 +24,7 @@ from fedjax_mm import (
     sweep,
     to_dataset,
 )
-from fedjax_mm.keys import seed_keys
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps import plan as plan_module
 from fedjax_mm.sweeps.execute import carry_out, plan_for

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm.capabilities import EpochTask
+from fedjax_mm.base.capabilities import EpochTask
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import labelled_data, slow_unless

@@ -21,8 +21,8 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import ClientContext
+from fedjax_mm.base.sums import dense_update
 from fedjax_mm.compression import compressed, top_k
-from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.algorithms.method_problems import BATCH, PROBLEMS, SEED, N

@@ -23,9 +23,9 @@ from fedjax_mm import (
     variance_reduced,
 )
 from fedjax_mm.base import Cohort
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic

@@ -6,7 +6,7 @@ import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
 from fedjax_mm.asynchrony import bods, fedast, on_clock, shifted_exponential
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.program import programs_of

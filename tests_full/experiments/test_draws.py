@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import Experiment, run
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps.program import programs_of
 

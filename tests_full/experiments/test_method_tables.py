@@ -26,7 +26,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.algorithms import methods
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedjax_mm import Experiment, fedavg, local_sgd, mfa_rand, run
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SERVER_OPTIMIZER_TABLES
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import Experiment, fedavg, mfa_rr, params_of, run, simulate, sweep
-from fedjax_mm.keys import seed_keys
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.results.params import load_params, save_params
 from fedjax_mm.sweeps import (
     Checkpoints,

@@ -6,8 +6,8 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, run, simulate, to_dataset
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.experiments.overrides import load
-from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import DivergenceError
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Execution, progress

@@ -9,9 +9,9 @@ import numpy as np
 import psutil
 import pytest
 
-from fedjax_mm.experiments import grid as grids
+from fedjax_mm.experiments import grid_of as grids
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import outline
 from fedjax_mm.experiments.tasks import SyntheticConfig

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import xarray as xr
 
-from fedjax_mm.files import is_sealed
+from fedjax_mm.tools.files import is_sealed
 from tests.test_cli import call
 
 _ALGORITHMS = """
@@ -51,7 +51,7 @@ COMMANDS = {
 _CHILD = """\
 import signal
 import sys
-from fedjax_mm.interrupts import die_of_interrupts
+from fedjax_mm.tools.interrupts import die_of_interrupts
 
 # A shell's jobs in the background are started with SIGINT ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

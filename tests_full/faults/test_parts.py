@@ -16,7 +16,7 @@ import pytest
 import submitit
 
 from fedjax_mm import open_result
-from fedjax_mm.sweeps.parts import TRIES, Part, Piece, compute_parts, load_piece
+from fedjax_mm.sweeps.cluster import TRIES, Part, Piece, compute_parts, load_piece
 from tests.test_cli import call
 from tests_full.faults.children import end, start, write_files
 

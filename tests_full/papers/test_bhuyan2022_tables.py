@@ -12,7 +12,7 @@ from fedjax_mm.papers.bhuyan2022 import learners
 from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS
 from fedjax_mm.papers.bhuyan2022.together import draw
 from fedjax_mm.plots import save_figure
-from fedjax_mm.preflight import run_of
+from fedjax_mm.simulator.preflight import run_of
 from fedjax_mm.tasks.networks import CelebACNN
 from tests.helpers import plain, slow_unless
 from tests_full.papers.test_bhuyan2022_training import plain_gain

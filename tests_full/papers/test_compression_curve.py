@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, local_sgd, mfa_rand, simulate, to_dataset
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.data import synthetic
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.keys import seed_keys
 from fedjax_mm.papers import ITEMS, compression_curve
 from fedjax_mm.plots import save_figure
 from fedjax_mm.tasks import LogisticRegression, classification

@@ -18,7 +18,6 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.partition import iid
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.pawlik2020.averaging import Averaging, algorithm_1
-from fedjax_mm.papers.pawlik2020.clients import dealt, images
 from fedjax_mm.papers.pawlik2020.excess_noise import CohortNoise
 from fedjax_mm.papers.pawlik2020.fig1 import CohortRounds
 from fedjax_mm.papers.pawlik2020.fig2_and_3 import (
@@ -28,6 +27,7 @@ from fedjax_mm.papers.pawlik2020.fig2_and_3 import (
 )
 from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.pawlik2020.optimal_cohort import OptimalCohort, bowls
+from fedjax_mm.papers.pawlik2020.setting import dealt, images
 from fedjax_mm.papers.pawlik2020.table1 import Trials
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
@@ -316,7 +316,7 @@ def test_wrong_averagings_are_refused(change, says):
 @pytest.fixture
 def linear(monkeypatch):
     """Replaces the CNN by a linear model that compiles fast."""
-    monkeypatch.setattr("fedjax_mm.papers.pawlik2020.clients.McMahanCNN", plain)
+    monkeypatch.setattr("fedjax_mm.papers.pawlik2020.setting.McMahanCNN", plain)
 
 
 FIG1, FIG2, FIG3 = (ITEMS[f"cb-fig{number}"] for number in (1, 2, 3))

@@ -6,9 +6,9 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import fedavg, local_sgd, mfa_rand, simulate
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.data import synthetic
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.keys import seed_keys
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.plots import save_figure
 from fedjax_mm.privacy import private

@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_mm import (
-    bandit,
-    fedavg,
-    fedfair,
-    keys,
-    local_sgd,
-    simulate,
-)
-from fedjax_mm.base import Batching, Look
-from fedjax_mm.round import metric_of
-from fedjax_mm.shuffles import permutation
+from fedjax_mm import bandit, fedavg, fedfair, local_sgd, simulate
+from fedjax_mm.base import Batching, Look, keys
+from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.simulator.round import metric_of
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares, with_metrics
 from tests import helpers

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import advance, fedavg, join_traces, keys, local_sgd, params_of, simulate, sweep
+from fedjax_mm import advance, fedavg, join_traces, local_sgd, params_of, simulate, sweep
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
-from fedjax_mm.base import Assignment, Cohort
+from fedjax_mm.base import Assignment, Cohort, keys
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.tasks import least_squares, quadratic

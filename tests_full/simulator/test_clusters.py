@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, ifca, keys, local_sgd, simulate
-from fedjax_mm.base import Look
+from fedjax_mm import fedavg, ifca, local_sgd, simulate
+from fedjax_mm.base import Look, keys
+from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.shuffles import permutation
 from fedjax_mm.tasks import least_squares
 from tests.helpers import remembering, slow_unless
 from tests.oracles import clusters as oracle

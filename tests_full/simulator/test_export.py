@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from fedjax_mm import bench, workloads
+from fedjax_mm.cli import speed as bench
+from fedjax_mm.cli import workloads
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import jitted
 from fedjax_mm.sweeps.program import Block, programs_of

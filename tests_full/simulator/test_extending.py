@@ -14,7 +14,7 @@ from jax import lax
 
 from fedjax_mm import fedprox, full_participation, local_sgd, simulate, sweep, to_dataset
 from fedjax_mm.base import Cohort
-from fedjax_mm.keys import seed_keys
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.sweeps import Execution, Grid, Setup, layout
 from fedjax_mm.tasks import MLP, classification
 from tests.helpers import (

@@ -12,21 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm import (
-    fedavg,
-    full_participation,
-    keys,
-    local_sgd,
-    mfa_rand,
-    mfa_rr,
-    sequential,
-    simulate,
-)
-from fedjax_mm.base import Assignment, ClientContext, Cohort
-from fedjax_mm.chunks import chunks_of
+from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, mfa_rr, sequential, simulate
+from fedjax_mm.base import Assignment, ClientContext, Cohort, keys
+from fedjax_mm.base.chunks import chunks_of
 from fedjax_mm.data import client_data
 from fedjax_mm.data.synthetic import sample_counts
-from fedjax_mm.preflight import run_of
+from fedjax_mm.simulator.preflight import run_of
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import least_squares
 from tests.helpers import Towards, replay, roll_out, slow_unless

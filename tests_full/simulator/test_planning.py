@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from fedjax_mm import keys, mfa_rand
+from fedjax_mm import mfa_rand
 from fedjax_mm.asynchrony import bods, on_clock, planning, shifted_exponential
+from fedjax_mm.base import keys
 from tests.helpers import NOTHING_TO_SEE, slow_unless
 from tests.oracles import planning as oracle
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, full_participation, keys, local_sgd, mfa_rand, simulate
+from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, simulate
 from fedjax_mm.assignments.partitions import check_processors, draw_cohort
-from fedjax_mm.base import Padded
+from fedjax_mm.base import Padded, keys
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.grid import grid_of
+from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.tasks import least_squares
 from tests.helpers import NOTHING_TO_SEE, Towards, slow_unless

@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate, sweep
 from fedjax_mm.data.federated import stack_data
-from fedjax_mm.preflight import run_of
+from fedjax_mm.simulator.preflight import run_of
 from fedjax_mm.sweeps import (
     Checkpoints,
     DivergenceError,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rr, params_of, simulate, sweep
+from fedjax_mm.base.shuffles import shuffled
 from fedjax_mm.data import synthetic
-from fedjax_mm.loops import local_steps, loop_until
-from fedjax_mm.shuffles import shuffled
 from fedjax_mm.sweeps import Callback, Checkpoints, Execution, Grid, Setup, Until
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
+from fedjax_mm.tools.loops import local_steps, loop_until
 
 
 @pytest.fixture

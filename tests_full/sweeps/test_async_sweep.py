@@ -12,7 +12,7 @@ import xarray as xr
 
 from fedjax_mm import fedavg, mfa_rand, simulate, sweep, to_dataset
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
-from fedjax_mm.keys import seed_keys
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until, progress, state_bytes
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid

@@ -14,8 +14,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_mm import cli
 from fedjax_mm.cli.machine import tell_of_accelerators, watched
-from fedjax_mm.compiler import use_compilation_cache
 from fedjax_mm.sweeps import devices
+from fedjax_mm.tools.compiler import use_compilation_cache
 
 ONE = """
 num_models = 3
@@ -163,7 +163,7 @@ import sys
 from types import ModuleType
 from contextlib import suppress
 from pathlib import Path
-from fedjax_mm import compiler
+from fedjax_mm.tools import compiler
 
 compiler._LIMITS["jax_compilation_cache_max_size"] = 40_000
 place = compiler.use_compilation_cache(Path(sys.argv[1]))

@@ -14,10 +14,10 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, simulate
-from fedjax_mm.compiler import SAFE
+from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.experiments.overrides import load
-from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import layout
+from fedjax_mm.tools.compiler import SAFE
 from tests.helpers import Towards, counting, slow_unless
 from tests.sweeps.test_devices import ASSIGNMENTS, LAYOUTS, N, close
 

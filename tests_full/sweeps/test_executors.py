@@ -27,7 +27,7 @@ from fedjax_mm.sweeps import (
     RefusedError,
     Setup,
 )
-from fedjax_mm.sweeps.parts import TRIES, Part, Piece, compute_parts
+from fedjax_mm.sweeps.cluster import TRIES, Part, Piece, compute_parts
 from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless
 

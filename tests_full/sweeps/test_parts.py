@@ -12,7 +12,7 @@ from fedjax_mm import open_result, sweep
 from fedjax_mm.experiments import run as experiments
 from fedjax_mm.results.params import load_params
 from fedjax_mm.sweeps import Callback, Checkpoints, Until
-from fedjax_mm.sweeps.parts import (
+from fedjax_mm.sweeps.cluster import (
     Part,
     compute_part,
     join_parts,
@@ -146,7 +146,7 @@ def test_an_interrupted_part_resumes(folder, capsys, monkeypatch):
         return experiments.run_part(experiment, part, how, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedjax_mm.cli.parts.run_part", watched)
+        patch.setattr("fedjax_mm.cli.part_files.run_part", watched)
         assert part(folder, "1/3", *change, "--overwrite") == 128 + signal.SIGTERM
     assert (folder / "cut/grid/parts/1-of-3/unfinished").exists()
     assert part(folder, "1/3", *change) == 2

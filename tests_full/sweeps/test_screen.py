@@ -7,8 +7,9 @@ import IPython
 import pytest
 
 from fedjax_mm import fedavg, mfa_rr, sweep
-from fedjax_mm.sweeps import Callback, Execution, Setup, screen
+from fedjax_mm.sweeps import Callback, Execution, Setup
 from fedjax_mm.tasks import quadratic
+from fedjax_mm.tools import screen
 
 ONE = Setup(quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=2), mfa_rr(4, 2))
 

@@ -23,8 +23,9 @@ from fedjax_mm import (
     sweep,
 )
 from fedjax_mm.base import Algorithm, Assignment, Cohort
+from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.cli.workloads import WORKLOADS
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.keys import seed_keys
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps import DivergenceError, Setup
 from fedjax_mm.sweeps.devices import layout
@@ -34,7 +35,6 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.tasks import quadratic, requiring
-from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
 from tests.sweeps.test_sweep import (
     HOT,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import advance, attacked, fedavg, init, join_traces, local_sgd, simulate, sweep
-from fedjax_mm.capabilities import RoundTask
+from fedjax_mm.base.capabilities import RoundTask
 from fedjax_mm.data import federate, stack_data
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.program import programs_of

@@ -21,7 +21,6 @@ from fedjax_mm import (
     attacked,
     fedavg,
     full_participation,
-    keys,
     local_sgd,
     maxfl,
     mfa_rand,
@@ -32,7 +31,7 @@ from fedjax_mm import (
     simulate,
     sweep,
 )
-from fedjax_mm.base import Batching, ClientContext, Cohort, DemandingTask, Look
+from fedjax_mm.base import Batching, ClientContext, Cohort, DemandingTask, Look, keys
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_mm import fedavg, mfa_rr, params_of, simulate, sweep
 from fedjax_mm import to_dataset as labelled
-from fedjax_mm.capabilities import AnalyticTask
+from fedjax_mm.base.capabilities import AnalyticTask
 from fedjax_mm.sweeps import Grid, Setup, Until
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.view import client_losses

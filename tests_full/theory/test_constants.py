@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, full_participation
-from fedjax_mm.simulate import advance, init
+from fedjax_mm.simulator.simulate import advance, init
 from fedjax_mm.tasks import least_squares, quadratic
 from fedjax_mm.theory.constants import (
     estimate_curvature,

@@ -16,8 +16,8 @@ from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Trained
 from fedjax_mm.papers.pawlik2020.near import near
+from fedjax_mm.papers.pawlik2020.setting import EVALUATIONS, Trained
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import (
     Evidence,

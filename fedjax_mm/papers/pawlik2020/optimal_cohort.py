@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Cohort, Index, Look, Params, Round, Scalar
+from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
@@ -22,7 +23,6 @@ from fedjax_mm.papers.rulings import check, estimate, finding
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Trend
-from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep

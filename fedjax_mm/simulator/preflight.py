@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm import checks
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.asynchrony.run import CLOCK_METRICS, Arrivals, AsyncState
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -32,19 +30,21 @@ from fedjax_mm.base import (
     ServerState,
     Task,
 )
-from fedjax_mm.capabilities import AnalyticTask
-from fedjax_mm.checks import check_alike, described, tracing
-from fedjax_mm.chunks import ClientMap, chunk_size_of
-from fedjax_mm.compiler import check_fusions, keep_programs
-from fedjax_mm.parts import check_assignment, check_trained
-from fedjax_mm.record import (
+from fedjax_mm.base.capabilities import AnalyticTask
+from fedjax_mm.base.chunks import ClientMap, chunk_size_of
+from fedjax_mm.base.sums import as_arrays, dense_update
+from fedjax_mm.checks import values as checks
+from fedjax_mm.checks.instances import check_assignment, check_trained
+from fedjax_mm.checks.values import check_alike, described, tracing
+from fedjax_mm.simulator.asynchronous import CLOCK_METRICS, Arrivals, AsyncState
+from fedjax_mm.simulator.record import (
     MESSAGE_BITS,
     MessageSizes,
     check_dims,
     metrics_per_client,
     sizes_of,
 )
-from fedjax_mm.returned import (
+from fedjax_mm.simulator.returned import (
     check_arrays,
     check_cohort,
     check_contribution,
@@ -55,11 +55,11 @@ from fedjax_mm.returned import (
     told,
     two,
 )
-from fedjax_mm.round import Rounds, State, draw_params, look, received
-from fedjax_mm.stacks import Stack, StackState, stacks_of
-from fedjax_mm.sums import as_arrays, dense_update
+from fedjax_mm.simulator.round import Rounds, State, draw_params, look, received
+from fedjax_mm.simulator.stacks import Stack, StackState, stacks_of
+from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
-from fedjax_mm.train import Options
+from fedjax_mm.tools.compiler import check_fusions, keep_programs
 
 Run: TypeAlias = Rounds | Arrivals
 """A run in rounds, or an asynchronous one, with the same methods."""

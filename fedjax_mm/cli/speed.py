@@ -14,16 +14,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
-from fedjax_mm.keys import seed_keys
-from fedjax_mm.preflight import run_of
-from fedjax_mm.simulate import init, params_of, simulate
+from fedjax_mm.base.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
+from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.cli.workloads import (
+    ASSIGNMENTS,
+    AnyWorkload,
+    LearningWorkload,
+    SweepWorkload,
+    Workload,
+)
+from fedjax_mm.simulator.preflight import run_of
+from fedjax_mm.simulator.simulate import init, params_of, simulate
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import carry_out
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.plan import Plan, make_plan, memory_of
 from fedjax_mm.tasks.quadratic import quadratic
-from fedjax_mm.workloads import ASSIGNMENTS, AnyWorkload, LearningWorkload, SweepWorkload, Workload
 
 
 class Uncompiled(NamedTuple):

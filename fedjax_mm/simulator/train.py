@@ -17,10 +17,20 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, chunks, sums
-from fedjax_mm.base import ClientState, Contribution, Params, Round, Scalar, ServerState, Task
-from fedjax_mm.cohorts import by_rows, by_slots, places_of
-from fedjax_mm.stacks import Stack, StackState, over_models
+from fedjax_mm import base
+from fedjax_mm.base import (
+    ClientState,
+    Contribution,
+    Params,
+    Round,
+    Scalar,
+    ServerState,
+    Task,
+    chunks,
+    sums,
+)
+from fedjax_mm.base.cohorts import by_rows, by_slots, places_of
+from fedjax_mm.simulator.stacks import Stack, StackState, over_models
 
 
 class Options(NamedTuple):

@@ -31,9 +31,9 @@ import numpy as np
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from fedjax_mm.base import Scalar, Steps
-from fedjax_mm.calls import Call, Part
-from fedjax_mm.checks import check_choice, check_known, check_numbers, described, whole
-from fedjax_mm.pytrees import TracedInt
+from fedjax_mm.base.calls import Call, Part
+from fedjax_mm.checks.values import check_choice, check_known, check_numbers, described, whole
+from fedjax_mm.tools.pytrees import TracedInt
 
 P = ParamSpec("P")
 T = TypeVar("T")

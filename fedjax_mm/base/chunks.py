@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Int
 
 from fedjax_mm.base import Params, Steps, Task
-from fedjax_mm.capabilities import AnalyticTask
+from fedjax_mm.base.capabilities import AnalyticTask
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """How local trainings are computed: "vmap" computes all clients of all models at once, "scan" one

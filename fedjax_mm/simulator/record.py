@@ -12,7 +12,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm import keys
 from fedjax_mm.base import (
     Algorithm,
     Metrics,
@@ -20,13 +19,14 @@ from fedjax_mm.base import (
     Round,
     ServerState,
     Task,
+    keys,
 )
-from fedjax_mm.calls import in_short
-from fedjax_mm.checked import brief
-from fedjax_mm.checks import check_alike
-from fedjax_mm.chunks import ClientMap, chunk_size_of
-from fedjax_mm.parts import check_instance
-from fedjax_mm.stacks import Stack, StackState, by_model, over_models
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.chunks import ClientMap, chunk_size_of
+from fedjax_mm.checks.annotations import brief
+from fedjax_mm.checks.instances import check_instance
+from fedjax_mm.checks.values import check_alike
+from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
 
 T = TypeVar("T")

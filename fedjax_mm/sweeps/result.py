@@ -10,10 +10,10 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.record import Counts, Record, Trace
 from fedjax_mm.results.dataset import first_not_finite, to_dataset
 from fedjax_mm.results.manifest import manifest
-from fedjax_mm.stacks import each_params, with_params
+from fedjax_mm.simulator.record import Counts, Record, Trace
+from fedjax_mm.simulator.stacks import each_params, with_params
 from fedjax_mm.sweeps.execution import Segment
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.calls import in_short
+from fedjax_mm.base.calls import in_short
 
 Numbers: TypeAlias = Int[Array, " slots"] | Int[np.ndarray, " slots"]
 Places: TypeAlias = Int[Array, "models width"] | Int[np.ndarray, "models width"]

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 from fedjax_mm.cli.terminal import notes, say, shown_progress
 from fedjax_mm.experiments.fields import Config
-from fedjax_mm.files import plain, prepare_directory, wanted_for_results
-from fedjax_mm.interrupts import tidy_interrupts
 from fedjax_mm.results.finished import find_finished
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.cluster import Part, part_of
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution, progress
-from fedjax_mm.sweeps.parts import Part, part_of
+from fedjax_mm.tools.files import plain, prepare_directory, wanted_for_results
+from fedjax_mm.tools.interrupts import tidy_interrupts
 
 Existing = Literal["keep", "resume", "overwrite"]
 """How to treat earlier work in a directory. A finished result of another run is kept unless it may

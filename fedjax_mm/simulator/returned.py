@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Params
-from fedjax_mm.calls import Wraps
-from fedjax_mm.checks import check_alike, check_name, described
-from fedjax_mm.record import RESERVED
-from fedjax_mm.sums import is_sparse
+from fedjax_mm.base.calls import Wraps
+from fedjax_mm.base.sums import is_sparse
+from fedjax_mm.checks.values import check_alike, check_name, described
+from fedjax_mm.simulator.record import RESERVED
 
 
 def name_of(part: Assignment | Algorithm) -> str:

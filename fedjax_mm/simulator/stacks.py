@@ -13,8 +13,8 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm.base import Algorithm, ClientState, Cohort, Params, ServerState, Task
-from fedjax_mm.calls import in_short
-from fedjax_mm.chunks import reads, vmap_unless_one
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.chunks import reads, vmap_unless_one
 
 
 @jax.tree_util.register_dataclass

@@ -17,10 +17,8 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.calls import in_short
-from fedjax_mm.checks import check_choice, check_count, described
-from fedjax_mm.files import plain, read_regular, write_aside
-from fedjax_mm.interrupts import noted_signals
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.checks.values import check_choice, check_count, described
 from fedjax_mm.results.finished import differences
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Saved, arrays_in, write_arrays
@@ -33,10 +31,12 @@ from fedjax_mm.sweeps.errors import (
 from fedjax_mm.sweeps.execute import batches, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.labelled import Result
 from fedjax_mm.sweeps.plan import check_fits, make_outline
 from fedjax_mm.sweeps.program import Program, programs_of
+from fedjax_mm.sweeps.result import Result
 from fedjax_mm.sweeps.saving import data_of, identity
+from fedjax_mm.tools.files import plain, read_regular, write_aside
+from fedjax_mm.tools.interrupts import noted_signals
 
 _ENDLESS, _LISTED_BYTES = 2.0**60, 64  # unlimited memory, and bytes per listed run
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool
 
-from fedjax_mm.pytrees import TracedInt
+from fedjax_mm.tools.pytrees import TracedInt
 
 _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # most characters of a value to show in a message

@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 
-from fedjax_mm.cli.saving import Existing, leave_alone, saving
+from fedjax_mm.cli.directories import Existing, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.run import run_part
-from fedjax_mm.files import plain
 from fedjax_mm.results.finished import differences
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.cluster import Part, listed, load_piece, save_piece
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Callback, Execution
-from fedjax_mm.sweeps.parts import Part, listed, load_piece, save_piece
+from fedjax_mm.tools.files import plain
 
 
 def _folder(directory: Path, first_seed: int) -> Path:

@@ -17,6 +17,7 @@ from pydantic import ValidationInfo, model_validator
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Batching, Index, Params
+from fedjax_mm.base.shuffles import hash_words, shuffled
 from fedjax_mm.data.clients import ClientData, client_data, shared_client_data
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
@@ -26,7 +27,6 @@ from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded, TwoOrMor
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Trend
-from fedjax_mm.shuffles import hash_words, shuffled
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until

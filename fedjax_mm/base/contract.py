@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 # the loss must not inherit the closed form of the task that it wraps.
 from typing_extensions import Protocol, runtime_checkable
 
-from fedjax_mm.calls import Part, Wraps, wrapper_of
-from fedjax_mm.cohorts import Cohort, Sampling
+from fedjax_mm.base.calls import Part, Wraps, wrapper_of
+from fedjax_mm.base.cohorts import Cohort, Sampling
 
 __all__ = [
     "Algorithm",

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import Padded
-from fedjax_mm.loops import loop_until
+from fedjax_mm.tools.loops import loop_until
 
 RANK_LIMIT = 128
 """The size up to which orders are drawn by ranking (n^2 comparisons), not by keyed bijections."""

@@ -3,7 +3,7 @@
 Models of equal structure form a *stack* and are computed together. The clients that train in a
 round form a *cohort*. A *chunk* is the part of a cohort that is computed at once. Local training is
 in `train.py`, the models axis in `stacks.py`, and all keys in `keys.py`. Asynchronous runs have
-arrivals instead of rounds, in `asynchrony/run.py`.
+arrivals instead of rounds, in `asynchronous.py`.
 """
 
 import dataclasses
@@ -18,13 +18,33 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, keys, sums
-from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
-from fedjax_mm.calls import in_short
-from fedjax_mm.record import Counts, Measured, Work, add_counts, measure
-from fedjax_mm.stacks import Stack, StackState, by_model, over_models
+from fedjax_mm import base
+from fedjax_mm.base import (
+    Assignment,
+    Cohort,
+    Contribution,
+    Look,
+    Params,
+    Round,
+    Scalar,
+    Task,
+    keys,
+    sums,
+)
+from fedjax_mm.base.calls import in_short
+from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
+from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
+from fedjax_mm.simulator.train import (
+    Jobs,
+    MessageFn,
+    Options,
+    SendFn,
+    Start,
+    Trained,
+    as_it_is,
+    train,
+)
 from fedjax_mm.tasks.view import appeals, at_round, changes, client_losses, client_weights
-from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as_it_is, train
 
 
 class State(NamedTuple):

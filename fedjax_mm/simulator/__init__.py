@@ -1,0 +1,1 @@
+"""The simulator: the call, its checks, its rounds and its records."""

@@ -1,0 +1,1 @@
+"""Loops, numbers of calls, files, signals and the compiler."""
