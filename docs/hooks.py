@@ -136,7 +136,7 @@ NAMESPACES = (
 _RECENT = "recent; their arguments may change"
 EXPERIMENTAL = {
     ("algorithms.mifa", "algorithms.stalevr"): _RECENT,
-    ("assignments.clusters", "assignments.sampling"): _RECENT,
+    ("assignments.clusters", "assignments.variance_reduced"): _RECENT,
     ("asynchrony",): _RECENT,
     ("availability",): _RECENT,
     ("compression",): _RECENT,

@@ -32,7 +32,7 @@ from .assignments.bandits import bandit
 from .assignments.clusters import ifca
 from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
-from .assignments.sampling import variance_reduced
+from .assignments.variance_reduced import variance_reduced
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging, local_sgd

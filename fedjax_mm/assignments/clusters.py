@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm.assignments.partitions import no_state
+from fedjax_mm.assignments.sampling import no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks

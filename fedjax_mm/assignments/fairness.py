@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from annotated_types import Ge
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm.assignments.partitions import no_state
+from fedjax_mm.assignments.sampling import no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks

@@ -5,7 +5,6 @@ partition draws at random which models get the larger groups.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -13,12 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round, Sampling, keys
+from fedjax_mm.assignments.sampling import (
+    add_models,
+    check_processors,
+    cohort_sizes,
+    draw_cohort,
+    no_state,
+    uniform_sampling,
+)
+from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round, Sampling
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, TracedCount, check_argument, checked
+from fedjax_mm.checks.annotations import Count, TracedCount, checked
 
 Processors: TypeAlias = int | Sequence[int] | np.ndarray
 """B_k, the maximum number of models a client trains per round; one number, or one per client."""
@@ -69,7 +76,7 @@ def mfa_rand(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2, for one processor per client; several processors are an extension.
     """
-    most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
+    most_models, number, cohort_size = cohort_sizes(num_clients, num_models, cohort_size)
     num_trained = check_processors(processors, num_clients)
     # There may be a billion clients. Do not broadcast a single number.
     most = num_trained[0] if np.ndim(processors) == 0 else num_trained.max()
@@ -81,7 +88,7 @@ def mfa_rand(
         cohort = draw_cohort(rng_key, num_clients, num_models, cohort_size)
         if is_several:
             slots = int(np.sort(num_trained)[-cohort_size:].sum())
-            cohort = _add_models(rng_key, cohort, num_trained, most_models, number, slots)
+            cohort = add_models(rng_key, cohort, num_trained, most_models, number, slots)
         if unbiased:
             # A weak dtype keeps float32 contributions in float32.
             factor = jnp.asarray(num_clients / cohort_size) * number
@@ -92,7 +99,7 @@ def mfa_rand(
         return cohort, state
 
     most_of_a_client = int(min(most, most_models))
-    sampling = _sampling(num_clients, cohort_size)._replace(most_models=most_of_a_client)
+    sampling = uniform_sampling(num_clients, cohort_size)._replace(most_models=most_of_a_client)
     return Assignment(num_clients, most_models, no_state, assign).sampled(sampling)
 
 
@@ -133,7 +140,7 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
-    most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
+    most_models, number, cohort_size = cohort_sizes(num_clients, num_models, cohort_size)
     rounds_held = number if redraw == "frame" else 1
 
     def draw(rng_key: PRNGKeyArray) -> Cohort:
@@ -154,7 +161,7 @@ def mfa_rr(
         return Cohort.of_rows(rows[(jnp.arange(number) - turn) % number]), held
 
     # The same clients participate throughout a frame.
-    sampling = _sampling(num_clients, cohort_size if redraw == "round" else num_clients)
+    sampling = uniform_sampling(num_clients, cohort_size if redraw == "round" else num_clients)
     return Assignment(num_clients, most_models, init, assign).sampled(sampling)
 
 
@@ -258,117 +265,5 @@ def sequential(
             return Cohort.of_rows(clients[None]), state
         return Cohort(clients, jnp.broadcast_to(turn, clients.shape)), state
 
-    sampling = _sampling(num_clients, cohort_size or num_clients)
+    sampling = uniform_sampling(num_clients, cohort_size or num_clients)
     return Assignment(num_clients, num_models, no_state, assign).sampled(sampling)
-
-
-def _sampling(num_clients: int, cohort_size: int) -> Sampling:
-    """Sampling law of a uniform cohort that is redrawn every round."""
-    return Sampling(1, cohort_size=cohort_size if cohort_size < num_clients else None)
-
-
-def draw_cohort(
-    rng_key: PRNGKeyArray, num_clients: int, num_models: int | Padded, cohort_size: int
-) -> Cohort:
-    """Draws a uniform cohort, splits it into M near-equal groups and matches them to models.
-
-    If the number of models is padded, the models are traced.
-    """
-    cohort_key, order_key = jax.random.split(rng_key)
-    cohort = permutation(cohort_key, num_clients, cohort_size)
-    if isinstance(num_models, Padded):
-        group = _parts(jnp.arange(cohort_size, dtype=jnp.int32), cohort_size, num_models.number)
-        order = permutation(order_key, num_models)
-        models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
-        is_equal = cohort_size % num_models.number == 0
-        return Cohort(cohort, jnp.where(is_equal, group, models[group]))
-    # Groups of equal size need no shuffled models. The shuffled clients are already matched to
-    # models at random.
-    if cohort_size % num_models == 0:
-        return Cohort.of_rows(cohort.reshape(num_models, -1))
-    slots = _padded_slots(cohort_size, num_models)
-    groups = jnp.where(slots >= 0, cohort[slots], -1)
-    return Cohort.of_rows(groups[permutation(order_key, num_models)])
-
-
-def _add_models(
-    rng_key: PRNGKeyArray,
-    cohort: Cohort,
-    num_trained: Int[np.ndarray, " clients"],
-    most_models: int,
-    number: int | Int[Array, ""],
-    num_slots: int,
-) -> Cohort:
-    """Assigns more models to each client, until client k trains ``min(num_trained[k], M)``."""
-    shape = len(cohort.clients), most_models
-    # XLA takes ten times longer to compile a draw with two axes than a flat one.
-    words = jax.random.bits(keys.processors_key(rng_key), (math.prod(shape),), jnp.uint32)
-    # Order the models at random for each client, with its group's model first.
-    models = jnp.broadcast_to(jnp.arange(most_models, dtype=jnp.int32), shape)
-    is_other = models != jnp.asarray(cohort.models)[:, None]
-    order = jnp.lexsort((words.reshape(shape), models >= number, is_other), axis=1).astype(
-        jnp.int32
-    )
-    order = order[:, : num_trained.max()].T
-    num_own = jnp.minimum(jnp.asarray(num_trained, jnp.int32)[cohort.clients], number)
-    is_trained = jnp.arange(len(order), dtype=jnp.int32)[:, None] < num_own
-    clients = jnp.where(is_trained, cohort.clients, -1).ravel()
-    # Move padding to the end, and drop slots that no cohort can need.
-    slots = jnp.argsort(clients < 0, stable=True)[:num_slots]
-    return Cohort(clients[slots], order.ravel()[slots])
-
-
-def _parts(
-    places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
-) -> Int[Array, " places"]:
-    """Index of each place's part in a split of `size` places.
-
-    The parts are near-equal, and larger ones come first, as in `numpy.array_split`.
-    """
-    least, num_larger = size // number, size % number
-    up_to = num_larger * (least + 1)
-    smaller = num_larger + (places - up_to) // least
-    return jnp.where(places < up_to, places // (least + 1), smaller).astype(jnp.int32)
-
-
-def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
-    """Positions in the cohort, group by group, with smaller groups padded with -1."""
-    parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
-    width = len(parts[0])
-    return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
-
-
-def _sizes(
-    num_clients: int, num_models: int | Padded, cohort_size: int | None
-) -> tuple[int, Any, int]:
-    """Checks the sizes, and returns the static bound on M, the possibly traced M, and K."""
-    if not isinstance(num_models, Padded):
-        return num_models, num_models, checks.check_sizes(num_clients, num_models, cohort_size)
-    size = check_argument("num_models", num_models.size, Count)
-    number = check_argument("num_models", num_models.number, TracedCount)
-    cohort_size = checks.check_sizes(num_clients, size, cohort_size)
-    if isinstance(number, int):
-        checks.check_between("num_models", number, 1, size, "the padded size")
-    return size, number, cohort_size
-
-
-def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " clients"]:
-    """Returns B_k for all clients.
-
-    Raises:
-      ValueError: if `processors` is neither a positive integer nor one per client.
-    """
-    name = "processors"
-    # Do not ask NumPy for the axes of a list, which may hold tracers.
-    if not isinstance(processors, list | tuple) and np.ndim(processors) == 0:
-        return np.broadcast_to(check_argument(name, processors, Count), num_clients)
-    each = list(processors)
-    if len(each) != num_clients:
-        raise ValueError(f"{name} are {len(each)}; give one number, or {num_clients}, one each")
-    return np.array([check_argument(f"{name}[{k}]", one, Count) for k, one in enumerate(each)])
-
-
-def no_state(rng_key: PRNGKeyArray) -> Any:
-    """Empty state of a stateless assignment."""
-    del rng_key
-    return ()

@@ -1,148 +1,126 @@
-"""Importance sampling of clients that reduces the variance of unbiased updates."""
+"""Uniform draws of cohorts, without replacement."""
 
-from typing import Any, Literal
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.assignments.partitions import Processors, check_processors, no_state
-from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
+from fedjax_mm.base import Cohort, Padded, Sampling, keys
+from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, TracedCount, check_argument
 
 
-@checked
-def variance_reduced(
-    num_clients: Count,
-    num_models: Count,
-    *,
-    expected_trainings: Scalar,
-    by: Literal["loss", "update"] = "loss",
-    processors: Processors = 1,
-    inactive: Literal["rest", "train"] = "rest",
-) -> Assignment:
-    """LVR and GVR: samples clients with large losses or updates more often, but at lower weights.
+def uniform_sampling(num_clients: int, cohort_size: int) -> Sampling:
+    """Sampling law of a uniform cohort that is redrawn every round."""
+    return Sampling(1, cohort_size=cohort_size if cohort_size < num_clients else None)
 
-    Each of a client's B_k processors draws one of the M models, or none, with probabilities p from
-    ``optimal_probabilities`` for ``U = d_k g / B_k``, where ``d_k = n_k / sum n`` and g is F_k(w)
-    in LVR and ``|w_k - w|`` in GVR. If c processors of a client draw the same model, the client
-    trains it once, and its update is multiplied by ``c / (B_k p)``. With
-    ``fedavg(server_scale="1/N")`` the expected update then equals that of full participation.
 
-    Every model has a slot for every client, and most are empty. With many clients, pass a chunk
-    size as `client_map`, because chunks without participants are skipped.
+def draw_cohort(
+    rng_key: PRNGKeyArray, num_clients: int, num_models: int | Padded, cohort_size: int
+) -> Cohort:
+    """Draws a uniform cohort, splits it into M near-equal groups and matches them to models.
 
-    Args:
-      num_clients: N.
-      num_models: M.
-      expected_trainings: m, the expected number of processors that train in a round, at most their
-        total number. Fewer train if fewer have a model to train.
-      by: "loss" (LVR) costs one pass over all training examples. Negative losses, such as the
-        quadratic's, make the model NaN. A client with loss 0 does not train. "update" (GVR) makes
-        all clients train all models in every round, and counts their gradients; see
-        `Look.updates`.
-      processors: B_k; one number, or one per client.
-      inactive: "rest" or "train". With "train", clients that are not drawn train without
-        participating, as `stalevr` with exact beta requires.
+    If the number of models is padded, the models are traced.
+    """
+    cohort_key, order_key = jax.random.split(rng_key)
+    cohort = permutation(cohort_key, num_clients, cohort_size)
+    if isinstance(num_models, Padded):
+        group = _parts(jnp.arange(cohort_size, dtype=jnp.int32), cohort_size, num_models.number)
+        order = permutation(order_key, num_models)
+        models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
+        is_equal = cohort_size % num_models.number == 0
+        return Cohort(cohort, jnp.where(is_equal, group, models[group]))
+    # Groups of equal size need no shuffled models. The shuffled clients are already matched to
+    # models at random.
+    if cohort_size % num_models == 0:
+        return Cohort.of_rows(cohort.reshape(num_models, -1))
+    slots = _padded_slots(cohort_size, num_models)
+    groups = jnp.where(slots >= 0, cohort[slots], -1)
+    return Cohort.of_rows(groups[permutation(order_key, num_models)])
+
+
+def add_models(
+    rng_key: PRNGKeyArray,
+    cohort: Cohort,
+    num_trained: Int[np.ndarray, " clients"],
+    most_models: int,
+    number: int | Int[Array, ""],
+    num_slots: int,
+) -> Cohort:
+    """Assigns more models to each client, until client k trains ``min(num_trained[k], M)``."""
+    shape = len(cohort.clients), most_models
+    # XLA takes ten times longer to compile a draw with two axes than a flat one.
+    words = jax.random.bits(keys.processors_key(rng_key), (math.prod(shape),), jnp.uint32)
+    # Order the models at random for each client, with its group's model first.
+    models = jnp.broadcast_to(jnp.arange(most_models, dtype=jnp.int32), shape)
+    is_other = models != jnp.asarray(cohort.models)[:, None]
+    order = jnp.lexsort((words.reshape(shape), models >= number, is_other), axis=1).astype(
+        jnp.int32
+    )
+    order = order[:, : num_trained.max()].T
+    num_own = jnp.minimum(jnp.asarray(num_trained, jnp.int32)[cohort.clients], number)
+    is_trained = jnp.arange(len(order), dtype=jnp.int32)[:, None] < num_own
+    clients = jnp.where(is_trained, cohort.clients, -1).ravel()
+    # Move padding to the end, and drop slots that no cohort can need.
+    slots = jnp.argsort(clients < 0, stable=True)[:num_slots]
+    return Cohort(clients[slots], order.ravel()[slots])
+
+
+def _parts(
+    places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
+) -> Int[Array, " places"]:
+    """Index of each place's part in a split of `size` places.
+
+    The parts are near-equal, and larger ones come first, as in `numpy.array_split`.
+    """
+    least, num_larger = size // number, size % number
+    up_to = num_larger * (least + 1)
+    smaller = num_larger + (places - up_to) // least
+    return jnp.where(places < up_to, places // (least + 1), smaller).astype(jnp.int32)
+
+
+def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
+    """Positions in the cohort, group by group, with smaller groups padded with -1."""
+    parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
+    width = len(parts[0])
+    return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
+
+
+def cohort_sizes(
+    num_clients: int, num_models: int | Padded, cohort_size: int | None
+) -> tuple[int, Any, int]:
+    """Checks the sizes, and returns the static bound on M, the possibly traced M, and K."""
+    if not isinstance(num_models, Padded):
+        return num_models, num_models, checks.check_sizes(num_clients, num_models, cohort_size)
+    size = check_argument("num_models", num_models.size, Count)
+    number = check_argument("num_models", num_models.number, TracedCount)
+    cohort_size = checks.check_sizes(num_clients, size, cohort_size)
+    if isinstance(number, int):
+        checks.check_between("num_models", number, 1, size, "the padded size")
+    return size, number, cohort_size
+
+
+def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " clients"]:
+    """Returns B_k for all clients.
 
     Raises:
-      ValueError: if a number is not positive, or `expected_trainings` exceeds the number of
-        processors.
-
-    Example:
-      >>> import jax
-      >>> from fedjax_mm import fedavg, simulate, variance_reduced
-      >>> from fedjax_mm.tasks import least_squares
-      >>> xs = [jax.numpy.eye(2)] * 6
-      >>> task = least_squares(xs, [jax.numpy.full(2, k) for k in range(6)], ridge=0.1)
-      >>> strategy = variance_reduced(6, 2, expected_trainings=3)
-      >>> algorithm = fedavg(0.1, local_steps=5, server_scale="1/N")
-      >>> _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 100)
-      >>> bool(2 < trace.client_updates.sum() / 100 < 4)
-      True
-
-    Reference: Zhang et al., "Towards Optimal Heterogeneous Client Sampling in Multi-Model Federated
-    Learning" (2025).
+      ValueError: if `processors` is neither a positive integer nor one per client.
     """
-    number_of = check_processors(processors, num_clients)  # B_k
-    owners = np.repeat(np.arange(num_clients), number_of)
-    most = f"be positive and at most the number of processors, {len(owners)}"
-    checks.check_numbers(
-        "expected_trainings", expected_trainings, lambda m: (m > 0) & (m <= len(owners)), most
-    )
-
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del round
-        sizes, num_gradients = _sizes(by, look)
-        shares = sizes / number_of
-        p = optimal_probabilities(shares[:, owners], expected_trainings)
-        drawn = draw_models(rng_key, p)
-        counts = jnp.zeros(shares.shape, jnp.int32).at[drawn, owners].add(1, mode="drop")
-        (firsts,) = np.nonzero(np.diff(owners, prepend=-1))
-        scale = jnp.where(counts > 0, counts / (number_of * p[:, firsts]), 0)
-        everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
-        if inactive == "train":
-            return Cohort.of_rows(everybody, scale, num_gradients, counts > 0), state
-        # Move clients that train to the front, so that the remaining chunks are empty.
-        order = jnp.argsort(counts == 0, axis=1, stable=True)
-        clients = jnp.where(counts > 0, everybody, -1)
-        clients, scale = (jnp.take_along_axis(x, order, axis=1) for x in (clients, scale))
-        return Cohort.of_rows(clients, scale, num_gradients), state
-
-    return Assignment(num_clients, num_models, no_state, assign)
+    name = "processors"
+    # Do not ask NumPy for the axes of a list, which may hold tracers.
+    if not isinstance(processors, list | tuple) and np.ndim(processors) == 0:
+        return np.broadcast_to(check_argument(name, processors, Count), num_clients)
+    each = list(processors)
+    if len(each) != num_clients:
+        raise ValueError(f"{name} are {len(each)}; give one number, or {num_clients}, one each")
+    return np.array([check_argument(f"{name}[{k}]", one, Count) for k, one in enumerate(each)])
 
 
-def optimal_probabilities(
-    sizes: Float[Array, "models processors"], expected_trainings: Scalar
-) -> Float[Array, "models processors"]:
-    """Returns the sampling probabilities that minimize the variance of an unbiased sum.
-
-    With ``M_v = sum_m U_mv`` sorted in ascending order, q is the largest number of processors for
-    which ``0 < m - V + q <= sum_{j<=q} M_j / M_q``. The q smallest have the probabilities
-    ``p_mv = (m - V + q) U_mv / sum_{j<=q} M_j``, and the others, which always train,
-    ``p_mv = U_mv / M_v``. Each processor trains at most one model, so its probabilities sum to at
-    most 1. The total is m, or the number of processors with a positive U if that is smaller.
-
-    Args:
-      sizes: U, nonnegative.
-      expected_trainings: m, at most V.
-
-    Example:
-      >>> optimal_probabilities(jnp.array([[1.0, 3.0, 9.0]]), 2.0).tolist()
-      [[0.25, 0.75, 1.0]]
-
-    Reference: Zhang et al. (2025), the theorem on the sampling of MMFL-GVR.
-    """
-    of_processor = sizes.sum(0)
-    order = jnp.argsort(of_processor)
-    ascending, num = of_processor[order], jnp.arange(1, 1 + sizes.shape[1])
-    below, room = jnp.cumsum(ascending), expected_trainings - sizes.shape[1] + num
-    # Multiply out the condition, because M_q may be 0.
-    q = jnp.max(jnp.where((room > 0) & (room * ascending <= below), num, 1))
-    is_shared = jnp.argsort(order) < q
-    shared_by, room = below[q - 1], room[q - 1]
-    total = jnp.where(is_shared, shared_by, of_processor)
-    factor = jnp.where(is_shared, room, 1.0)
-    return jnp.where(total > 0, factor * sizes / jnp.where(total > 0, total, 1), 0 * sizes)
-
-
-def draw_models(
-    rng_key: PRNGKeyArray, p: Float[Array, "models processors"]
-) -> Int[Array, " processors"]:
-    """Draws a model for each processor, with M for no model."""
-    lots = jax.random.uniform(rng_key, p.shape[1:], jnp.float32)
-    return jnp.sum(jnp.cumsum(p, axis=0) <= lots, axis=0)
-
-
-def _sizes(
-    by: str, look: Look
-) -> tuple[Float[Array, "models clients"], Int[Array, " models"] | None]:
-    """Returns d_k g for every model and client, and the gradients computed for it, if any."""
-    if by == "update":
-        return look.updates()
-    losses, weights = look.losses(), look.weights()
-    # Turn negative losses into NaN, because a negative probability would silently never be drawn.
-    losses = jnp.where(losses < 0, jnp.nan, losses)
-    return losses * weights / weights.sum(1, keepdims=True), None
+def no_state(rng_key: PRNGKeyArray) -> Any:
+    """Empty state of a stateless assignment."""
+    del rng_key
+    return ()

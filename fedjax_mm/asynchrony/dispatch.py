@@ -1,8 +1,8 @@
 """Jobs in simulated time: the dispatch rule, the jobs' random draws, and the clock.
 
 A job is one client's local training of one model, starting from the model's version when the job
-begins. A job arrives when it ends. `arrivals.py` finds the next jobs to arrive, and `run.py`
-trains them.
+begins. A job arrives when it ends. `simulator/asynchronous_batches.py` finds the next jobs to
+arrive, and `simulator/asynchronous.py` trains them.
 
 Axes:  ``models`` M · ``jobs`` all R in progress
 """

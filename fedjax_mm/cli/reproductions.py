@@ -25,7 +25,8 @@ from fedjax_mm.papers import ALL, BOUNDS, ITEMS
 from fedjax_mm.papers.item import Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.results.finished import RESULT, open_result, read_about, save_about
+from fedjax_mm.results.finished import RESULT, open_result
+from fedjax_mm.results.manifest import read_about, save_about
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution

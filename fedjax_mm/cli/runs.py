@@ -21,8 +21,8 @@ from fedjax_mm.experiments.executors import AnyExecutor, by, executor_of, split_
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.results.dataset import join_seeds, load_dataset, save_dataset
-from fedjax_mm.results.finished import RESULT, find_finished, open_result, read_about, save_about
-from fedjax_mm.results.manifest import manifest
+from fedjax_mm.results.finished import RESULT, find_finished, open_result
+from fedjax_mm.results.manifest import manifest, read_about, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.cluster import Part, Piece, load_piece
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing

@@ -13,7 +13,7 @@ from fedjax_mm.algorithms.stalevr import stalevr
 from fedjax_mm.assignments.bandits import bandit
 from fedjax_mm.assignments.fairness import fedfair
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
-from fedjax_mm.assignments.sampling import variance_reduced
+from fedjax_mm.assignments.variance_reduced import variance_reduced
 from fedjax_mm.asynchrony.clock import on_clock
 from fedjax_mm.asynchrony.delays import Delay, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast

@@ -13,7 +13,8 @@ from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.training import ABOUT, Make, staged
 from fedjax_mm.results.dataset import join_seeds
-from fedjax_mm.results.finished import RESULT, open_result, save_about
+from fedjax_mm.results.finished import RESULT, open_result
+from fedjax_mm.results.manifest import save_about
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.execution import Execution

@@ -11,8 +11,8 @@ import xarray as xr
 
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.results.finished import RESULT, open_result, read_about, save_about
-from fedjax_mm.results.manifest import manifest
+from fedjax_mm.results.finished import RESULT, open_result
+from fedjax_mm.results.manifest import manifest, read_about, save_about
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup

@@ -1,15 +1,15 @@
 """Finished results on disk, with checks that they are intact and from the requested run."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xarray as xr
 
 from fedjax_mm.results.dataset import load_dataset
-from fedjax_mm.tools.files import check_regular, is_sealed, load_json, save_json, sealed
+from fedjax_mm.results.manifest import Finished, read_about
+from fedjax_mm.tools.files import check_regular
 
 RESULT = "result.nc"
 """The name of the file that holds a result's Dataset."""
@@ -64,32 +64,6 @@ def open_result(directory: Path | str) -> xr.Dataset:
         raise ValueError(f"{path}: this is not a result; {remedy}, or its result.nc") from error
 
 
-class Finished(NamedTuple):
-    """A finished result.
-
-    Attributes:
-      content: the summary or manifest, empty if it cannot be read.
-      damage: a description of the damage, empty if there is none.
-    """
-
-    content: Mapping[str, Any]
-    damage: str
-
-
-def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Writes the summary or manifest of a finished result, with digests of the other files.
-
-    This file is written last, after all other files of a result.
-
-    Args:
-      path: the path of ``summary.json`` or ``manifest.json``.
-      content: a summary or a manifest.
-      files: the names of the other files in the same directory.
-    """
-    digests = {name: digest_of(path.with_name(name)) for name in files}
-    save_json(sealed({**content, "files": digests}), path)
-
-
 def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) -> Finished | None:
     """Returns the finished result in a directory, or None.
 
@@ -135,35 +109,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def read_about(path: Path, only: Sequence[str] | None = None) -> Finished:
-    """Reads a file written by `save_about`, and describes any damage since then.
-
-    Args:
-      path: the path of a summary or manifest.
-      only: the names of other files to compare with their digests; None means all.
-    """
-    if not path.exists():
-        return Finished({}, f"{path.name} is missing")
-    try:
-        content = load_json(path)
-        files = dict(content.get("files", {}))
-        dict(content.get("manifest", content)["config"])
-        [each["verdict"] for each in content.get("statements", [])]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return Finished({}, f"{path.name} is damaged")
-    if "digest" not in content or not is_sealed(content):
-        return Finished(content, f"{path.name} is damaged")
-    for name, digest in files.items():
-        if only is not None and name not in only:
-            continue
-        file = path.with_name(name)
-        if not file.is_file():
-            return Finished(content, f"{name} is missing")
-        if digest_of(file) != digest:
-            return Finished(content, f"{name} is damaged")
-    return Finished(content, "")
-
-
 def _manifest_of(path: Path) -> Mapping[str, Any]:
     """Returns the manifest in a result's Dataset, or {} if it cannot be read."""
     try:
@@ -171,9 +116,3 @@ def _manifest_of(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RuntimeError, KeyError):
         return {}
     return about if isinstance(about, Mapping) else {}
-
-
-def digest_of(path: Path) -> str:
-    """Returns the SHA-256 digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

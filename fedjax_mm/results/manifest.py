@@ -1,18 +1,19 @@
-"""The manifest of a result: versions, device, seed, settings and revision."""
+"""Manifests and summaries: what a result was made from and with, and digests of its files."""
 
+import hashlib
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_mm.tools.compiler import flags_of_results
-from fedjax_mm.tools.files import plain
+from fedjax_mm.tools.files import is_sealed, load_json, plain, save_json, sealed
 
 _SHOWN = 200  # characters of a manifest
 
@@ -108,3 +109,64 @@ def _git_revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+class Finished(NamedTuple):
+    """A finished result.
+
+    Attributes:
+      content: the summary or manifest, empty if it cannot be read.
+      damage: a description of the damage, empty if there is none.
+    """
+
+    content: Mapping[str, Any]
+    damage: str
+
+
+def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> None:
+    """Writes the summary or manifest of a finished result, with digests of the other files.
+
+    This file is written last, after all other files of a result.
+
+    Args:
+      path: the path of ``summary.json`` or ``manifest.json``.
+      content: a summary or a manifest.
+      files: the names of the other files in the same directory.
+    """
+    digests = {name: digest_of(path.with_name(name)) for name in files}
+    save_json(sealed({**content, "files": digests}), path)
+
+
+def read_about(path: Path, only: Sequence[str] | None = None) -> Finished:
+    """Reads a file written by `save_about`, and describes any damage since then.
+
+    Args:
+      path: the path of a summary or manifest.
+      only: the names of other files to compare with their digests; None means all.
+    """
+    if not path.exists():
+        return Finished({}, f"{path.name} is missing")
+    try:
+        content = load_json(path)
+        files = dict(content.get("files", {}))
+        dict(content.get("manifest", content)["config"])
+        [each["verdict"] for each in content.get("statements", [])]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Finished({}, f"{path.name} is damaged")
+    if "digest" not in content or not is_sealed(content):
+        return Finished(content, f"{path.name} is damaged")
+    for name, digest in files.items():
+        if only is not None and name not in only:
+            continue
+        file = path.with_name(name)
+        if not file.is_file():
+            return Finished(content, f"{name} is missing")
+        if digest_of(file) != digest:
+            return Finished(content, f"{name} is damaged")
+    return Finished(content, "")
+
+
+def digest_of(path: Path) -> str:
+    """Returns the SHA-256 digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.results.finished import RESULT, digest_of, open_result
+from fedjax_mm.results.finished import RESULT, open_result
+from fedjax_mm.results.manifest import digest_of
 from fedjax_mm.tools.files import plain
 
 _ONCE = ("diverged", "ended")  # numbers that describe a whole run

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from fedjax_mm import base
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, first_jobs, share_out
 from fedjax_mm.base import Cohort, Contribution, Metrics, Params, Scalar, Task, chunks, keys, sums
-from fedjax_mm.simulator.arrivals import Arrived, Batch, Bounds, next_batch
+from fedjax_mm.simulator.asynchronous_batches import Arrived, Batch, Bounds, next_batch
 from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.simulator.round import State, start_models
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models

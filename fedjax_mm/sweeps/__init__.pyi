@@ -4,8 +4,9 @@ from .checkpoint import Checkpoints
 from .cluster import Part, Piece, compute_part, join_parts, load_piece, part_of, save_piece
 from .devices import agree, join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError, RefusedError, refusing
-from .execution import Callback, Execution, Segment, progress
+from .execution import Callback, Execution, progress
 from .grid import Grid, Setup
+from .plan import Segment
 from .program import state_bytes
 from .until import Until
 

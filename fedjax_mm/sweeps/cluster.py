@@ -21,7 +21,7 @@ from fedjax_mm.base.calls import in_short
 from fedjax_mm.checks.values import check_choice, check_count, described
 from fedjax_mm.results.finished import differences
 from fedjax_mm.results.manifest import manifest
-from fedjax_mm.sweeps.checkpoint import Saved, arrays_in, write_arrays
+from fedjax_mm.sweeps.checkpoint import Saved, arrays_in, data_of, identity, write_arrays
 from fedjax_mm.sweeps.errors import (
     DivergenceError,
     InterruptedRunError,
@@ -34,7 +34,6 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import check_fits, make_outline
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.sweeps.result import Result
-from fedjax_mm.sweeps.saving import data_of, identity
 from fedjax_mm.tools.files import plain, read_regular, write_aside
 from fedjax_mm.tools.interrupts import noted_signals
 

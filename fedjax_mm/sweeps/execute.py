@@ -13,14 +13,14 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.results.dataset import check_counts
 from fedjax_mm.simulator.record import Record
+from fedjax_mm.sweeps.checkpoint import Saving, claim_program, identity
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
-from fedjax_mm.sweeps.execution import Callback, Execution, Segment, check_callbacks
+from fedjax_mm.sweeps.execution import Callback, Execution, check_callbacks
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import Plan, make_plan
+from fedjax_mm.sweeps.plan import Plan, Segment, make_plan
 from fedjax_mm.sweeps.program import Block, Program
 from fedjax_mm.sweeps.result import Result, divergence, no_records
-from fedjax_mm.sweeps.saving import Saving, claim_program, identity
 from fedjax_mm.tools.interrupts import noted_signals
 
 _SEGMENT_SECONDS = 1.0  # target duration of a segment

@@ -6,72 +6,14 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 
-from fedjax_mm.base import Params
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.checks.values import described
-from fedjax_mm.simulator.record import Record
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.plan import Plan
-from fedjax_mm.sweeps.program import Program, Replica
+from fedjax_mm.sweeps.plan import Plan, Segment
 from fedjax_mm.tools.screen import Report, screen
 
 _is_shown = threading.Lock()
-
-
-class Segment(NamedTuple):
-    """State of a batch after a segment of its rounds.
-
-    Attributes:
-      label: the label of the batch.
-      plan: the plan of the sweep.
-      batch: the index of the batch in `Plan.batches`.
-      rounds: the number of finished rounds of the batch.
-      records: the records so far, ``[records, replicas, models, ...]``, on the host.
-      replica: the state of the batch, ``[replicas, ...]``, on the devices; the next segment
-        overwrites it. None before the first round.
-      seconds: the duration of the segment in the slowest process.
-    """
-
-    label: str
-    plan: Plan
-    batch: int
-    rounds: int
-    records: Record
-    replica: Replica | None
-    seconds: float = 0.0
-
-    @property
-    def program(self) -> Program:
-        """The program that the batch's replicas belong to."""
-        return self.plan.batches[self.batch][0].program
-
-    @property
-    def replicas(self) -> np.ndarray:
-        """The indices of the batch's replicas in the program, with padding at the end."""
-        compiled, number = self.plan.batches[self.batch]
-        return compiled.replicas(number)
-
-    @property
-    def params(self) -> list[Params] | None:
-        """The parameters of each stack of models, fetched to the host, if the grid keeps them."""
-        if self.plan.grid.keep is None or self.replica is None:
-            return None
-        fetched: list[Params] = self.plan.where.fetch([each.params for each in self.replica.models])
-        return fetched
-
-    @property
-    def work_done(self) -> float:
-        """The finished part of `total_work`."""
-        work = self.plan.work
-        part = self.rounds / self.plan.grid.num_rounds
-        return sum(work[: self.batch]) + part * work[self.batch]
-
-    @property
-    def total_work(self) -> float:
-        """The work of all batches, in local trainings."""
-        return sum(self.plan.work)
 
 
 def _ignore(*given: Any) -> None:

@@ -14,9 +14,8 @@ from fedjax_mm.results.dataset import first_not_finite, to_dataset
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.simulator.record import Counts, Record, Trace
 from fedjax_mm.simulator.stacks import each_params, with_params
-from fedjax_mm.sweeps.execution import Segment
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import Compiled, Plan
+from fedjax_mm.sweeps.plan import Compiled, Plan, Segment
 from fedjax_mm.sweeps.program import Program, kept_shapes, metric_shapes
 
 

@@ -18,8 +18,8 @@ from fedjax_mm.base import Contribution
 from fedjax_mm.cli.results import show
 from fedjax_mm.results import manifest as manifests
 from fedjax_mm.results.dataset import join_seeds, save_dataset
-from fedjax_mm.results.finished import open_result, save_about
-from fedjax_mm.results.manifest import manifest
+from fedjax_mm.results.finished import open_result
+from fedjax_mm.results.manifest import manifest, save_about
 from fedjax_mm.results.tracked import Tracked
 from fedjax_mm.simulator.record import Trace
 from fedjax_mm.tasks import quadratic

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, simulate
-from fedjax_mm.assignments.partitions import check_processors, draw_cohort
+from fedjax_mm.assignments.sampling import check_processors, draw_cohort
 from fedjax_mm.base import Padded, keys
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.grid_of import grid_of

@@ -21,8 +21,8 @@ from fedjax_mm import (
     stalevr,
     variance_reduced,
 )
-from fedjax_mm.assignments.partitions import no_state
-from fedjax_mm.assignments.sampling import draw_models, optimal_probabilities
+from fedjax_mm.assignments.sampling import no_state
+from fedjax_mm.assignments.variance_reduced import draw_models, optimal_probabilities
 from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.tasks import least_squares
 from tests.helpers import slow_unless

@@ -148,7 +148,7 @@ for arguments in json.loads(sys.argv[1]):
 
 STRUCK = """
 import signal
-from fedjax_mm.sweeps import plan, saving
+from fedjax_mm.sweeps import plan, checkpoint as saving
 
 def struck(number, usual):
     def then(*args):
