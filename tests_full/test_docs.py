@@ -58,7 +58,9 @@ def test_readme_code_runs(rounds, capsys):
 def test_readme_names_existing_commands_and_functions():
     commands = set(re.findall(r"^    fedjax-mm (\w+)", README, re.MULTILINE))
     assert commands == {
-        command.name or command.callback.__name__ for command in app.registered_commands
+        command.name or command.callback.__name__
+        for command in app.registered_commands
+        if not command.hidden
     }
     for name in re.findall(r"^\| `(\w+)\(", README, re.MULTILINE):
         assert name in fedjax_mm.__all__

@@ -103,7 +103,7 @@ def test_sigterm_tidies_up_and_ends_the_process(is_ignored):
 def test_a_signal_sent_twice_at_once_counts_once(block, ends):
     """`timeout` signals both the process and its process group."""
     code = (
-        "import time; from fedjax_mm import interrupts; interrupts._TOGETHER = 2\n"
+        "import time; from fedjax_mm.tools import interrupts; interrupts._TOGETHER = 2\n"
         "from fedjax_mm.tools.interrupts import noted_signals, tidy_interrupts\n"
         f"with {block} as noted:\n"
         "    try:\n"

@@ -11,7 +11,7 @@ from fedjax_mm.results.finished import find_finished
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.cluster import Part, part_of
-from fedjax_mm.sweeps.errors import DivergenceError, refusing
+from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.tools.files import plain, prepare_directory, wanted_for_results
 from fedjax_mm.tools.interrupts import tidy_interrupts
@@ -77,6 +77,13 @@ def finished(
         return None
     missing = [f"{name} is missing" for name in files if name not in found.content.get("files", ())]
     if found.damage or missing:
+        about = found.content.get("manifest", found.content)
+        have = about.get("config", {}).get("num_seeds", 0)
+        if have > (wanted := now["config"].get("num_seeds", have)):
+            raise RefusedError(
+                f"{path.parent}: {found.damage or missing[0]}, and it has {have} seeds instead of "
+                f"{wanted}; give --set num_seeds={have} to make all of them again, or --overwrite"
+            )
         say(f"{path.parent}: {found.damage or missing[0]}; made again", notes)
         return None
     return found.content

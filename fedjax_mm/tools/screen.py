@@ -1,6 +1,7 @@
 """Progress on a screen: a bar in a terminal, and a line in a notebook."""
 
 import datetime
+import importlib
 import sys
 import threading
 import time
@@ -67,8 +68,7 @@ def bar(console: Any, after: float = 0.0) -> Iterator[Report]:
 @contextmanager
 def line(after: float) -> Iterator[Report]:
     """Shows the current work and the remaining time in a notebook, in one line that disappears."""
-    from IPython.display import display
-
+    display = importlib.import_module("IPython.display").display  # loaded by every notebook
     left, last = time_left(), time.monotonic() + after - _UPDATE_SECONDS
     shown: Any = None
 

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_mm import open_result, sweep
 from fedjax_mm.experiments import run as experiments
+from fedjax_mm.results.dataset import load_dataset
 from fedjax_mm.results.params import load_params
 from fedjax_mm.sweeps import Callback, Checkpoints, Until
 from fedjax_mm.sweeps.cluster import (
@@ -204,6 +205,10 @@ def test_later_seeds_are_added_to_a_finished_result(folder, capsys):
     assert "has 5 seeds, and num_seeds is 7; to add seeds, give --first-seed 5" in (
         capsys.readouterr().err
     )
+    (folder / "whole/grid/figure.png").unlink()
+    assert call(*words, folder / "whole", "--resume") == 2
+    assert "figure.png is missing, and it has 5 seeds instead of 3" in capsys.readouterr().err
+    assert load_dataset(folder / "whole/grid/result.nc").sizes["seed"] == 5
 
 
 def test_later_seeds_survive_a_kill_before_the_last_file(folder):
