@@ -1,4 +1,4 @@
-"""What some tasks can do in addition to the methods of every `Task`."""
+"""Protocols of tasks that can do more than every `Task`."""
 
 from typing import Any, Self
 

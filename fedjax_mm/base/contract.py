@@ -21,37 +21,6 @@ from typing_extensions import Protocol, runtime_checkable
 from fedjax_mm.base.calls import Part, Wraps, wrapper_of
 from fedjax_mm.base.cohorts import Cohort, Sampling
 
-__all__ = [
-    "Algorithm",
-    "AssignFn",
-    "Assignment",
-    "BatchSize",
-    "Batching",
-    "ClientContext",
-    "ClientFn",
-    "ClientState",
-    "Cohort",
-    "Contribution",
-    "DemandingTask",
-    "Index",
-    "InitFn",
-    "Look",
-    "MeasuredTask",
-    "Metrics",
-    "ObserveFn",
-    "Padded",
-    "Params",
-    "Round",
-    "Sampling",
-    "Scalar",
-    "ServerContext",
-    "ServerFn",
-    "ServerState",
-    "Steps",
-    "Task",
-    "Updates",
-]
-
 T = TypeVar("T")
 Params: TypeAlias = Any  # a pytree of arrays
 ServerState: TypeAlias = Any  # a pytree that an algorithm defines, for one model

@@ -46,8 +46,9 @@ def _path(problem: Any, values: Any) -> str:
             if inside:
                 path.append(str(key))
                 values = values[key]
-    if problem["type"] == "missing":
-        path.append(str(problem["loc"][-1]))
+    if problem["type"] in ("missing", "extra_forbidden"):
+        last = str(problem["loc"][-1])
+        path += [last] * (path[-1:] != [last])  # an unknown key may come from an axis
     if problem["type"].startswith("union_tag"):
         # The discriminator is the key that distinguishes tables, or a function with that name.
         path.append(str(problem["ctx"]["discriminator"]).strip("'()"))

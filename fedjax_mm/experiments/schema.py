@@ -60,7 +60,7 @@ def _plain(schema: Any) -> Any:
         made["items"] = made.pop("prefixItems")
     if len(made.get("anyOf", ())) == 1:
         made |= made.pop("anyOf")[0]
-    if "$ref" in made and len(made) > 1:  # draft 7 ignores what is beside a reference
+    if "$ref" in made and len(made) > 1:  # draft 7 ignores keys beside a reference
         made["allOf"] = [{"$ref": made.pop("$ref")}]
     return made
 

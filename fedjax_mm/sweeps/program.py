@@ -182,7 +182,7 @@ class Program:
 
     @cached_property
     def flat(self) -> "Program":
-        """The same program with a point for each replica."""
+        """A program of the same runs, with a point for each replica."""
         return self._at(lambda x: np.broadcast_to(x, self.shape).reshape(-1, 1))
 
     def _at(self, change: Callable[[np.ndarray], np.ndarray]) -> "Program":
@@ -338,7 +338,7 @@ class Program:
 
     @cached_property
     def key(self) -> Hashable:
-        """What programs have in common that are traced and compiled alike."""
+        """A key that is equal for programs that are traced and compiled alike."""
         grid, leaves = self.grid, self.stacked.leaves
         return (
             *(self.stacked.structure, grid.num_rounds, grid.record_every, grid.client_map),

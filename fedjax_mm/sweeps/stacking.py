@@ -228,7 +228,7 @@ def _content(x: Any) -> bytes:
 
 
 class Memory:
-    """What was traced and compiled before, under the same settings of JAX; the latest are kept."""
+    """Traced and compiled values of the latest keys, under the same settings of JAX."""
 
     def __init__(self, most: int) -> None:
         """Starts empty; `most` is the number of values to keep."""

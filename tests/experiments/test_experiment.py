@@ -661,6 +661,7 @@ def test_overrides_reach_axes(file):
         ({"learning_rate": []}, ["axes.learning_rate = []", "at least 1 value"]),
         ({"task": {"mu": []}}, ["axes.task.mu = []", "at least 1 value"]),
         ({"learning_rate": 0.1}, ["axes.learning_rate = 0.1", "list"]),
+        ({"task": {"data_seed": "seed"}}, ["task.data_seed = 'seed': unknown key"]),
         ({"learning_rat": [0.1]}, ["learning_rat", "did you mean 'learning_rate'"]),
         ({"task": {"muu": [0.1]}}, ["task.muu = 0.1", "did you mean 'mu'"]),
         ({"learning_rate": [0.1, -1]}, ["at learning_rate = -1", "greater than 0"]),

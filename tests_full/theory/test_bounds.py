@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 from fedjax_mm import fedavg, local_sgd, mfa_rr, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import BOUNDS, ITEMS
-from fedjax_mm.papers.bhuyan2022.bounds import Bounds, run_bounds
+from fedjax_mm.papers.bhuyan2022.bounds import Bounds, run_bounds, tightest
 from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, run_gain
 from fedjax_mm.schedules import growing_sample_size, inverse_time
 from fedjax_mm.tasks import least_squares
@@ -88,6 +89,13 @@ def test_a_violation_at_one_record_is_found(small):
         wrong.distance.loc[at] = wrong.bound.sel(at).item() * (factor + noise)
         found = verdicts(ITEMS["theory-mfa-rand"].findings(wrong, rand))
         assert found["theorem-1"] == verdict
+
+
+def test_points_without_a_value_are_never_the_tightest():
+    room = [[[0.5, 0.4], [np.nan, np.nan]], [[np.nan, np.nan], [np.nan, np.nan]]]
+    room = xr.DataArray(room, {"frame": [0, 1]}, ("lemma", "frame", "seed"))
+    found = tightest(room, "frame")
+    np.testing.assert_array_equal(found, [[0.5, 0.4], [np.nan, np.nan]])
 
 
 def test_theorems_are_judged_only_by_their_methods(small):

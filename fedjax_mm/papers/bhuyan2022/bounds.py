@@ -251,7 +251,8 @@ def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
       along: the dimension to search, such as "round".
     """
     mean, error = estimate(room)
-    at = ((mean + ROUND_OFF) / error.clip(min=1e-300)).argmin(along)
+    least = (mean + ROUND_OFF) / error.clip(min=1e-300)
+    at = least.fillna(np.inf).argmin(along)  # points without a value are never the tightest
     return room.isel({along: at}).drop_vars(along)
 
 

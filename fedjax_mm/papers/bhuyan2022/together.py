@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What the models of every learner start from.
+    """Data and first parameters of the models of every learner.
 
     Attributes:
       stacks: the data, with all draws.
