@@ -661,7 +661,6 @@ def test_overrides_reach_axes(file):
         ({"learning_rate": []}, ["axes.learning_rate = []", "at least 1 value"]),
         ({"task": {"mu": []}}, ["axes.task.mu = []", "at least 1 value"]),
         ({"learning_rate": 0.1}, ["axes.learning_rate = 0.1", "list"]),
-        ({"task": {"data_seed": "seed"}}, ["task.data_seed = 'seed': unknown key"]),
         ({"learning_rat": [0.1]}, ["learning_rat", "did you mean 'learning_rate'"]),
         ({"task": {"muu": [0.1]}}, ["task.muu = 0.1", "did you mean 'mu'"]),
         ({"learning_rate": [0.1, -1]}, ["at learning_rate = -1", "greater than 0"]),
@@ -704,3 +703,8 @@ def test_wrong_axes_are_named_with_a_remedy(axes, fragments):
     assert not isinstance(error.value, ValidationError)
     for fragment in fragments:
         assert fragment in str(error.value)
+
+
+def test_data_seeds_of_a_task_without_data_are_refused():
+    with pytest.raises(ValueError, match=r"^task\.data_seed = 'seed': unknown key"):
+        validate(Experiment, values() | {"axes": {"task.data_seed": "seed"}})
