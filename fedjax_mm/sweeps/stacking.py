@@ -37,7 +37,7 @@ class Leaf(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """What leaves of programs have in common that are compiled alike."""
+        """A key that is equal for leaves of programs that are compiled alike."""
         if self.place is None:
             return kind_of(self.value)
         # Whether points or seeds share a value decides what is repeated for them.
