@@ -1,11 +1,22 @@
-"""NumPy functions that evaluate recorded curves, with recorded rounds along the last axis."""
+"""Functions that evaluate recorded curves.
+
+Those of NumPy arrays have recorded rounds along the last axis.
+"""
 
 from typing import Any
 
 import numpy as np
+import xarray as xr
 from jaxtyping import Float
 
-__all__ = ["first_round_below", "gain", "log_gap", "standard_error"]
+__all__ = [
+    "completion",
+    "first_round_below",
+    "gain",
+    "log_gap",
+    "standard_error",
+    "time_to_target",
+]
 
 
 def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
@@ -64,3 +75,105 @@ def standard_error(samples: Any, axis: int = 0) -> Float[np.ndarray, "*batch"]:
     if size < 2:
         return np.full(np.delete(samples.shape, axis), np.nan)
     return np.asarray(np.std(samples, axis=axis, ddof=1) / np.sqrt(size))
+
+
+def time_to_target(
+    result: xr.Dataset,
+    metric: str,
+    *,
+    at_least: Any = None,
+    at_most: Any = None,
+    clock: str = "round",
+) -> xr.DataArray:
+    """Returns when each model first met a target, or NaN if it never did.
+
+    NaN meets no target. Models meet it at records, so times have the resolution of `record_every`.
+    A model that arrives later, see `arriving`, meets it at its arrival or later.
+
+    Args:
+      result: a result over ``(..., round, model)``.
+      metric: the name of the metric.
+      at_least: the target; a number, or a DataArray such as one over models.
+      at_most: the same for metrics such as the loss. Give one of the two.
+      clock: "round" counts completed rounds, and "time" is the simulated time of a clock.
+
+    Raises:
+      ValueError: unless there is one target, or if the result has no such metric or clock.
+
+    Example:
+      >>> import xarray as xr
+      >>> curve = xr.Dataset({"accuracy": (("round", "model"), [[0.1, 0.1], [0.8, 0.3]])})
+      >>> time_to_target(curve.assign_coords(round=[0, 10]), "accuracy", at_least=0.5).values
+      array([10., nan])
+    """
+    if (at_least is None) == (at_most is None):
+        raise ValueError(
+            f"at_least is {at_least} and at_most is {at_most}; give one of them, the target"
+        )
+    for name in (metric, clock):
+        if name not in result.variables:
+            raise ValueError(f"the result has no {name!r}, but {', '.join(map(str, result))}")
+    value = result[metric]
+    met = value <= at_most if at_least is None else value >= at_least
+    if "arrived_at" in result:
+        met &= result["arrived_at"].notnull()
+    return result[clock].where(met).min("round")
+
+
+def completion(
+    result: xr.Dataset,
+    metric: str,
+    *,
+    at_least: Any = None,
+    at_most: Any = None,
+    clock: str = "round",
+) -> xr.Dataset:
+    """Returns the models' job completion times.
+
+    With the arrival a and the finish c of a model, the completion time is ``c - a``. A finish is
+    the first record that meets the target, see `time_to_target`, and an arrival is 0 without
+    `arriving`.
+
+    Args:
+      result: a result over ``(..., round, model)``, of any assignment.
+      metric: the name of the metric.
+      at_least: the target, as in `time_to_target`.
+      at_most: the same for metrics such as the loss.
+      clock: "round" or "time". In simulated time, a model arrives at the last record before its
+        first round.
+
+    Returns:
+      ``finished_at`` and ``completion_time`` over ``(..., model)``, NaN for unfinished models;
+      ``mean_completion_time`` over finished models; ``finished_share``; and ``makespan``, the last
+      finish minus the first arrival, NaN unless all models finished.
+
+    Raises:
+      ValueError: as in `time_to_target`.
+
+    Example:
+      >>> import xarray as xr
+      >>> curve = xr.Dataset({"accuracy": (("round", "model"), [[0.1, 0.1], [0.8, 0.3]])})
+      >>> found = completion(curve.assign_coords(round=[0, 10]), "accuracy", at_least=0.5)
+      >>> found.mean_completion_time.item(), found.finished_share.item(), found.makespan.item()
+      (10.0, 0.5, nan)
+
+    Reference: Liu et al., "Venn" (2025), for the mean over finished jobs. Their makespan is the
+    largest completion time.
+    """
+    finished = time_to_target(result, metric, at_least=at_least, at_most=at_most, clock=clock)
+    arrived = xr.zeros_like(finished)
+    if "arrived_at" in result:
+        arrived = result["arrived_at"].max("round")
+        if clock != "round":
+            is_before = result["round"] <= arrived
+            arrived = result[clock].where(is_before).max("round").where(arrived.notnull())
+    times, is_all = finished - arrived, finished.notnull().all("model")
+    return xr.Dataset(
+        {
+            "finished_at": finished,
+            "completion_time": times,
+            "mean_completion_time": times.mean("model"),
+            "finished_share": finished.notnull().mean("model"),
+            "makespan": (finished.max("model") - arrived.min("model")).where(is_all),
+        }
+    )

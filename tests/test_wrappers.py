@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from fedjax_mm import advance, fedavg, mfa_rand, noisy, params_of, simulate
+from fedjax_mm import (
+    advance,
+    fedavg,
+    mfa_rand,
+    noisy,
+    params_of,
+    simulate,
+)
 from fedjax_mm.asynchrony import on_clock, shifted_exponential
-from fedjax_mm.availability import available, bernoulli, dropping
+from fedjax_mm.availability import arriving, available, bernoulli, dropping, finishing
 from fedjax_mm.compression import compressed, random_k, top_k
 from fedjax_mm.privacy import private
 from fedjax_mm.tasks import quadratic
@@ -39,6 +46,10 @@ WRAPPERS = {
     "on a clock": (
         lambda f, a: (f, on_clock(a, shifted_exponential(N))),
         lambda f, a: (f, on_clock(a, shifted_exponential(N), first=2)),
+    ),
+    "jobs": (
+        lambda f, a: (f, arriving(finishing(a, "loss", at_most=-9.0), [0] * M)),
+        lambda f, a: (f, arriving(finishing(a, "loss", at_most=[-9.0, -0.001]), [1, 0])),
     ),
     "noisy": (
         lambda f, a: (noisy(f, EVENS, noise=0.0), a),

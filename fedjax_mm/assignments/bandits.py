@@ -1,5 +1,6 @@
 """Bandits: clients train models on which their losses are large or rarely observed."""
 
+import dataclasses
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -10,6 +11,7 @@ from annotated_types import Gt, Interval
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fedjax_mm.assignments.sampling import Dealt, dealt_to
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
@@ -26,12 +28,14 @@ class Heard(NamedTuple):
       number: n, the discounted number of observed losses.
       time: T, the discounted number of clock ticks.
       last: the last round in which a client trained a model; 0 if none.
+      first: whether each model was at work in round 1.
     """
 
     loss: Float[Array, "models clients"]
     number: Float[Array, "models clients"]
     time: Float[Array, ""]
     last: Int[Array, "models clients"]
+    first: Bool[Array, " models"]
 
 
 @checked
@@ -44,13 +48,15 @@ def bandit(
     weights: Annotated[Float[Array, " models"] | tuple[float, ...], Gt(0)] | None = None,
     discount: Annotated[Scalar, Interval(gt=0, le=1)] = 0.9,
     clock: Literal["round", "client"] = "round",
+    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """Multi-FedAvg with bandits: selects K clients per round using bounds on discounted losses.
 
     After every round ``L <- l + gamma L``, ``n <- 1[l > 0] + gamma n`` and ``T <- 1 + gamma T`` for
     each model and client, where l is the client's mean loss while training the model in this round,
     or 0 if it did not train it. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair
-    without an observed loss. In the first M rounds all clients train model 1, 2, ..., M.
+    without an observed loss. In the first M rounds all clients train model 1, 2, ..., M, except for
+    models that are not at work.
 
     Losses must be positive, like the cross-entropy, because other values count as unobserved.
 
@@ -67,6 +73,8 @@ def bandit(
       weights: p for "weighted-sum", one positive number per model; None means equal weights.
       discount: gamma, above 0 and at most 1.
       clock: "round" advances T once per round, and "client" N times, as in the authors' code.
+      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+        train. None means all.
 
     Raises:
       ValueError: if sizes do not fit, `weights` does not apply to the policy, or a choice is
@@ -86,22 +94,32 @@ def bandit(
     """
     checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
     shares = _shares(weights, policy, num_models)
+    given = dealt_to(num_models, active)
     shape, ticks = (num_models, num_clients), num_clients if clock == "client" else 1
 
     def init(rng_key: PRNGKeyArray) -> Heard:
         del rng_key
         nothing = jnp.zeros(shape)
-        return Heard(nothing, nothing, jnp.zeros(()), jnp.zeros(shape, jnp.int32))
+        rounds, first = jnp.zeros(shape, jnp.int32), jnp.ones(num_models, bool)
+        return Heard(nothing, nothing, jnp.zeros(()), rounds, first)
 
     def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Cohort:
+        dealt = Dealt.to(jnp.ones(num_models, bool)) if given is None else given
         if policy == "random":
-            return at_random(rng_key, num_clients, num_models, cohort_size)
+            drawn = at_random(rng_key, num_clients, dealt.number, cohort_size)
+            return dealt.named(drawn)
         bounds = upper_bounds(heard)
         if policy == "weighted-sum":
-            return weighted_sum(bounds, jnp.asarray(shares, float), cohort_size)
-        if policy == "pareto":
-            return pareto(rng_key, bounds, heard.last, cohort_size)
-        return rank_list(bounds, round - 1 if num_models > 2 else jnp.int32(0), cohort_size)
+            chosen = weighted_sum(bounds, jnp.asarray(shares, float), cohort_size, dealt.active)
+        elif policy == "pareto":
+            is_active = dealt.active[:, None]
+            bounds = jnp.where(is_active, bounds, -jnp.inf)
+            last = jnp.where(is_active, heard.last, jnp.iinfo(jnp.int32).max)
+            chosen = pareto(rng_key, bounds, last, cohort_size)
+        else:
+            first = jnp.where(dealt.number > 2, round - 1, 0)
+            chosen = dealt.named(rank_list(bounds[dealt.models], first, cohort_size, dealt.number))
+        return _without(chosen, dealt.active)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
@@ -109,8 +127,13 @@ def bandit(
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
         first = Cohort(everybody, jnp.broadcast_to(t - 1, everybody.shape))
         fill = partial(jnp.pad, pad_width=(0, num_clients - cohort_size), constant_values=-1)
+        opens = t <= num_models
+        if given is not None:
+            state = state._replace(first=jnp.where(t == 1, given.active, state.first))
+            turn = jnp.minimum(t - 1, num_models - 1)
+            opens &= state.first[turn] & given.active[turn]
         cohort = lax.cond(
-            t <= num_models,
+            opens,
             lambda: first,
             lambda: jax.tree.map(fill, choose(rng_key, t, state)),
         )
@@ -127,6 +150,7 @@ def bandit(
             (loss > 0) + discount * state.number,
             passed + jnp.asarray(discount) ** ticks * state.time,
             last,
+            state.first,
         )
 
     return Assignment(num_clients, num_models, init, assign, observe)
@@ -138,7 +162,15 @@ def upper_bounds(heard: Heard) -> Float[Array, "models clients"]:
     return jnp.where(heard.number > 0, bounds, jnp.inf)
 
 
-def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int) -> Cohort:
+def _without(cohort: Cohort, active: Bool[Array, " models"]) -> Cohort:
+    """A cohort without the clients of models that are not at work."""
+    clients = jnp.where(active[cohort.models], cohort.clients, -1)
+    return dataclasses.replace(cohort, clients=clients)
+
+
+def at_random(
+    rng_key: PRNGKeyArray, num_clients: int, num_models: int | Int[Array, ""], cohort_size: int
+) -> Cohort:
     """Draws K clients without replacement, and a model for each."""
     client_key, model_key = jax.random.split(rng_key)
     models = jax.random.randint(model_key, (cohort_size,), 0, num_models, jnp.int32)
@@ -146,11 +178,16 @@ def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_s
 
 
 def weighted_sum(
-    bounds: Float[Array, "models clients"], shares: Float[Array, " models"], cohort_size: int
+    bounds: Float[Array, "models clients"],
+    shares: Float[Array, " models"],
+    cohort_size: int,
+    active: Bool[Array, " models"],
 ) -> Cohort:
     """Selects the K clients with largest ``sum_m p_m A_m``, each for its model with largest A."""
-    _, clients = lax.top_k(shares @ bounds, cohort_size)
-    models = jnp.argmax(bounds[:, clients], axis=0).astype(jnp.int32)
+    is_active = active[:, None]
+    _, clients = lax.top_k(shares @ jnp.where(is_active, bounds, 0), cohort_size)
+    models = jnp.argmax(jnp.where(is_active, bounds, -jnp.inf)[:, clients], axis=0)
+    models = models.astype(jnp.int32)
     return Cohort(clients.astype(jnp.int32), models)
 
 
@@ -175,12 +212,18 @@ def pareto(
 
 
 def rank_list(
-    bounds: Float[Array, "models clients"], first: Int[Array, ""], cohort_size: int
+    bounds: Float[Array, "models clients"],
+    first: Int[Array, ""],
+    cohort_size: int,
+    number: Int[Array, ""],
 ) -> Cohort:
-    """Lets models take turns, from `first` on, to pick the unassigned client with the largest A."""
+    """Lets models take turns, from `first` on, to pick the unassigned client with the largest A.
+
+    Only the first `number` models do.
+    """
 
     def take(is_taken: Array, turn: Array) -> tuple[Array, tuple[Array, Array]]:
-        model = (first + turn) % len(bounds)
+        model = (first + turn) % number
         client = jnp.argmax(jnp.where(is_taken, -jnp.inf, bounds[model])).astype(jnp.int32)
         return is_taken.at[client].set(True), (client, model)
 

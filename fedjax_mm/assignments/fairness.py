@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 from annotated_types import Ge
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm.assignments.sampling import no_state
+from fedjax_mm.assignments.sampling import dealt_to, no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
@@ -22,6 +22,7 @@ def fedfair(
     cohort_size: Count | None = None,
     alpha: Annotated[Scalar, Ge(1)] = 3.0,
     by: Literal["loss", "accuracy"] = "loss",
+    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """FedFairMMFL: each client draws a model with probability proportional to f_m^(alpha - 1).
 
@@ -37,6 +38,8 @@ def fedfair(
       alpha: 1 draws models uniformly; larger values give more clients to the worst model.
       by: the metric that determines f_m and that all tasks must have. "loss" uses the mean training
         loss, and "accuracy" uses 100 (1 - test accuracy). Either costs one pass over the data.
+      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+        train. None means all.
 
     Raises:
       ValueError: if sizes do not fit, `alpha` is below 1 or `by` is unknown.
@@ -54,6 +57,7 @@ def fedfair(
     """
     number = num_clients if cohort_size is None else cohort_size
     checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    dealt = dealt_to(num_models, active)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
@@ -63,17 +67,21 @@ def fedfair(
             lack = look.metric("loss")
         else:
             lack = 100 * (1 - look.metric("test_accuracy", "accuracy"))
-        up_to = jnp.cumsum(chances(lack, alpha))
+        up_to = jnp.cumsum(chances(lack, alpha, True if dealt is None else dealt.active))
         lot = jax.random.uniform(model_key, (number, 1), jnp.float32)
         # Round-off may leave the last sum below 1.
         models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
+        if dealt is not None:
+            clients = jnp.where(dealt.active[models], clients, -1)
         return Cohort(clients, models.astype(jnp.int32)), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 
 
-def chances(lack: Float[Array, " models"], alpha: Scalar) -> Float[Array, " models"]:
-    """Returns probabilities proportional to f_m^(alpha - 1).
+def chances(
+    lack: Float[Array, " models"], alpha: Scalar, active: bool | Bool[Array, " models"] = True
+) -> Float[Array, " models"]:
+    """Returns probabilities proportional to f_m^(alpha - 1), for the models at work.
 
     A model with f_m = 0 is drawn only if alpha is 1 or all f_m are 0.
 
@@ -85,4 +93,4 @@ def chances(lack: Float[Array, " models"], alpha: Scalar) -> Float[Array, " mode
     """
     # Use logarithms, because for large alpha the powers of small losses would all underflow to 0.
     tiny = jnp.finfo(lack.dtype).tiny
-    return jax.nn.softmax((alpha - 1) * jnp.log(jnp.maximum(lack, tiny)))
+    return jax.nn.softmax((alpha - 1) * jnp.log(jnp.maximum(lack, tiny)), where=active)

@@ -6,23 +6,26 @@ partition draws at random which models get the larger groups.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fedjax_mm.assignments.sampling import (
+    Dealt,
     add_models,
     check_processors,
     cohort_sizes,
+    dealt_to,
     draw_cohort,
     no_state,
     uniform_sampling,
 )
-from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round, Sampling
+from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Padded, Round, Sampling
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, TracedCount, checked
@@ -39,6 +42,7 @@ def mfa_rand(
     cohort_size: Count | None = None,
     unbiased: bool = False,
     processors: Processors = 1,
+    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """MFA-Rand: in every round, a new uniform partition into M groups, randomly matched to models.
 
@@ -57,6 +61,8 @@ def mfa_rand(
         ``fedavg(server_scale="1/N")`` the expected step then equals that of full participation.
       processors: B_k; one number, or one per client. With 1, each client of the cohort trains one
         model; with M or more, it trains all of them.
+      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+        train. None means all.
 
     Raises:
       ValueError: if the sizes do not fit, `processors` are not positive integers or `unbiased` is
@@ -76,6 +82,8 @@ def mfa_rand(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2, for one processor per client; several processors are an extension.
     """
+    dealt = dealt_to(num_models, active)
+    num_models = num_models if dealt is None else dealt.padded
     most_models, number, cohort_size = cohort_sizes(num_clients, num_models, cohort_size)
     num_trained = check_processors(processors, num_clients)
     # There may be a billion clients. Do not broadcast a single number.
@@ -96,7 +104,7 @@ def mfa_rand(
             if is_several:
                 scale = scale / jnp.minimum(jnp.asarray(num_trained)[cohort.clients], number)
             cohort = dataclasses.replace(cohort, scale=scale)
-        return cohort, state
+        return cohort if dealt is None else dealt.named(cohort), state
 
     most_of_a_client = int(min(most, most_models))
     sampling = uniform_sampling(num_clients, cohort_size)._replace(most_models=most_of_a_client)
@@ -110,6 +118,8 @@ def mfa_rr(
     *,
     cohort_size: Count | None = None,
     redraw: Literal["frame", "round"] = "frame",
+    on_change: Literal["cut", "wait"] = "cut",
+    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """MFA-RR: one partition per frame of M rounds, whose groups rotate through the models.
 
@@ -123,9 +133,13 @@ def mfa_rr(
       redraw: "frame", the default, keeps the cohort for a frame. "round" draws a new cohort and
         partition in every round, as in the paper's text on partial participation. Groups are then
         distributed as in MFA-Rand.
+      on_change: what happens to a frame when the models at work change. "cut" ends it, and a new
+        one begins with as many groups as models at work; ``frames_cut`` counts such ends. With
+        "wait" the group of a finished model is idle, and arrived models wait, until it ends.
+      active: the models at work, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
-      ValueError: if the sizes do not fit or `redraw` is unknown.
+      ValueError: if the sizes do not fit, or a choice is unknown.
 
     Example:
       >>> import jax
@@ -140,6 +154,8 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
+    if dealt_to(num_models, active) is not None:
+        return _rotated_jobs(num_clients, num_models, cohort_size, redraw, on_change, active)
     most_models, number, cohort_size = cohort_sizes(num_clients, num_models, cohort_size)
     rounds_held = number if redraw == "frame" else 1
 
@@ -163,6 +179,61 @@ def mfa_rr(
     # The same clients participate throughout a frame.
     sampling = uniform_sampling(num_clients, cohort_size if redraw == "round" else num_clients)
     return Assignment(num_clients, most_models, init, assign).sampled(sampling)
+
+
+class Frame(NamedTuple):
+    """State of MFA-RR for the models at work.
+
+    Attributes:
+      held: the partition of the frame, of numbers from 0 on.
+      active: the models at work when the frame began.
+      first: its first round.
+      cuts: the number of frames that ended early.
+    """
+
+    held: Cohort
+    active: Bool[Array, " models"]
+    first: Int[Array, ""]
+    cuts: Int[Array, ""]
+
+
+def _rotated_jobs(
+    num_clients: int,
+    num_models: Any,
+    cohort_size: int | None,
+    redraw: Literal["frame", "round"],
+    on_change: Literal["cut", "wait"],
+    active: Any,
+) -> Assignment:
+    """MFA-RR for the models at work, whose frames have as many rounds as there are models."""
+    size, _, drawn = cohort_sizes(num_clients, num_models, cohort_size)
+
+    def draw(rng_key: PRNGKeyArray, number: Any) -> Cohort:
+        return draw_cohort(rng_key, num_clients, Padded(size, number), drawn)
+
+    def init(rng_key: PRNGKeyArray) -> Frame:
+        cohort = jax.eval_shape(partial(draw, number=1), rng_key)
+        empty = jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), cohort)
+        return Frame(empty, jnp.zeros(size, bool), jnp.int32(0), jnp.int32(0))
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
+        del look
+        t, (held, before, first, cuts) = jnp.asarray(round, jnp.int32), state
+        is_over = (first == 0) | (t - first == Dealt.to(before).number)
+        is_cut = ~is_over & jnp.any(before != active) & (on_change == "cut")
+        begins = is_over | is_cut
+        now, first = jnp.where(begins, jnp.asarray(active), before), jnp.where(begins, t, first)
+        dealt = Dealt.to(now)
+        is_new = begins | (redraw == "round")
+        held = lax.cond(is_new, lambda: draw(rng_key, dealt.number), lambda: held)
+        turned = Cohort(held.clients, (held.models + t - first) % dealt.number)
+        cohort = dealt._replace(active=now & active).named(turned)
+        return cohort, Frame(held, now, first, cuts + is_cut)
+
+    def metrics(state: Frame) -> Metrics:
+        return {"frames_cut": jnp.full(size, state.cuts, float)}
+
+    return Assignment(num_clients, size, init, assign, None, metrics)
 
 
 @checked

@@ -1,12 +1,13 @@
 """Uniform draws of cohorts, without replacement."""
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fedjax_mm.base import Cohort, Padded, Sampling, keys
 from fedjax_mm.base.shuffles import permutation
@@ -41,6 +42,53 @@ def draw_cohort(
     slots = _padded_slots(cohort_size, num_models)
     groups = jnp.where(slots >= 0, cohort[slots], -1)
     return Cohort.of_rows(groups[permutation(order_key, num_models)])
+
+
+class Dealt(NamedTuple):
+    """Models at work, which are numbered first while clients are dealt to them.
+
+    Attributes:
+      number: their number, or 1 if there are none.
+      models: all models, those at work first.
+      active: whether each model is at work.
+    """
+
+    number: Int[Array, ""]
+    models: Int[Array, " models"]
+    active: Bool[Array, " models"]
+
+    @classmethod
+    def to(cls, active: Bool[Array, " models"]) -> Self:
+        """Numbers the models at work."""
+        order = jnp.argsort(~active, stable=True).astype(jnp.int32)
+        return cls(jnp.maximum(jnp.sum(active, dtype=jnp.int32), 1), order, active)
+
+    @property
+    def padded(self) -> Padded:
+        """M, of which only some are at work."""
+        return Padded(len(self.models), self.number)
+
+    def named(self, cohort: Cohort) -> Cohort:
+        """A cohort of numbers from 0 on, with the models that they stand for."""
+        models = self.models[cohort.models]
+        clients = jnp.where(self.active[models], cohort.clients, -1)
+        return dataclasses.replace(cohort, clients=clients, models=models)
+
+
+def dealt_to(num_models: int | Padded, active: Any) -> Dealt | None:
+    """The models at work, or None if all are.
+
+    Raises:
+      ValueError: if there is not one truth value for each model.
+    """
+    if active is None:
+        return None
+    if isinstance(num_models, Padded) or np.shape(active) != (num_models,):
+        raise ValueError(
+            f"active has the shape {np.shape(active)} and num_models is {num_models}; give a bool "
+            "for each of a fixed number of models"
+        )
+    return Dealt.to(jnp.asarray(active))
 
 
 def add_models(

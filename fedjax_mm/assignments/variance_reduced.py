@@ -5,10 +5,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.assignments.partitions import Processors
-from fedjax_mm.assignments.sampling import check_processors, no_state
+from fedjax_mm.assignments.sampling import check_processors, dealt_to, no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, checked
@@ -23,6 +23,7 @@ def variance_reduced(
     by: Literal["loss", "update"] = "loss",
     processors: Processors = 1,
     inactive: Literal["rest", "train"] = "rest",
+    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """LVR and GVR: samples clients with large losses or updates more often, but at lower weights.
 
@@ -47,6 +48,8 @@ def variance_reduced(
       processors: B_k; one number, or one per client.
       inactive: "rest" or "train". With "train", clients that are not drawn train without
         participating, as `stalevr` with exact beta requires.
+      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+        train. None means all.
 
     Raises:
       ValueError: if a number is not positive, or `expected_trainings` exceeds the number of
@@ -73,10 +76,15 @@ def variance_reduced(
     checks.check_numbers(
         "expected_trainings", expected_trainings, lambda m: (m > 0) & (m <= len(owners)), most
     )
+    dealt = dealt_to(num_models, active)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
         sizes, num_gradients = _sizes(by, look)
+        if dealt is not None:
+            sizes = jnp.where(dealt.active[:, None], sizes, 0)
+            if num_gradients is not None:
+                num_gradients = jnp.where(dealt.active, num_gradients, 0)
         shares = sizes / number_of
         p = optimal_probabilities(shares[:, owners], expected_trainings)
         drawn = draw_models(rng_key, p)
@@ -85,6 +93,8 @@ def variance_reduced(
         scale = jnp.where(counts > 0, counts / (number_of * p[:, firsts]), 0)
         everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
         if inactive == "train":
+            if dealt is not None:
+                everybody = jnp.where(dealt.active[:, None], everybody, -1)
             return Cohort.of_rows(everybody, scale, num_gradients, counts > 0), state
         # Move clients that train to the front, so that the remaining chunks are empty.
         order = jnp.argsort(counts == 0, axis=1, stable=True)

@@ -1,4 +1,4 @@
-"""Client availability: which clients are present in a round, and which messages are lost."""
+"""Availability: clients that are absent, messages that are lost, and models that come and go."""
 
 import lazy_loader
 

@@ -1,5 +1,6 @@
 """The contract: what tasks, algorithms and assignments are, and what the simulator gives them."""
 
+from fedjax_mm.base.cohorts import Cohort, Sampling
 from fedjax_mm.base.contract import (
     Algorithm,
     AssignFn,
@@ -9,7 +10,6 @@ from fedjax_mm.base.contract import (
     ClientContext,
     ClientFn,
     ClientState,
-    Cohort,
     Contribution,
     DemandingTask,
     Index,
@@ -21,7 +21,6 @@ from fedjax_mm.base.contract import (
     Padded,
     Params,
     Round,
-    Sampling,
     Scalar,
     ServerContext,
     ServerFn,

@@ -151,7 +151,7 @@ _COUNTS: dict[str, Any] = dict.fromkeys(["at_work", "processors"], Count | tuple
 _FACTORIES: dict[str, Any] = {**strategies(), "bods": bods, "fedast": fedast}
 
 ASSIGNMENT_TABLES = {
-    name: table_of(Assigned, factory, "num_clients", "num_models", **_COUNTS)
+    name: table_of(Assigned, factory, "num_clients", "num_models", "active", **_COUNTS)
     for name, factory in _FACTORIES.items()
 }
 """The tables of all assignments in a file, and of the dispatch, by `name`."""

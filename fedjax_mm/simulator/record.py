@@ -48,7 +48,7 @@ class Trace:
       gradients: ``int32[records, models]``, gradients computed since the previous record. In both
         counts, -1 marks an overflow of 32 bits.
       idle_rounds: ``int32[records, models]``, rounds since the previous record in which the model
-        had no participants.
+        was at work and had no participants.
       upload_size: the number of values one client sends per local training of each model.
       download_size: the number of values one client receives per local training of each model.
       per_client: names of metrics with one number per client, on the axis after the models axis.
@@ -95,6 +95,12 @@ class MessageSizes(NamedTuple):
 
 MESSAGE_BITS = "message_bits"
 """The name of the metric with the bits of one client's message, if updates are compressed."""
+
+ACTIVE = "active"
+"""The name of an assignment's metric that is 1 for models at work, and 0 for others.
+
+The others are not idle, and their servers never step.
+"""
 
 RESERVED = (
     *("seed", "round", "model", "client", "diverged", "ended"),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base
 from fedjax_mm.base import (
@@ -32,7 +32,7 @@ from fedjax_mm.base import (
     sums,
 )
 from fedjax_mm.base.calls import in_short
-from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
+from fedjax_mm.simulator.record import ACTIVE, Counts, Measured, Work, add_counts, measure
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.simulator.train import (
     Jobs,
@@ -89,9 +89,20 @@ class Rounds(NamedTuple):
         cohort, own = assignment.assign(assign_key, t, state.assignment, asked)
         now = CurrentRound(t, rng_key, cohort)
         trained = train_cohort(stacks, now, models, self.options)
-        models = aggregate(stacks, now, models, trained)
+        active = self.active(own)
+        models = aggregate(stacks, now, models, trained, active)
         own = observe(assignment, stacks, now, own, trained)
-        return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained))
+        return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained, active))
+
+    def active(self, own: Any) -> Bool[Array, " models"]:
+        """Models at work, given the state of the assignment after its choice."""
+        metrics = self.assignment.metrics(own) if self.assignment.metrics else {}
+        return metrics[ACTIVE] > 0 if ACTIVE in metrics else jnp.ones(self.num_models, bool)
+
+    @property
+    def num_models(self) -> int:
+        """M."""
+        return sum(len(stack.models) for stack in self.stacks)
 
     def rounds(self, state: State, number: int) -> tuple[State, Work]:
         """Computes a static number of rounds, and returns their work."""
@@ -259,17 +270,24 @@ def aggregate(
     now: CurrentRound,
     states: Sequence[StackState],
     trained: Sequence[Trained],
+    active: Bool[Array, " models"],
 ) -> tuple[StackState, ...]:
     """Applies the server step to every model.
 
-    Models without participants are unchanged unless their algorithm has `steps_idle`.
+    Models without participants are unchanged unless they are at work and their algorithm has
+    `steps_idle`.
     """
 
     def of_stack(stack: Stack, state: StackState, trained: Trained) -> StackState:
         def of_model(
-            task: Task, key: PRNGKeyArray, size: Array, trained: Trained, model: StackState
+            task: Task,
+            key: PRNGKeyArray,
+            size: Array,
+            active: Array,
+            trained: Trained,
+            model: StackState,
         ) -> StackState:
-            is_trained = stack.algorithm.steps_idle or size > 0
+            is_trained = active if stack.algorithm.steps_idle else size > 0
             # The sums of an idle model are 0. Replace them with 1, because the gradient of 0/0 is
             # NaN even if `where` discards the value.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
@@ -282,7 +300,8 @@ def aggregate(
 
         trained = trained._replace(reports=())  # reports have no models axis
         each = keys.model_keys(now.rng_key, stack.models)
-        return over_models(of_model, stack, each, stack.rows(sizes), trained, state)
+        rows = stack.rows(sizes), stack.rows(active)
+        return over_models(of_model, stack, each, *rows, trained, state)
 
     sizes = now.cohort.sizes(sum(len(stack.models) for stack in stacks))
     return tuple(map(of_stack, stacks, states, trained))
@@ -320,10 +339,15 @@ def received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
     return dataclasses.replace(cohort, clients=clients), jax.tree.map(received, reports)
 
 
-def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -> Counts:
+def count(
+    stacks: Sequence[Stack],
+    cohort: Cohort,
+    trained: Sequence[Trained],
+    active: Bool[Array, " models"],
+) -> Counts:
     """Counts the work of one round, per model."""
     participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
     gradients = cohort.num_gradients
     if gradients is None:
         gradients = by_model(stacks, [each.total.num_gradients for each in trained])
-    return Counts(participants, gradients, (participants == 0).astype(jnp.int32))
+    return Counts(participants, gradients, (active & (participants == 0)).astype(jnp.int32))
