@@ -9,6 +9,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from fedjax_mm.checks.values import target_of
+
 __all__ = [
     "completion",
     "first_round_below",
@@ -106,15 +108,11 @@ def time_to_target(
       >>> time_to_target(curve.assign_coords(round=[0, 10]), "accuracy", at_least=0.5).values
       array([10., nan])
     """
-    if (at_least is None) == (at_most is None):
-        raise ValueError(
-            f"at_least is {at_least} and at_most is {at_most}; give one of them, the target"
-        )
+    meets = target_of(at_least, at_most)
     for name in (metric, clock):
         if name not in result.variables:
             raise ValueError(f"the result has no {name!r}, but {', '.join(map(str, result))}")
-    value = result[metric]
-    met = value <= at_most if at_least is None else value >= at_least
+    met = meets(result[metric])
     if "arrived_at" in result:
         met &= result["arrived_at"].notnull()
     return result[clock].where(met).min("round")

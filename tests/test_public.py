@@ -20,10 +20,10 @@ ROOT = Path(fedjax_mm.__file__).parent
 
 
 LAYERS = [
-    {"metrics", "tools"},
+    {"tools"},
     {"base"},
     {"checks"},
-    {"data", "schedules", "theory", "wrap"},
+    {"data", "metrics", "schedules", "theory", "wrap"},
     {"assignments", "asynchrony", "availability", "compression", "local"},
     {"privacy", "tasks"},
     {"algorithms", "simulator"},

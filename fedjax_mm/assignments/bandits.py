@@ -1,6 +1,5 @@
 """Bandits: clients train models on which their losses are large or rarely observed."""
 
-import dataclasses
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -106,20 +105,14 @@ def bandit(
     def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Cohort:
         dealt = Dealt.to(jnp.ones(num_models, bool)) if given is None else given
         if policy == "random":
-            drawn = at_random(rng_key, num_clients, dealt.number, cohort_size)
-            return dealt.named(drawn)
-        bounds = upper_bounds(heard)
+            return dealt.named(at_random(rng_key, num_clients, dealt.number, cohort_size))
+        bounds = jnp.where(dealt.active[:, None], upper_bounds(heard), -jnp.inf)
         if policy == "weighted-sum":
-            chosen = weighted_sum(bounds, jnp.asarray(shares, float), cohort_size, dealt.active)
-        elif policy == "pareto":
-            is_active = dealt.active[:, None]
-            bounds = jnp.where(is_active, bounds, -jnp.inf)
-            last = jnp.where(is_active, heard.last, jnp.iinfo(jnp.int32).max)
-            chosen = pareto(rng_key, bounds, last, cohort_size)
-        else:
-            first = jnp.where(dealt.number > 2, round - 1, 0)
-            chosen = dealt.named(rank_list(bounds[dealt.models], first, cohort_size, dealt.number))
-        return _without(chosen, dealt.active)
+            return dealt.masked(weighted_sum(bounds, jnp.asarray(shares, float), cohort_size))
+        if policy == "pareto":
+            return dealt.masked(pareto(rng_key, bounds, heard.last, cohort_size))
+        first = jnp.where(dealt.number > 2, round - 1, 0)
+        return dealt.named(rank_list(bounds[dealt.models], first, cohort_size, dealt.number))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
@@ -162,12 +155,6 @@ def upper_bounds(heard: Heard) -> Float[Array, "models clients"]:
     return jnp.where(heard.number > 0, bounds, jnp.inf)
 
 
-def _without(cohort: Cohort, active: Bool[Array, " models"]) -> Cohort:
-    """A cohort without the clients of models that are not at work."""
-    clients = jnp.where(active[cohort.models], cohort.clients, -1)
-    return dataclasses.replace(cohort, clients=clients)
-
-
 def at_random(
     rng_key: PRNGKeyArray, num_clients: int, num_models: int | Int[Array, ""], cohort_size: int
 ) -> Cohort:
@@ -178,16 +165,14 @@ def at_random(
 
 
 def weighted_sum(
-    bounds: Float[Array, "models clients"],
-    shares: Float[Array, " models"],
-    cohort_size: int,
-    active: Bool[Array, " models"],
+    bounds: Float[Array, "models clients"], shares: Float[Array, " models"], cohort_size: int
 ) -> Cohort:
-    """Selects the K clients with largest ``sum_m p_m A_m``, each for its model with largest A."""
-    is_active = active[:, None]
-    _, clients = lax.top_k(shares @ jnp.where(is_active, bounds, 0), cohort_size)
-    models = jnp.argmax(jnp.where(is_active, bounds, -jnp.inf)[:, clients], axis=0)
-    models = models.astype(jnp.int32)
+    """Selects the K clients with largest ``sum_m p_m A_m``, each for its model with largest A.
+
+    A is -inf for models that are not at work.
+    """
+    _, clients = lax.top_k(shares @ jnp.where(jnp.isneginf(bounds), 0, bounds), cohort_size)
+    models = jnp.argmax(bounds[:, clients], axis=0).astype(jnp.int32)
     return Cohort(clients.astype(jnp.int32), models)
 
 
@@ -197,7 +182,11 @@ def pareto(
     last: Int[Array, "models clients"],
     cohort_size: int,
 ) -> Cohort:
-    """Draws K Pareto-optimal clients, each for the model it trained least recently."""
+    """Draws K Pareto-optimal clients, each for the model it trained least recently.
+
+    A is -inf for models that are not at work.
+    """
+    last = jnp.where(jnp.isneginf(bounds), jnp.iinfo(jnp.int32).max, last)
 
     def is_dominated(own: Float[Array, " models"]) -> Bool[Array, ""]:
         as_large = jnp.all(bounds >= own[:, None], axis=0)

@@ -71,9 +71,8 @@ def fedfair(
         lot = jax.random.uniform(model_key, (number, 1), jnp.float32)
         # Round-off may leave the last sum below 1.
         models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
-        if dealt is not None:
-            clients = jnp.where(dealt.active[models], clients, -1)
-        return Cohort(clients, models.astype(jnp.int32)), state
+        cohort = Cohort(clients, models.astype(jnp.int32))
+        return cohort if dealt is None else dealt.masked(cohort), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 

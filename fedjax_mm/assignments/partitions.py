@@ -133,9 +133,9 @@ def mfa_rr(
       redraw: "frame", the default, keeps the cohort for a frame. "round" draws a new cohort and
         partition in every round, as in the paper's text on partial participation. Groups are then
         distributed as in MFA-Rand.
-      on_change: what happens to a frame when the models at work change. "cut" ends it, and a new
-        one begins with as many groups as models at work; ``frames_cut`` counts such ends. With
-        "wait" the group of a finished model is idle, and arrived models wait, until it ends.
+      on_change: what happens to a frame when the models at work change. "cut" ends it and
+        begins a new one with as many groups as models at work. ``frames_cut`` counts these ends.
+        With "wait", the frame goes on to its end without the finished and the new models.
       active: the models at work, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
@@ -205,7 +205,7 @@ def _rotated_jobs(
     on_change: Literal["cut", "wait"],
     active: Any,
 ) -> Assignment:
-    """MFA-RR for the models at work, whose frames have as many rounds as there are models."""
+    """MFA-RR with frames of as many rounds as models are at work."""
     size, _, drawn = cohort_sizes(num_clients, num_models, cohort_size)
 
     def draw(rng_key: PRNGKeyArray, number: Any) -> Cohort:

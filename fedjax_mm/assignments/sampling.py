@@ -65,14 +65,17 @@ class Dealt(NamedTuple):
 
     @property
     def padded(self) -> Padded:
-        """M, of which only some are at work."""
+        """The number of models at work, bounded by M."""
         return Padded(len(self.models), self.number)
 
     def named(self, cohort: Cohort) -> Cohort:
-        """A cohort of numbers from 0 on, with the models that they stand for."""
-        models = self.models[cohort.models]
-        clients = jnp.where(self.active[models], cohort.clients, -1)
-        return dataclasses.replace(cohort, clients=clients, models=models)
+        """Replaces numbers from 0 on by the models at work."""
+        return self.masked(dataclasses.replace(cohort, models=self.models[cohort.models]))
+
+    def masked(self, cohort: Cohort) -> Cohort:
+        """Leaves out the clients of models that are not at work."""
+        clients = jnp.where(self.active[cohort.models], cohort.clients, -1)
+        return dataclasses.replace(cohort, clients=clients)
 
 
 def dealt_to(num_models: int | Padded, active: Any) -> Dealt | None:

@@ -1,4 +1,7 @@
-"""Delays: the simulated duration of a local training, given its model and its client."""
+"""Delays: the simulated duration of a local training, given its model and its client.
+
+`clock.py` leaves out clients that are late.
+"""
 
 import dataclasses
 import inspect

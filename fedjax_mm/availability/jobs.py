@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Scalar
 from fedjax_mm.base.calls import Wraps
+from fedjax_mm.base.contract import ACTIVE
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import TracedCount, checked
 from fedjax_mm.checks.instances import check_assignment
@@ -54,8 +55,8 @@ def finishing(
     NaN meets no target.
 
     Records have ``active``, which is 1 for a model at work in the round of the record, and
-    ``finished_at``, the number of rounds after which the model finished, or NaN before the next
-    round begins. `metrics.completion` computes the models' times from them.
+    ``finished_at``, the number of rounds after which the model finished, or NaN until the next
+    round. `metrics.completion` computes the models' times from them.
 
     Args:
       assignment: mfa_rand, mfa_rr, variance_reduced, bandit or fedfair, which deal clients to the
@@ -78,35 +79,26 @@ def finishing(
       >>> trace.client_updates.tolist()
       [[0, 0, 0], [2, 2, 2], [3, 3, 0], [3, 3, 0], [6, 0, 0]]
     """
-    deal, size = _dealing(assignment, "finishing"), assignment.num_models
-    if (at_least is None) == (at_most is None):
-        raise ValueError(
-            f"at_least is {at_least} and at_most is {at_most}; give one of them, the target"
-        )
+    size = check_assignment(assignment).num_models
+    targets = _one_each("at_least", at_least, size), _one_each("at_most", at_most, size)
+    meets = checks.target_of(*targets)
     if "arriving" in names_of(assignment):
         raise ValueError(
             "finishing wraps arriving, but models finish after their arrival; write "
             "arriving(finishing(...), ...)"
         )
-    name, given = ("at_least", at_least) if at_most is None else ("at_most", at_most)
-    targets = _one_each(name, given, size)
-
-    def meets(look: Look) -> Bool[Array, " models"]:
-        value = look.metric(metric)
-        reached = value <= jnp.asarray(targets) if at_least is None else value >= targets
-        return jnp.broadcast_to(reached, (size,))
 
     def event(round: Int[Array, ""], before: Array, look: Look) -> Array:
         is_seen = round % every == 0
-        reached = lax.cond(is_seen, lambda: meets(look), lambda: jnp.zeros(size, bool))
+        nobody = jnp.zeros(size, bool)
+        reached = lax.cond(is_seen, lambda: meets(look.metric(metric)), lambda: nobody)
         reached = reached if active is None else reached & active
         return jnp.where(jnp.isnan(before) & reached, round, before)
 
-    def at_work(finished_at: Array) -> Bool[Array, " models"]:
-        unfinished = jnp.isnan(finished_at)
-        return unfinished if active is None else unfinished & active
+    def first() -> Array:
+        return jnp.full(size, jnp.nan)
 
-    return _wrapped(assignment, "finishing", deal, event, at_work)
+    return _wrapped(assignment, ("finishing", "finished_at"), first, event, jnp.isnan, active)
 
 
 @checked
@@ -138,37 +130,52 @@ def arriving(
       >>> trace.client_updates.tolist()
       [[0, 0], [6, 0], [6, 0], [3, 3], [3, 3]]
     """
-    deal, size = _dealing(assignment, "arriving"), assignment.num_models
+    size = check_assignment(assignment).num_models
     at = _one_each("rounds", rounds, size)
     if np.ndim(at) == 0:
         raise ValueError(f"rounds is {at}; give a list of {size} rounds, one for each model")
     checks.check_numbers("rounds", at, lambda x: x >= 0, "not be negative", ndim=1)
 
+    def after(round: Int[Array, ""] | int) -> Array:
+        return jnp.where(round >= jnp.asarray(at), jnp.asarray(at), jnp.nan)
+
     def event(round: Int[Array, ""], before: Array, look: Look) -> Array:
-        del look
-        return jnp.where(jnp.isnan(before) & (round >= jnp.asarray(at)), jnp.asarray(at), before)
+        del before, look
+        return after(round)
 
-    def at_work(arrived_at: Array) -> Bool[Array, " models"]:
-        arrived = ~jnp.isnan(arrived_at)
-        return arrived if active is None else arrived & active
+    def has_arrived(arrived_at: Array) -> Bool[Array, " models"]:
+        return ~jnp.isnan(arrived_at)
 
-    return _wrapped(assignment, "arriving", deal, event, at_work)
+    names, first = ("arriving", "arrived_at"), partial(after, 0)
+    return _wrapped(assignment, names, first, event, has_arrived, active)
 
 
 def _wrapped(
     assignment: Assignment,
-    name: str,
-    deal: Callable[[Any], Assignment],
+    names: tuple[str, str],
+    first: Callable[[], Array],
     event: Callable[[Any, Array, Look], Array],
-    at_work: Callable[[Array], Bool[Array, " models"]],
+    is_at_work: Callable[[Array], Bool[Array, " models"]],
+    active: Any,
 ) -> Assignment:
-    """Wraps an assignment, which is made again in every round for the models at work."""
-    size, record = assignment.num_models, {"finishing": "finished_at", "arriving": "arrived_at"}
-    everyone = np.ones(size, bool)
+    """Wraps an assignment, which is made again in every round for the models at work.
+
+    Args:
+      assignment: the assignment.
+      names: the wrapper's name, and that of the event in records.
+      first: returns the event before round 1.
+      event: returns the event after a number of rounds, given the one before.
+      is_at_work: tells from the event which models are at work, among those that may work.
+      active: the models that may work; None means all.
+    """
+    name, recorded = names
+    deal, everyone = _dealing(assignment, name), np.ones(assignment.num_models, bool)
+
+    def at_work(event: Array) -> Bool[Array, " models"]:
+        return is_at_work(event) if active is None else is_at_work(event) & active
 
     def start(rng_key: PRNGKeyArray) -> Job:
-        before = jnp.full(size, jnp.nan)
-        now = event(jnp.int32(0), before, Look()) if name == "arriving" else before
+        now = first()
         return Job(deal(everyone).init(rng_key), now, at_work(now))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Job, look: Look) -> tuple[Cohort, Job]:
@@ -184,7 +191,7 @@ def _wrapped(
     def measured(state: Job) -> Metrics:
         inner = deal(everyone).metrics
         inside = inner(state.inner) if inner else {}
-        return {"active": state.active.astype(float), record[name]: state.event} | inside
+        return {ACTIVE: state.active.astype(float), recorded: state.event} | inside
 
     mine: Any = partial(Wraps, name, assignment)
     return assignment._replace(
@@ -197,7 +204,7 @@ def _wrapped(
 
 def _dealing(assignment: Assignment, name: str) -> Callable[[Any], Assignment]:
     """A function of the models at work that makes the assignment again for them."""
-    call = check_assignment(assignment).call
+    call = assignment.call
     if call is None or "active" not in call.arguments:
         raise ValueError(
             f"{name} needs an assignment that can leave models out, and {assignment!r} cannot; "

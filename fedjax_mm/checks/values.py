@@ -72,6 +72,23 @@ def check_numbers(
         raise ValueError(f"{name} is {value}, which is {held} in {held.dtype}; it must {allowed}")
 
 
+def target_of(at_least: Any, at_most: Any) -> Callable[[Any], Any]:
+    """Returns a function that tells which values meet a target; NaN does not.
+
+    Args:
+      at_least: the smallest value that meets it, or None.
+      at_most: the largest value that meets it, or None.
+
+    Raises:
+      ValueError: unless exactly one of them is given.
+    """
+    if (at_least is None) == (at_most is None):
+        raise ValueError(
+            f"at_least is {at_least} and at_most is {at_most}; give one of them, the target"
+        )
+    return lambda values: values <= at_most if at_least is None else values >= at_least
+
+
 def check_positive(name: str, value: Any) -> None:
     """Checks with `check_numbers` that every number in `value` is positive."""
     check_numbers(name, value, lambda numbers: numbers > 0, "be positive")

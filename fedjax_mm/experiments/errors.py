@@ -48,7 +48,8 @@ def _path(problem: Any, values: Any) -> str:
                 values = values[key]
     if problem["type"] in ("missing", "extra_forbidden"):
         last = str(problem["loc"][-1])
-        path += [last] * (path[-1:] != [last])  # an unknown key may come from an axis
+        if path[-1:] != [last]:  # missing, or implied by an axis
+            path.append(last)
     if problem["type"].startswith("union_tag"):
         # The discriminator is the key that distinguishes tables, or a function with that name.
         path.append(str(problem["ctx"]["discriminator"]).strip("'()"))

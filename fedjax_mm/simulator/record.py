@@ -96,12 +96,6 @@ class MessageSizes(NamedTuple):
 MESSAGE_BITS = "message_bits"
 """The name of the metric with the bits of one client's message, if updates are compressed."""
 
-ACTIVE = "active"
-"""The name of an assignment's metric that is 1 for models at work, and 0 for others.
-
-The others are not idle, and their servers never step.
-"""
-
 RESERVED = (
     *("seed", "round", "model", "client", "diverged", "ended"),
     *(*Counts._fields, "parameters_up", "parameters_down", "bits_up", MESSAGE_BITS),

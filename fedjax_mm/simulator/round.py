@@ -2,8 +2,8 @@
 
 Models of equal structure form a *stack* and are computed together. The clients that train in a
 round form a *cohort*. A *chunk* is the part of a cohort that is computed at once. Local training is
-in `train.py`, the models axis in `stacks.py`, and all keys in `keys.py`. Asynchronous runs have
-arrivals instead of rounds, in `asynchronous.py`.
+in `train.py`, the models axis in `stacks.py`, and all keys in `base/keys.py`. Asynchronous runs
+have arrivals instead of rounds, in `asynchronous.py`.
 """
 
 import dataclasses
@@ -32,7 +32,8 @@ from fedjax_mm.base import (
     sums,
 )
 from fedjax_mm.base.calls import in_short
-from fedjax_mm.simulator.record import ACTIVE, Counts, Measured, Work, add_counts, measure
+from fedjax_mm.base.contract import ACTIVE
+from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.simulator.train import (
     Jobs,

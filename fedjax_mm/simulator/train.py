@@ -1,8 +1,8 @@
 """Local training: jobs -> chunks -> contributions -> sums.
 
-Only this module calls client functions. A job is one local training. In a round, a client starts
-from its model's current version, and its contribution is added to the model's sum. In asynchronous
-runs each job has its own version, and a model has one sum per server step.
+Rounds and arrivals call client functions only here. A job is one local training. In a round, a
+client starts from its model's current version, and its contribution is added to the model's sum. In
+asynchronous runs each job has its own version, and a model has one sum per server step.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""Parts of a sweep, which are computed separately, saved, and joined into its result."""
+"""Parts of a sweep, which are computed separately, saved, and joined into its result.
+
+`part_of` computes one in a job array on Slurm, and `experiments/executors.py` submits all.
+"""
 
 import math
 import os
