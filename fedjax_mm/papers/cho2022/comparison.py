@@ -412,7 +412,8 @@ def _words(settings: Comparison) -> dict[str, Any]:
     if settings.appealing_from:
         leaving = f", clients that may leave from round {settings.appealing_from} on,"
     if settings.selection:
-        chosen = f"at the best of {settings.num_points} points by {settings.chosen_by}"
+        given = f" ({', '.join(settings.points)} at a given one)" * bool(settings.points)
+        chosen = f"at the best of {settings.num_points} points by {settings.chosen_by}{given}"
     flips = "training " * (settings.flips == "training") + "labels flipped"
     tuned = f" and {settings.tuning_steps} steps of tuning" * (settings.tuning_steps > 0)
     return {
