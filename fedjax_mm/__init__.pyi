@@ -32,6 +32,8 @@ from .assignments.bandits import bandit
 from .assignments.clusters import ifca
 from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from .assignments.rotating import dma_fl, mdh
+from .assignments.scheduling import scheduled
 from .assignments.variance_reduced import variance_reduced
 from .experiments.experiment import Experiment
 from .experiments.run import run
@@ -58,6 +60,7 @@ __all__ = [
     "compression",
     "data",
     "ditto",
+    "dma_fl",
     "fedavg",
     "fedcluster",
     "fedfair",
@@ -68,6 +71,7 @@ __all__ = [
     "join_traces",
     "local_sgd",
     "maxfl",
+    "mdh",
     "metrics",
     "mfa_rand",
     "mfa_rr",
@@ -84,6 +88,7 @@ __all__ = [
     "run",
     "save_dataset",
     "scaffold",
+    "scheduled",
     "schedules",
     "sequential",
     "simulate",

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.assignments.sampling import dealt_to, no_state
@@ -22,6 +22,7 @@ def fedfair(
     cohort_size: Count | None = None,
     alpha: Annotated[Scalar, Ge(1)] = 3.0,
     by: Literal["loss", "accuracy"] = "loss",
+    memory: Annotated[Scalar, Interval(gt=0, le=1)] | None = None,
     active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """FedFairMMFL: each client draws a model with probability proportional to f_m^(alpha - 1).
@@ -29,7 +30,12 @@ def fedfair(
     f_m is the model's loss or error before the round. A model that no client draws does not change.
 
     This is the paper's allocation for clients that are willing to train every model. Its auctions
-    for recruiting clients, and its group-based and round-robin variants, are not implemented.
+    for recruiting clients and its group-based variant are not implemented. Its round-robin variant
+    is ``mfa_rr(..., redraw="never")``.
+
+    With `memory` it is the authors' Bayesian allocation: the probability is multiplied by
+    ``1 - s_km / sum_m s_km``, where s_km counts the rounds before, plus those in which client k
+    trained model m, each weighted by d to the power of its age.
 
     Args:
       num_clients: N.
@@ -38,11 +44,13 @@ def fedfair(
       alpha: 1 draws models uniformly; larger values give more clients to the worst model.
       by: the metric that determines f_m and that all tasks must have. "loss" uses the mean training
         loss, and "accuracy" uses 100 (1 - test accuracy). Either costs one pass over the data.
+      memory: d, above 0 and at most 1; None ignores which models a client has trained.
       active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
         train. None means all.
 
     Raises:
-      ValueError: if sizes do not fit, `alpha` is below 1 or `by` is unknown.
+      ValueError: if sizes do not fit, `alpha` is below 1, `by` is unknown, or there is a memory
+        but only one model.
 
     Example:
       >>> import jax
@@ -57,7 +65,13 @@ def fedfair(
     """
     number = num_clients if cohort_size is None else cohort_size
     checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    if memory is not None and num_models == 1:
+        raise ValueError("memory is given, but there is one model; leave it out")
     dealt = dealt_to(num_models, active)
+
+    def init(rng_key: PRNGKeyArray) -> Any:
+        nothing = jnp.zeros((num_clients, num_models))
+        return no_state(rng_key) if memory is None else nothing
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
@@ -67,22 +81,39 @@ def fedfair(
             lack = look.metric("loss")
         else:
             lack = 100 * (1 - look.metric("test_accuracy", "accuracy"))
-        up_to = jnp.cumsum(chances(lack, alpha, True if dealt is None else dealt.active))
+        rarity = 1 if memory is None else rarities(state[clients])
+        p = chances(lack, alpha, True if dealt is None else dealt.active, rarity)
         lot = jax.random.uniform(model_key, (number, 1), jnp.float32)
         # Round-off may leave the last sum below 1.
-        models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
+        models = jnp.minimum(jnp.sum(lot >= jnp.cumsum(p, axis=-1), axis=1), num_models - 1)
         cohort = Cohort(clients, models.astype(jnp.int32))
+        if memory is not None:
+            state = (memory * state + 1).at[cohort.clients, cohort.models].add(1)
         return cohort if dealt is None else dealt.masked(cohort), state
 
-    return Assignment(num_clients, num_models, no_state, assign)
+    return Assignment(num_clients, num_models, init, assign)
+
+
+def rarities(counts: Float[Array, "slots models"]) -> Float[Array, "slots models"]:
+    """Returns ``1 - s_km / sum_m s_km``, or 1 if a client has no past.
+
+    Example:
+      >>> rarities(jnp.array([[4.0, 2.0], [0.0, 0.0]])).tolist()
+      [[0.3..., 0.6...], [1.0, 1.0]]
+    """
+    total = counts.sum(-1, keepdims=True)
+    return 1 - counts / jnp.where(total > 0, total, 1)
 
 
 def chances(
-    lack: Float[Array, " models"], alpha: Scalar, active: bool | Bool[Array, " models"] = True
-) -> Float[Array, " models"]:
+    lack: Float[Array, " models"],
+    alpha: Scalar,
+    active: bool | Bool[Array, " models"] = True,
+    rarity: int | Float[Array, "slots models"] = 1,
+) -> Float[Array, "*slots models"]:
     """Returns probabilities proportional to f_m^(alpha - 1), for the models at work.
 
-    A model with f_m = 0 is drawn only if alpha is 1 or all f_m are 0.
+    A model with f_m = 0 is drawn only if alpha is 1 or all f_m are 0. `rarity` multiplies them.
 
     Example:
       >>> chances(jnp.array([1.0, 2.0]), 3.0).tolist()
@@ -92,4 +123,5 @@ def chances(
     """
     # Use logarithms, because for large alpha the powers of small losses would all underflow to 0.
     tiny = jnp.finfo(lack.dtype).tiny
-    return jax.nn.softmax((alpha - 1) * jnp.log(jnp.maximum(lack, tiny)), where=active)
+    powers = (alpha - 1) * jnp.log(jnp.maximum(lack, tiny)) + jnp.log(rarity)
+    return jax.nn.softmax(powers, where=active)

@@ -117,7 +117,7 @@ def mfa_rr(
     num_models: Count | Padded,
     *,
     cohort_size: Count | None = None,
-    redraw: Literal["frame", "round"] = "frame",
+    redraw: Literal["frame", "round", "never"] = "frame",
     on_change: Literal["cut", "wait"] = "cut",
     active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
@@ -132,7 +132,9 @@ def mfa_rr(
       cohort_size: K of the N clients; None means all of them.
       redraw: "frame", the default, keeps the cohort for a frame. "round" draws a new cohort and
         partition in every round, as in the paper's text on partial participation. Groups are then
-        distributed as in MFA-Rand.
+        distributed as in MFA-Rand. With "never", all clients stay in the groups of one partition,
+        and the K clients of each round are drawn from all groups; this is the round-robin
+        allocation of FedFairMMFL's authors, who partition the clients in order.
       on_change: what happens to a frame when the models at work change. "cut" ends it and
         begins a new one with as many groups as models at work. ``frames_cut`` counts these ends.
         With "wait", the frame goes on to its end without the finished and the new models.
@@ -154,6 +156,8 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
+    if redraw == "never":
+        return _rotated_groups(num_clients, num_models, cohort_size, active)
     if dealt_to(num_models, active) is not None:
         return _rotated_jobs(num_clients, num_models, cohort_size, redraw, on_change, active)
     most_models, number, cohort_size = cohort_sizes(num_clients, num_models, cohort_size)
@@ -178,6 +182,30 @@ def mfa_rr(
 
     # The same clients participate throughout a frame.
     sampling = uniform_sampling(num_clients, cohort_size if redraw == "round" else num_clients)
+    return Assignment(num_clients, most_models, init, assign).sampled(sampling)
+
+
+def _rotated_groups(
+    num_clients: int, num_models: int | Padded, cohort_size: int | None, active: Any
+) -> Assignment:
+    """MFA-RR with one partition of all clients, which stays."""
+    dealt = dealt_to(num_models, active)
+    most_models, number, drawn = cohort_sizes(num_clients, num_models, cohort_size)
+
+    def init(rng_key: PRNGKeyArray) -> Int[Array, " clients"]:
+        groups = draw_cohort(rng_key, num_clients, num_models, num_clients)
+        clients = jnp.where(groups.clients < 0, num_clients, groups.clients)
+        return jnp.zeros(num_clients, jnp.int32).at[clients].set(groups.models, mode="drop")
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
+        del look
+        clients = permutation(rng_key, num_clients, drawn)
+        turned = state[clients] + jnp.asarray(round, jnp.int32) - 1
+        if dealt is not None:
+            return dealt.named(Cohort(clients, turned % dealt.number)), state
+        return Cohort(clients, turned % number), state
+
+    sampling = uniform_sampling(num_clients, drawn)
     return Assignment(num_clients, most_models, init, assign).sampled(sampling)
 
 
@@ -300,16 +328,19 @@ def sequential(
     *,
     rounds_per_model: TracedCount,
     cohort_size: Count | None = None,
+    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """Sequential FedAvg: clients train model 1 for T1 rounds, then model 2, and so on.
 
     This is the baseline for the multi-model gain. After the last model it returns to the first.
+    If the model whose turn it is has finished, the next one at work has its turn at once.
 
     Args:
       num_clients: N.
       num_models: M.
       rounds_per_model: T1, the number of consecutive rounds in which a model is trained.
       cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
+      active: the models at work, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
       ValueError: if a size is not positive, or `cohort_size` is larger than N.
@@ -325,16 +356,30 @@ def sequential(
     """
     if cohort_size is not None:
         checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
+    dealt = dealt_to(num_models, active)
+
+    def init(rng_key: PRNGKeyArray) -> Any:
+        return no_state(rng_key) if dealt is None else (jnp.int32(0), jnp.int32(1))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
-        turn = (jnp.asarray(round, jnp.int32) - 1) // rounds_per_model % num_models
+        t = jnp.asarray(round, jnp.int32)
         clients = jnp.arange(num_clients, dtype=jnp.int32)
         if cohort_size is not None:
             clients = permutation(rng_key, num_clients, cohort_size)
+        if dealt is not None:
+            model, first = state
+            is_over = t - first >= rounds_per_model
+            later = (model + is_over + jnp.arange(num_models, dtype=jnp.int32)) % num_models
+            is_any = dealt.active.any()
+            turn = jnp.where(is_any, later[jnp.argmax(dealt.active[later])], model)
+            first = jnp.where(is_any & (turn == model) & ~is_over, first, t + ~is_any)
+            cohort = Cohort(clients, jnp.broadcast_to(turn, clients.shape))
+            return dealt.masked(cohort), (turn, first)
+        turn = (t - 1) // rounds_per_model % num_models
         if num_models == 1:
             return Cohort.of_rows(clients[None]), state
         return Cohort(clients, jnp.broadcast_to(turn, clients.shape)), state
 
     sampling = uniform_sampling(num_clients, cohort_size or num_clients)
-    return Assignment(num_clients, num_models, no_state, assign).sampled(sampling)
+    return Assignment(num_clients, num_models, init, assign).sampled(sampling)

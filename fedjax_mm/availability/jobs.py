@@ -59,8 +59,8 @@ def finishing(
     round. `metrics.completion` computes the models' times from them.
 
     Args:
-      assignment: mfa_rand, mfa_rr, variance_reduced, bandit or fedfair, which deal clients to the
-        models at work alone. Wrap the result with all other wrappers.
+      assignment: mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit or fedfair,
+        which deal clients to the models at work alone. Wrap the result with all other wrappers.
       metric: the name of a recorded metric that every task has, such as "test_accuracy".
       at_least: the target; one for all models, or one for each.
       at_most: the same for metrics such as the loss. Give one of the two.
@@ -208,9 +208,11 @@ def _dealing(assignment: Assignment, name: str) -> Callable[[Any], Assignment]:
     if call is None or "active" not in call.arguments:
         raise ValueError(
             f"{name} needs an assignment that can leave models out, and {assignment!r} cannot; "
-            "give mfa_rand, mfa_rr, variance_reduced, bandit or fedfair, and wrap the result"
+            "give mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit or fedfair, "
+            "and wrap the result"
         )
-    return lambda active: call.again(active=active)
+    recipe = call.recipe
+    return lambda active: recipe.made(active=active)
 
 
 def _one_each(name: str, given: Any, size: int) -> Any:

@@ -38,11 +38,41 @@ class Call(NamedTuple):
         factory = self.factory
         return _called(factory.__module__, factory.__qualname__, bound.args, bound.kwargs)
 
+    @property
+    def recipe(self) -> "Recipe":
+        """The call, opened, for functions that make the part again."""
+        bound = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
+        return Recipe(self.factory, (*bound.arguments,), (*map(_opened, bound.arguments.values()),))
+
     def __repr__(self) -> str:
         """The call as in a program, except that arrays show only their types."""
         short = _Short().repr
         named = [f"{name}={short(value)}" for name, value in self.kwargs.items()]
         return f"{self.factory.__name__}({', '.join([*map(short, self.args), *named])})"
+
+
+class Recipe(NamedTuple):
+    """A call as nested tuples, so that sweeps find its numbers, and those of parts in it.
+
+    Attributes:
+      factory: the factory.
+      names: the names of the arguments.
+      values: their values, where a part with a call is a recipe.
+    """
+
+    factory: Callable[..., Any]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    def made(self, **changed: Any) -> Any:
+        """Calls the factory, with some other arguments."""
+        values = [x.made() if isinstance(x, Recipe) else x for x in self.values]
+        arguments = dict(zip(self.names, values, strict=True)) | changed
+        return _called(self.factory.__module__, self.factory.__qualname__, (), arguments)
+
+
+def _opened(value: Any) -> Any:
+    return value.call.recipe if isinstance(value, Part) and value.call else value
 
 
 def _kept(value: Any) -> Any:

@@ -15,12 +15,15 @@ from fedjax_mm import (
     fedfair,
     ifca,
     local_sgd,
+    mdh,
     mfa_rand,
     mfa_rr,
     params_of,
+    scheduled,
     sequential,
     simulate,
     stalevr,
+    sweep,
     to_dataset,
     variance_reduced,
 )
@@ -28,6 +31,8 @@ from fedjax_mm.assignments.variance_reduced import optimal_probabilities
 from fedjax_mm.availability import arriving, available, bernoulli, finishing
 from fedjax_mm.base import Contribution, Look
 from fedjax_mm.metrics import completion, time_to_target
+from fedjax_mm.sweeps import Grid, Setup
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import least_squares
 from fedjax_mm.tasks.least_squares import LeastSquares
 from tests.oracles.jobs import completed, rotation_spread
@@ -72,13 +77,18 @@ ASSIGNMENTS = {
     "MFA-RR, new partitions": mfa_rr(N, M, redraw="round"),
     "LVR": variance_reduced(N, M, expected_trainings=5),
     "GVR": variance_reduced(N, M, expected_trainings=5, by="update"),
+    "one by one": sequential(N, M, rounds_per_model=1),
+    "MFA-RR, one partition": mfa_rr(N, M, redraw="never"),
+    "Venn": scheduled(N, M, demand=[4, 5, 6], policy="venn"),
     "FedFairMMFL": fedfair(N, M),
+    "FedFairMMFL, memory": fedfair(N, M, memory=0.5),
     "FedFairMMFL, alpha 1": fedfair(N, M, alpha=1.0),
     **{
         f"bandit: {policy}": bandit(N, M, cohort_size=6, policy=policy)
         for policy in ("random", "weighted-sum", "pareto", "rank-list")
     },
 }
+MDH = {"cohort_size": 6, "heterogeneous": [True] * M}
 TARGETS = [-1.0, 23.0, 1e9]
 """Losses that are never met, met after some rounds, and met at the start."""
 
@@ -188,6 +198,26 @@ def test_jobs_resume_exactly_and_targets_and_arrivals_can_be_vmapped(name):
     )
 
 
+def test_a_sweep_over_targets_and_arrivals_is_one_program_and_equals_simulate():
+    algorithm, arrivals = fedavg(0.05, local_steps=2), {1.0: [0, 2, 3], 2.0: [1, 0, 0]}
+
+    def build(target, late, expected):
+        rule = variance_reduced(N, M, expected_trainings=expected)
+        rule = finishing(rule, "loss", at_most=target)
+        return Setup(TASK, algorithm, arriving(rule, jnp.array(arrivals[late])))
+
+    axes = {"target": [19.0, 21.0], "late": [*arrivals], "expected": [4.0, 6.0]}
+    grid = Grid(build, axes, ROUNDS)
+    assert len(programs_of(grid)) == 1
+    result, key = sweep(grid).isel(seed=0), jax.random.fold_in(jax.random.key(0), 0)
+    for i in (0, -1):
+        each = {name: values[i] for name, values in axes.items()}
+        _, alone = simulate(key, TASK, algorithm, build(**each).assignment, ROUNDS)
+        here = result.sel(each).transpose("round", "model", ...)
+        np.testing.assert_array_equal(here.active, alone.metrics["active"])
+        np.testing.assert_allclose(here.loss, alone.metrics["loss"], rtol=1e-5)
+
+
 def trainings_of(assignment, rounds):
     """The model that each client trains in each round, or -1, and the number of cut frames."""
     state, found = assignment.init(jax.random.key(0)), []
@@ -250,7 +280,7 @@ def test_servers_of_finished_models_do_not_step_while_those_of_idle_models_do():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: finishing(sequential(N, M, rounds_per_model=3), "loss", at_most=1), "sequential"),
+        (lambda: finishing(mdh(N, M, **MDH), "loss", at_most=1), r"mdh\("),
         (lambda: arriving(ifca(N, M), [0] * M), "can leave models out"),
         (lambda: finishing(available(mfa_rand(N, M), bernoulli(0.5)), "loss", at_most=1), "wrap"),
         (lambda: finishing(mfa_rand(N, M), "loss"), "give one of them"),

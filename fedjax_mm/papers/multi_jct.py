@@ -1,0 +1,323 @@
+"""Job completion times: when does each of several models reach its target, and who schedules best?
+
+All methods train with FedAvg and the same settings on the same pool, and at most K clients train in
+a round. A model that has met its target gets no more clients. In "MFA-Rand, clients kept" the
+clients of finished models stay idle, as if each model had its own share of the pool, and in FedAST,
+which has no rounds, jobs of finished models go on. Their completion times are read off the curves.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.assignments.bandits import bandit
+from fedjax_mm.assignments.fairness import fedfair
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
+from fedjax_mm.assignments.scheduling import scheduled
+from fedjax_mm.assignments.variance_reduced import variance_reduced
+from fedjax_mm.asynchrony.clock import on_clock
+from fedjax_mm.asynchrony.delays import shifted_exponential
+from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
+from fedjax_mm.availability.jobs import arriving, finishing
+from fedjax_mm.base import Algorithm, Assignment
+from fedjax_mm.data.digits import digits
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.fields import Count, Fraction, Positive, Seeded
+from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import completion
+from fedjax_mm.papers.figures import dots
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.multi_maxfl import ask
+from fedjax_mm.papers.multi_problems import deal
+from fedjax_mm.papers.rulings import compare, estimate
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.training import described, staged, train
+from fedjax_mm.papers.values import Several
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.networks import MLP
+
+MixName = Literal["equal", "unequal", "straggler", "scarce"]
+Arrivals = Literal["at once", "over time"]
+
+_BASE = "MFA-Rand"
+_KEPT = "MFA-Rand, clients kept"
+_METRIC = "test_accuracy"
+_SAVED = (_METRIC, "time", "client_updates", "finished_at", "arrived_at", "active")
+
+
+class Way(NamedTuple):
+    """A method.
+
+    Attributes:
+      assign: returns the assignment, given N, M, K, each model's demand and who is eligible.
+      algorithm: FedAvg as the method needs it.
+      is_redealt: whether finished models leave their clients to the others.
+      is_strict: whether the method keeps to who is eligible.
+    """
+
+    assign: Callable[..., Assignment]
+    algorithm: Callable[..., Algorithm] = fedavg
+    is_redealt: bool = True
+    is_strict: bool = False
+
+
+def _drawn(factory: Callable[..., Assignment], **options: Any) -> Way:
+    def assign(N: int, M: int, K: int, demand: int, eligible: Any) -> Assignment:
+        return factory(N, M, cohort_size=K, **options)
+
+    return Way(assign)
+
+
+def _by(policy: str) -> Way:
+    def assign(N: int, M: int, K: int, demand: int, eligible: Any) -> Assignment:
+        how: dict[str, Any] = {"demand": demand, "policy": policy, "eligible": eligible}
+        return scheduled(N, M, cohort_size=K, **how)
+
+    return Way(assign, is_strict=True)
+
+
+def _unequal(N: int, M: int, K: int, demand: int, eligible: Any) -> Assignment:
+    return variance_reduced(N, M, expected_trainings=float(K))
+
+
+METHODS: Mapping[str, Way] = {
+    _BASE: _drawn(mfa_rand),
+    _KEPT: _drawn(mfa_rand)._replace(is_redealt=False),
+    "MFA-RR": _drawn(mfa_rr),
+    "MFA-RR, frames end": _drawn(mfa_rr, on_change="wait"),
+    "round robin": _drawn(mfa_rr, redraw="never"),
+    "FedAvg, one by one": _drawn(sequential, rounds_per_model=10**6),
+    "LVR": Way(_unequal, functools.partial(fedavg, server_scale="1/N")),
+    "bandit: rank list": _drawn(bandit, policy="rank-list"),
+    "FedFairMMFL": _drawn(fedfair),
+    "Bayesian": _drawn(fedfair, by="accuracy", memory=0.9),
+    "FIFO": _by("fifo"),
+    "random order": _by("random"),
+    "SRSF": _by("srsf"),
+    "LAS": _by("las"),
+    "Venn": _by("venn"),
+    "FedAST": Way(mfa_rand, is_redealt=False),
+}
+"""All methods by name. To add a method, add a line."""
+
+
+class MultiJCT(Seeded):
+    """Mixes of models that learn questions about the digits, the pool, and the run lengths."""
+
+    mixes: Several[MixName] = ("equal", "unequal", "straggler", "scarce")
+    """Equal models; two models of each of three questions and sizes; equal models of which the
+    first has the higher target; and equal models of which the last two may only use scarce clients.
+    """
+    arrivals: Several[Arrivals] = ("at once", "over time")
+    methods: Several[str] = tuple(METHODS)
+    num_models: Count = 6
+    num_clients: Count = 60
+    cohort_size: Count = 24
+    demand: Count = 8
+    """The clients that a model asks for in a round, for the schedulers that know demands."""
+    target: Fraction = 0.8
+    straggler_target: Fraction = 0.88
+    scarce: Fraction = 0.2
+    """The share of the clients that the last two models of "scarce" may use."""
+    rounds_between: Count = 6
+    """The number of rounds between two arrivals."""
+    alpha: Positive = 0.5
+    learning_rate: Positive = 0.1
+    local_steps: Count = 10
+    batch_size: Count = 10
+    num_rounds: Count = 160
+    num_seeds: Count = 24
+    record_every: Count = 2
+
+    def tasks(self, mix: str, data: FederatedData) -> list[Classification]:
+        """Returns the models' tasks on one draw."""
+        sizes = [(64, 30), (32,), (16,)] if mix == "unequal" else [(64, 30)]
+        count = len(sizes)
+        return [
+            classification(
+                data, MLP(data.num_classes, sizes[m % count]), scale=1 / 255, column=m % count
+            )
+            for m in range(self.num_models)
+        ]
+
+    def targets(self, mix: str) -> np.ndarray:
+        """Returns each model's target."""
+        most = self.straggler_target if mix == "straggler" else self.target
+        return np.array([most] + [self.target] * (self.num_models - 1))
+
+    def eligible(self, mix: str) -> np.ndarray:
+        """Returns whether each client may train each model."""
+        found = np.ones((self.num_models, self.num_clients), bool)
+        if mix == "scarce":
+            found[-2:, round(self.scarce * self.num_clients) :] = False
+        return found
+
+    def build(self, mix: str, arrivals: str, name: str, data: FederatedData, seed: int) -> Setup:
+        """Sets up the simulation of one point of the grid."""
+        way, (N, M, K) = METHODS[name], (self.num_clients, self.num_models, self.cohort_size)
+        delay = shifted_exponential(N, mean=1.0)
+        steps, size = self.local_steps, self.batch_size
+        algorithm = way.algorithm(local_sgd(self.learning_rate, steps=steps, batch_size=size))
+        tasks = self.tasks(mix, data.select(seed - self.first_seed))
+        if name == "FedAST":
+            at_work = [len(part) for part in np.array_split(np.arange(K), M)]
+            how: dict[str, Any] = {"ratio": min(2, *at_work), "delay": delay}
+            dispatch: Dispatch = fedast(N, M, at_work=at_work, arrivals_per_round=K, **how)
+            return Setup(tasks, algorithm, dispatch)
+        rule = way.assign(N, M, K, self.demand, self.eligible(mix))
+        if way.is_redealt:
+            rule = finishing(
+                rule, _METRIC, at_least=self.targets(mix).tolist(), every=self.record_every
+            )
+        if arrivals == "over time":
+            rule = arriving(rule, [m * self.rounds_between for m in range(M)])
+        return Setup(tasks, algorithm, on_clock(rule, delay))
+
+
+def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
+    """Runs every method on every mix, with one draw of the data per seed."""
+    how = execution or Execution()
+
+    @functools.cache
+    def drawn() -> FederatedData:
+        both = digits()
+        x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
+        pool = both._replace(train=(x, y))
+        return ask(deal(pool, config.num_clients, config.alpha, config.data_seeds))
+
+    def make(alone: Any, saving: Execution) -> xr.Dataset:
+        (name,), data = alone.methods, drawn()
+        build = functools.partial(alone.build, name=name, data=data)
+        length = alone.model_dump(include={"num_rounds", "record_every"})
+        # Models of FedAST are all there from the start.
+        when = ["at once"] if name == "FedAST" else list(alone.arrivals)
+        axes = {"mix": list(alone.mixes), "arrivals": when}
+        found = train([data], build, axes, alone, saving, **length)
+        found.attrs["manifest"] |= {"config": alone.model_dump(mode="json")}
+        return found[[key for key in _SAVED if key in found]]
+
+    parts = [
+        staged(f"method-{i}", config.model_copy(update={"methods": (name,)}), how, make)
+        for i, name in enumerate(config.methods)
+        if name != "FedAST" or "at once" in config.arrivals
+    ]
+    names = [name for name in config.methods if name != "FedAST" or "at once" in config.arrivals]
+    joined: Any = {"join": "outer", "combine_attrs": "override"}
+    index = xr.IndexVariable("algorithm", names)
+    return described(xr.concat(parts, index, **joined), parts)
+
+
+def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
+    """Returns mean completion times, makespans and shares of finished models, and accuracies.
+
+    Times are in rounds and in simulated time. They are NaN for a seed with an unfinished model.
+    """
+    mixes = result["mix"].values.tolist()
+    targets = xr.DataArray(
+        [config.targets(mix) for mix in mixes], {"mix": mixes}, dims=("mix", "model")
+    )
+    seen = result
+    if "arrived_at" in result:
+        # Where no model arrives later, all are there from the start.
+        seen = result.assign(arrived_at=result["arrived_at"].fillna(_first(result)))
+    strict = xr.DataArray(
+        [METHODS[name].is_strict for name in result["algorithm"].values],
+        {"algorithm": result["algorithm"].values},
+    )
+    is_fair = strict | (result["mix"] != "scarce")
+    found = {}
+    for clock in ("round", "time"):
+        times = completion(seen, _METRIC, at_least=targets, clock=clock)
+        is_all = times["finished_share"] == 1
+        for key in ("mean_completion_time", "makespan"):
+            found[f"{key} in {clock}s per seed"] = times[key].where(is_all & is_fair)
+    found["finished"] = times["finished_share"].mean("seed").where(is_fair)
+    for key in [*found]:
+        if key.endswith("per seed"):
+            plain = key.removesuffix(" per seed")
+            found[plain], found[f"{plain} error"] = estimate(found[key])
+    last = 100 * result[_METRIC].isel(round=-1).mean("model")
+    found["accuracy"], found["accuracy error"] = (x.where(is_fair) for x in estimate(last))
+    return xr.Dataset(found)
+
+
+def _first(result: xr.Dataset) -> xr.DataArray:
+    """Returns 0 where models do not arrive over time, and NaN elsewhere."""
+    return xr.where(result["arrived_at"].notnull().any("round"), np.nan, 0.0)
+
+
+_MARGIN = 1.0  # rounds
+
+
+def judge(measured: xr.Dataset, config: MultiJCT) -> Iterator[Check]:
+    """Compares mean completion times with those of MFA-Rand, and Venn with SRSF and FIFO."""
+    times = measured["mean_completion_time in rounds per seed"]
+    known = set(times["algorithm"].values.tolist())
+    for name, other, mixes in (
+        (_BASE, _KEPT, config.mixes),
+        *((name, _BASE, config.mixes) for name in METHODS if name not in (_BASE, _KEPT)),
+        ("Venn", "SRSF", ("scarce",)),
+        ("Venn", "FIFO", ("scarce",)),
+    ):
+        if not {name, other} <= known:
+            continue
+        saved = times.sel(algorithm=other, drop=True) - times.sel(algorithm=name, drop=True)
+        for mix in mixes:
+            here = saved.sel(mix=mix, drop=True) if mix in config.mixes else None
+            if here is not None and here.notnull().any():
+                here = here.dropna("arrivals", how="all")
+                yield compare(
+                    f"{mix}: rounds that {name} saves in the mean completion time against {other}",
+                    here,
+                    _MARGIN,
+                    ".1f",
+                )
+
+
+def table(measured: xr.Dataset, config: MultiJCT) -> Sequence[Table]:
+    """Returns one table per measure, with a column for each mix and each way to arrive."""
+    named = {
+        "mean_completion_time in rounds": "Mean completion time in rounds",
+        "makespan in rounds": "Makespan in rounds",
+        "mean_completion_time in times": "Mean completion time in simulated time",
+        "makespan in times": "Makespan in simulated time",
+        "accuracy": "Final mean accuracy in percent",
+    }
+    tables = []
+    for key, title in named.items():
+        mean = measured[key].stack(place=("mix", "arrivals"), create_index=False)
+        words = [f"{mix}, {when}" for mix in config.mixes for when in measured["arrivals"].values]
+        error = measured[f"{key} error"].stack(place=("mix", "arrivals"), create_index=False)
+        mean, error = (x.drop_vars(["mix", "arrivals"]) for x in (mean, error))
+        text = cells(mean, error, form=".1f", missing="not reached").assign_coords(place=words)
+        tables.append(rows(columns(text, "place"), ("algorithm",), title))
+    return tables
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiJCT) -> Figure:
+    """Draws the mean completion times in rounds, with one panel per mix."""
+    key = "mean_completion_time in rounds"
+    mean, error = measured[key], measured[f"{key} error"]
+    order = np.argsort(mean.mean(["mix", "arrivals"]).values, kind="stable")
+    dims = ("mix", "algorithm", "arrivals")
+    caption = f"Means and standard errors of {config.num_seeds} seeds, where all "
+    caption += f"{config.num_models} models reached their targets in every seed."
+    return dots(
+        mean.isel(algorithm=order).transpose(*dims),
+        error.isel(algorithm=order).transpose(*dims),
+        xlabel="rounds",
+        title="Mean job completion time",
+        caption=caption,
+    )
+
+
+ITEMS = (Item("multi-jct", MultiJCT(), run, measure, judge, table, figure),)
+"""Job completion times."""
