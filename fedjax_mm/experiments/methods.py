@@ -18,6 +18,7 @@ from fedjax_mm.asynchrony.clock import on_clock
 from fedjax_mm.asynchrony.delays import Delay, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
+from fedjax_mm.availability.jobs import arriving, finishing
 from fedjax_mm.availability.laws import Law, bernoulli, cyclic, markov, timetable
 from fedjax_mm.availability.wrappers import available, dropping
 from fedjax_mm.base import (
@@ -55,6 +56,19 @@ class Appealing(Config):
     factory = appealing
     cohort_size: Count
     from_round: Count = 10
+
+
+_Targets = fields.Number | tuple[fields.Number, ...]
+
+
+class Finishing(Config):
+    """Settings of `finishing`: models that meet a target leave their clients to the others."""
+
+    factory = finishing
+    metric: str
+    at_least: _Targets | None = None
+    at_most: _Targets | None = None
+    every: Count = 1
 
 
 class Available(Config):
@@ -100,6 +114,8 @@ class Assigned(Config):
     """An assignment or dispatch, selected by name, with absent or late clients and a clock.
 
     Attributes:
+      finishing: lets models finish when they meet a target, see `finishing`.
+      arriving: the number of completed rounds after which each model arrives, see `arriving`.
       appealing: lets clients opt out of models that do not appeal to them, see `appealing`.
       available: lets clients be absent, see `available`.
       dropping: the probability that a message is lost.
@@ -108,6 +124,8 @@ class Assigned(Config):
 
     factory: ClassVar[Any] = on_clock
     name: str
+    finishing: Finishing | None = None
+    arriving: tuple[fields.CountOrZero, ...] | None = None
     appealing: Appealing | None = None
     available: Annotated[Available, one_of(_LAW_TABLES)] | None = None
     dropping: fields.Share | None = None
@@ -129,12 +147,22 @@ class Assigned(Config):
         delay = self.delay and self.delay.build(num_clients)
         if "delay" in parameters_of(factory):  # the factory has its own clock
             why = "draws clients one by one" if factory is fedast else "plans with all its clients"
-            for name in ("appealing", "available", "dropping", "first", "deadline"):
+            for name in (
+                "finishing",
+                "arriving",
+                "appealing",
+                "available",
+                "dropping",
+                "first",
+                "deadline",
+            ):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is not for {self.name}, which {why}")
             on_its_clock: Assignment | Dispatch = self.call(**sizes, delay=delay)
             return on_its_clock
         drawn: Assignment = self.call(**sizes)
+        drawn = finishing(drawn, **dict(self.finishing)) if self.finishing else drawn
+        drawn = drawn if self.arriving is None else arriving(drawn, self.arriving)
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
         drawn = self.available.wrap(drawn) if self.available else drawn
         if delay:
@@ -146,12 +174,16 @@ class Assigned(Config):
         return drawn if self.dropping is None else dropping(drawn, self.dropping)
 
 
-_COUNTS: dict[str, Any] = dict.fromkeys(["at_work", "processors"], Count | tuple[Count, ...])
+_OWN_TYPES: dict[str, Any] = {
+    **dict.fromkeys(["at_work", "demand", "processors"], Count | tuple[Count, ...]),
+    "eligible": tuple[tuple[fields.Flag, ...], ...] | None,
+    "heterogeneous": tuple[fields.Flag, ...],
+}
 
 _FACTORIES: dict[str, Any] = {**strategies(), "bods": bods, "fedast": fedast}
 
 ASSIGNMENT_TABLES = {
-    name: table_of(Assigned, factory, "num_clients", "num_models", "active", **_COUNTS)
+    name: table_of(Assigned, factory, "num_clients", "num_models", "active", **_OWN_TYPES)
     for name, factory in _FACTORIES.items()
 }
 """The tables of all assignments in a file, and of the dispatch, by `name`."""

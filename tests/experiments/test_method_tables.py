@@ -1,6 +1,7 @@
 """All methods, attackers and requirements in an experiment file."""
 
 import inspect
+import json
 import operator
 import re
 import tomllib
@@ -23,10 +24,12 @@ from fedjax_mm import (
     local_sgd,
     maxfl,
     noisy,
+    scheduled,
     simulate,
 )
 from fedjax_mm.algorithms import methods
-from fedjax_mm.base import Algorithm, ClientContext, Look, ServerContext
+from fedjax_mm.availability import arriving, finishing
+from fedjax_mm.base import Algorithm, Assignment, ClientContext, Look, ServerContext
 from fedjax_mm.data import digits, federate, flip_labels, partition
 from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.grid_of import grid_of
@@ -271,6 +274,44 @@ def test_a_file_with_everything_equals_python(labels, told):
     assert told(grid_of(full(*labels))) == told(expected)
 
 
+JOBS = """
+num_models = 2
+num_rounds = 3
+num_seeds = 1
+task = { num_clients = 4, block_size = 2, mu = 0.1 }
+
+[assignment]
+name = "scheduled"
+demand = [3, 1]
+policy = "venn"
+eligible = [[true, true, true, true], [false, false, false, true]]
+finishing = { metric = "loss", at_most = [0.5, 0.25], every = 3 }
+arriving = [0, 2]
+"""
+
+
+def test_jobs_and_schedulers_in_a_file_are_those_of_python():
+    grid = grid_of(read(f"{JOBS}{A}local_steps = 1"))
+    rule = scheduled(
+        4, 2, demand=[3, 1], policy="venn", eligible=[[True] * 4, [*[False] * 3, True]]
+    )
+    expected = arriving(finishing(rule, "loss", at_most=[0.5, 0.25], every=3), [0, 2])
+    assert parts_of(grid.setup(grid.points[0], 0).assignment) == parts_of(expected)
+    turns = {"name": "mdh", "cohort_size": 4, "heterogeneous": [True, False]}
+    found = validate(Experiment, tomllib.loads(f"{JOBS}{A}local_steps = 1") | {"assignment": turns})
+    assert found.assignment.build(4, 2).call.arguments["heterogeneous"] == (True, False)
+
+
+def parts_of(assignment):
+    """The calls that made an assignment, as plain values."""
+    if assignment.call is None:
+        return assignment
+    return assignment.call.factory.__name__, [
+        parts_of(x) if isinstance(x, Assignment) else json.loads(json.dumps(x))
+        for x in assignment.call.arguments.values()
+    ]
+
+
 def test_flips_and_test_fractions_reach_the_data():
     task = full().task
     data, expected = task.data(), cho_clients()
@@ -329,6 +370,18 @@ def settings(task=None, top=None, **algorithm):
         (
             settings(top={"assignment": ...}),
             ["algorithms.A.assignment: missing", "a table assignment for all"],
+        ),
+        (
+            settings(top={"assignment": {"name": "mfa_rand", "finishing": {"metric": "loss"}}}),
+            ["algorithms.A: at_least is None", "give one of them"],
+        ),
+        (
+            settings(top={"assignment": {"name": "mfa_rand", "arriving": [1, 2]}}),
+            ["algorithms.A: rounds", "give one number, or 1"],
+        ),
+        (
+            settings(top={"assignment": {"name": "mfa_rand", "arriving": [-1]}}),
+            ["assignment.arriving", "greater than or equal to 0"],
         ),
         (settings(top={"assignment": {"name": "mfa"}}), ["assignment.name = 'mfa'", "'mfa_rr'"]),
         (
