@@ -4,6 +4,12 @@ Venn's plan and its simulator, and the allocations of FedFairMMFL's authors, Mul
 DMA-FL. Models and clients count from 0, rounds from 1.
 """
 
+import heapq
+import itertools
+import math
+
+import numpy as np
+
 
 def venn_plan(supply, queues):
     """The class that each type is reserved for, and the supply of each class.
@@ -136,3 +142,76 @@ class Drifting:
         old = self.last.get((m, k))
         self.grew[m, k] = 0.0 if old is None else max(0.0, (loss - old) / old)
         self.last[m, k] = loss
+
+
+TYPES = {frozenset([0]): 0.4, frozenset([0, 1]): 0.25, frozenset([0, 2]): 0.2}
+TYPES |= {frozenset([0, 1, 2, 3]): 0.15}
+"""Shares of clients by what they have: nothing special, fast processors, much memory, or both."""
+
+
+def completion_times(policy, seed, num_jobs=50, rounds=(3, 8), demand=(10, 100), gap=6.0):
+    """The completion times of jobs without training, as a run of events in Venn's setting.
+
+    Jobs arrive from 3600 s on, with exponential gaps of 1800 s. Each has an equally likely class,
+    and asks for its demand again and again, whenever 80 % of its clients have answered. Clients
+    check in with exponential gaps, and answer after a lognormal time with the mean 274 s. Numbers
+    of rounds, demands and clients are ours, because the authors' trace of devices is not public.
+
+    Args:
+      policy: "fifo", "srsf" or "venn".
+      seed: the seed of jobs and clients.
+      num_jobs: the number of jobs.
+      rounds: the bounds of a job's number of rounds.
+      demand: the bounds of a job's demand.
+      gap: the mean number of seconds between two clients.
+    """
+    rng, devices = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    jobs = range(num_jobs)
+    arrivals = 3600 + np.cumsum([0, *rng.exponential(1800, num_jobs - 1)])
+    class_of = rng.integers(0, 4, num_jobs)
+    wanted = rng.integers(demand[0], demand[1] + 1, num_jobs).tolist()
+    left = rng.integers(rounds[0], rounds[1] + 1, num_jobs).tolist()
+    lacks, answers, round_of, finish = ([0] * num_jobs for _ in range(4))
+    count, types, seen = itertools.count(), list(TYPES), []
+    events = [(at, next(count), "request", job) for job, at in enumerate(arrivals)]
+    heapq.heappush(events, (0.0, next(count), "client", None))
+
+    def plan():
+        supply = {s: max(1, seen.count(s)) for s in types}
+        queues = {e: [lacks[j] for j in jobs if class_of[j] == e and lacks[j]] for e in range(4)}
+        return venn_plan(supply, queues)[0] if policy == "venn" else {}
+
+    owner = plan()
+    while any(left):
+        now, _, kind, about = heapq.heappop(events)
+        if kind == "client":
+            next_one = (now + devices.exponential(gap), next(count), "client", None)
+            heapq.heappush(events, next_one)
+            s = types[devices.choice(len(types), p=list(TYPES.values()))]
+            answer = now + devices.lognormal(math.log(274) - 0.125, 0.5)
+            seen = [*seen, s][-1000:]
+            able = [j for j in jobs if lacks[j] and class_of[j] in s]
+            if policy == "venn":
+                able = [j for j in able if owner.get(s) == class_of[j]]
+            if not able:
+                continue
+            rank = {"fifo": arrivals, "srsf": wanted, "venn": lacks}[policy]
+            j = min(able, key=lambda j: (rank[j], j))
+            lacks[j] -= 1
+            heapq.heappush(events, (answer, next(count), "answer", (j, round_of[j])))
+            if lacks[j]:
+                continue
+        elif kind == "request":
+            lacks[about], answers[about] = wanted[about], 0
+        else:
+            j, number = about
+            if number != round_of[j]:
+                continue
+            answers[j] += 1
+            if answers[j] < math.ceil(0.8 * wanted[j]):
+                continue
+            left[j], lacks[j], round_of[j], finish[j] = left[j] - 1, 0, round_of[j] + 1, now
+            if left[j]:
+                heapq.heappush(events, (now, next(count), "request", j))
+        owner = plan()
+    return np.subtract(finish, arrivals)
