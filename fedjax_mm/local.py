@@ -1,4 +1,7 @@
-"""Local training, and building blocks shared by federated methods."""
+"""Local training, and building blocks shared by federated methods.
+
+The task draws each batch; for data in memory, `ClientData` does (`data/clients.py`).
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias

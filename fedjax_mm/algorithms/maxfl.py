@@ -24,9 +24,10 @@ def maxfl(
 ) -> Algorithm:
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
-    ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) - rho_k))``. Clients near their threshold
-    have the largest weights, and clients far above or below it almost none. Clients need
-    thresholds, so wrap the task with `requiring`.
+    The objective, eq. (3), is the mean of ``sigma(F_k(w) - rho_k)``, a smooth count of the clients
+    to whom the model does not appeal. So ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) -
+    rho_k))``. Clients near their threshold have the largest weights, and clients far above or below
+    it almost none. Clients need thresholds, so wrap the task with `requiring`.
 
     Args:
       local: eta_l, tau steps and the other settings of `local_sgd`, except `epochs`.
