@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_mm import fedavg, mfa_rand, sweep
 from fedjax_mm.asynchrony import on_clock, shifted_exponential
-from fedjax_mm.availability import available, bernoulli, dropping, markov
+from fedjax_mm.availability import arriving, available, bernoulli, dropping, finishing, markov
 from fedjax_mm.compression import compressed, qsgd, random_k, top_k
 from fedjax_mm.privacy import private
 from fedjax_mm.sweeps import Callback, Checkpoints, Grid, Setup
@@ -38,6 +38,11 @@ def late(x, strategy):
     return FED, on_clock(strategy, shifted_exponential(N), first=3, deadline=2 + x)
 
 
+def done_and_new(x, strategy):
+    jobs = finishing(mfa_rand(N, 2), "excess_loss", at_most=x / 4)
+    return FED, arriving(jobs, jnp.array([0, 2]))
+
+
 def hidden(x, strategy):
     return private(FED, clip=1.0, noise_multiplier=x, clients_per_round=4), strategy
 
@@ -56,7 +61,7 @@ def all_of_them(x, strategy):
     return algorithm, dropping(available(strategy, bernoulli(0.8)), x / 2)
 
 
-WRAPPERS = [present, replaced, lost, late, hidden, sparse, coarse, all_of_them]
+WRAPPERS = [present, replaced, lost, late, done_and_new, hidden, sparse, coarse, all_of_them]
 
 
 def grid(wrap, **how):
