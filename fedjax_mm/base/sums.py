@@ -157,6 +157,17 @@ def dense_update(contribution: Contribution, params: Params) -> Contribution:
     return contribution._replace(update=finish_sum(total, params).update)
 
 
+def with_update(
+    contribution: Contribution, params: Params, change: Callable[[Any], Any]
+) -> Contribution:
+    """Changes a client's dense update, whether it will be summed or stacked."""
+    update = contribution.update
+    if is_stacked(update):
+        return contribution._replace(update=update._replace(update=change(update.update)))
+    sent = dense_update(contribution, params)
+    return sent._replace(update=change(sent.update))
+
+
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
     # Do not map over both. A dense update may differ from the parameters in structure.
     if not any(map(is_sparse, jax.tree.leaves(update, is_leaf=is_sparse))):

@@ -161,9 +161,9 @@ def _participants(sent: Stacked) -> tuple[Array, Array, Array, Array]:
     """Updates, weights and presence, with zeros elsewhere, and the number that is not finite."""
     is_there = sent.client >= 0
     is_finite = jnp.all(jnp.isfinite(sent.update), axis=1) & jnp.isfinite(sent.weight)
-    here = is_there & is_finite
+    here, not_finite = is_there & is_finite, jnp.sum(is_there & ~is_finite, dtype=jnp.int32)
     updates = jnp.where(here[:, None], sent.update, 0)
-    return updates, jnp.where(here, sent.weight, 0), here, jnp.sum(is_there & ~is_finite)
+    return updates, jnp.where(here, sent.weight, 0), here, not_finite
 
 
 def _check_slots(rule: Rule, slots: int) -> None:

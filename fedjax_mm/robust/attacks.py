@@ -1,12 +1,13 @@
-"""Attacks: what Byzantine clients send instead of their updates, and how they train."""
+"""Attacks: what Byzantine clients send instead of their updates.
 
-import dataclasses
+Those that train on flipped labels have other data instead; see `fedjax_mm.data.flip_labels`.
+"""
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy.stats import norm
@@ -24,13 +25,10 @@ from fedjax_mm.base import (
     keys,
 )
 from fedjax_mm.base.calls import Part
-from fedjax_mm.base.sums import is_stacked, root
+from fedjax_mm.base.sums import is_stacked, root, with_update
 from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked
 from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.checks.values import check_flags
-from fedjax_mm.compression import of_weight_one
-from fedjax_mm.data.clients import ClientData
-from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.wrap import names_of, wrap_algorithm
 
 
@@ -248,15 +246,16 @@ def attacking(algorithm: Algorithm, clients: Any, attack: Attack) -> Algorithm:
         if attack.sees_others:
             return sent, own
         key, is_mine = keys.noise_key(context.rng_key), attacks[context.client]
-        if is_stacked(sent.update):
-            update = sent.update
-            forged = attack.forge(key, update.update, None)
-            update = update._replace(update=jnp.where(is_mine, forged, update.update))
-            return sent._replace(update=update), own
-        vector, unravel = ravel_pytree(of_weight_one(sent, context.params))
-        forged = attack.forge(key, vector, None)
-        factor = sent.weight.astype(vector.dtype)
-        return sent._replace(update=unravel(factor * jnp.where(is_mine, forged, vector))), own
+        # What `robust` has stacked is divided by the weight already.
+        weight = 1 if is_stacked(sent.update) else sent.weight
+
+        def change(update: Any) -> Any:
+            total, unravel = ravel_pytree(update)
+            vector = total / jnp.where(weight > 0, weight, 1).astype(total.dtype)
+            forged = jnp.where(weight > 0, weight, 0) * attack.forge(key, vector, None)
+            return unravel(jnp.where(is_mine, forged.astype(total.dtype), total))
+
+        return with_update(sent, context.params, change), own
 
     def serve(context: ServerContext, own: Any) -> tuple[ServerContext, Any]:
         sent = context.total.update
@@ -296,48 +295,3 @@ def _forged(
     each = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, slots)
     forged = jax.vmap(attack.forge, (0, 0, None))(each, x, honest)
     return jnp.where(mine[:, None] & (q > 0), forged, x)
-
-
-@checked
-def flip_labels(data: FederatedData, clients: Any) -> FederatedData:
-    """Flips the training labels of attackers, ``y -> C - 1 - y``, for C classes.
-
-    Attackers train on these labels, and the metrics ``loss`` and ``train_accuracy`` count them. The
-    test data do not change.
-
-    Args:
-      data: the data of all clients.
-      clients: ``bool[clients]``, True for attackers.
-
-    Raises:
-      TypeError: if `data` are no `FederatedData`.
-      ValueError: if `clients` are not ``bool[clients]``.
-
-    Example:
-      >>> import numpy as np
-      >>> from fedjax_mm.data import synthetic
-      >>> data = synthetic(3, dim=4, seed=0)
-      >>> flipped = flip_labels(data, np.array([True, False, False]))
-      >>> first = int(data.train.counts[0])
-      >>> before, after = (np.asarray(x.train.examples[1]) for x in (data, flipped))
-      >>> set((before + after)[:first].tolist()), bool((before == after)[first:].all())
-      ({4}, True)
-
-    Reference: Tolpegin, Truex, Gursoy, Liu, "Data Poisoning Attacks Against Federated Learning
-    Systems" (2020).
-    """
-    flags = check_flags("clients", clients, check_federated(data).num_clients)
-    features, labels = data.train.examples
-    mine = jnp.reshape(_rows_of(flags, data.train), (-1, *[1] * (np.ndim(labels) - 1)))
-    flipped = jnp.where(mine, data.num_classes - 1 - jnp.asarray(labels), labels)
-    train = dataclasses.replace(data.train, examples=(features, flipped))
-    return dataclasses.replace(data, train=train)
-
-
-def _rows_of(flags: Bool[Array, " clients"], data: ClientData) -> Bool[Array, " examples"]:
-    """Marks the examples of the marked clients."""
-    places = jnp.arange(data.num_places)
-    owner = jnp.searchsorted(jnp.asarray(data.offsets), places, side="right") - 1
-    is_used = places < jnp.asarray(data.offsets)[owner] + jnp.asarray(data.counts)[owner]
-    rows = places if data.order is None else jnp.asarray(data.order)
-    return jnp.zeros(len(data.examples[1]), bool).at[rows].max(flags[owner] & is_used)
