@@ -136,13 +136,11 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
     ) -> tuple[Contribution, Any]:
         del server
         check_flags("clients", attacks, context.task.num_clients)
-        key, is_mine = keys.noise_key(context.rng_key), attacks[context.client]
 
         # A sparse update cannot hold noise in omitted coordinates.
         def change(update: Any) -> Any:
-            return jax.tree.map(
-                partial(jnp.where, is_mine), _with_noise(key, update, noise), update
-            )
+            other = _with_noise(keys.noise_key(context.rng_key), update, noise)
+            return jax.tree.map(partial(jnp.where, attacks[context.client]), other, update)
 
         return with_update(contribution, context.params, change), own
 
