@@ -132,7 +132,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: RobustCurve) -> Fig
     title = f"{about['datasets'][0]}, {config.num_clients} clients, {config.num_rounds} rounds"
     caption = f"Means over {config.num_seeds} seeds with standard errors. Trimmed mean and "
     caption += f"multi-Krum tolerate {config.tolerated} attackers in every run."
-    return plots.draw([drawn[:2], drawn[2:]], title=title, caption=caption)
+    return plots.draw([drawn], title=title, caption=caption)
 
 
 ITEMS = (Item("robust-curve", RobustCurve(), run, measure, judge, table, figure),)
