@@ -58,9 +58,9 @@ def robust(algorithm: Algorithm, rule: Rule) -> Algorithm:
     needs, the model keeps its parameters. The metric ``too_few`` is the number of such rounds so
     far, and ``not_finite`` that of updates that were left out.
 
-    All updates are in memory at once: cohort size times the size of an update, for each model and
-    replica. If cohorts have traced models, as with `ifca`, each model has room for all slots. A run
-    that is split over devices gathers the updates on each.
+    All updates are in memory at once, in two or three copies: each is cohort size times the size of
+    an update, for each model and replica. If cohorts have traced models, as with `ifca`, each model
+    has room for all slots. A run that is split over devices gathers the updates on each.
 
     Attackers, compression and clipping act before the rule, so `robust` comes after them, as in
     ``robust(compressed(algorithm, compressor), median())``. Only attackers may also be around it,
