@@ -65,8 +65,8 @@ REFERENCE = {
     ),
     "algorithms": Area(
         "Algorithms",
-        "Client contributions, and server steps on their sum.",
-        ("algorithms", "compression", "local", "privacy", "schedules"),
+        "Client contributions, server steps on their sum, and robust aggregation.",
+        ("algorithms", "compression", "local", "privacy", "robust", "schedules"),
         ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
     ),
     "tasks": Area(
@@ -127,7 +127,8 @@ NAMESPACES = (
     *(
         f"fedjax_mm.{name}"
         for name in (
-            *("asynchrony", "availability", "compression", "data", "privacy", "tasks", "theory"),
+            *("asynchrony", "availability", "compression", "data", "privacy", "robust", "tasks"),
+            "theory",
             *("metrics", "plots", "schedules", "sweeps", "base"),
         )
     ),
@@ -141,6 +142,7 @@ EXPERIMENTAL = {
     ("availability",): _RECENT,
     ("compression",): _RECENT,
     ("privacy",): "recent; their arguments and what epsilon assumes may change",
+    ("robust",): _RECENT,
     ("tasks.drift",): _RECENT,
     ("sweeps.cluster",): "the files of parts may change",
     ("sweeps.devices.agree", "sweeps.devices.layout"): "JAX's interface for devices may change",
@@ -148,6 +150,7 @@ EXPERIMENTAL = {
         "base.contract.Padded",
         "base.cohorts.Sampling",
         "base.sums.SparseUpdate",
+        "base.sums.Stacked",
         "base.contract.Updates",
     ): ("only some tasks, methods and assignments need them, and others may need more"),
     ("theory",): "arguments follow the papers' notation, and may be grouped otherwise",

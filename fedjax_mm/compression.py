@@ -219,7 +219,11 @@ def compressed(
                 f"compressed is around {name}; compress once, and inside: "
                 "private(compressed(algorithm, compressor), ...)"
             )
-
+    if "robust" in names_of(algorithm):
+        raise ValueError(
+            "compressed is around robust; compress before the rule: "
+            "robust(compressed(algorithm, compressor), rule)"
+        )
     feedback = compressor.variance is None if error_feedback is None else error_feedback
 
     def init(task: Task, params: Params, server: Any, state: Any) -> tuple[Any, Any]:

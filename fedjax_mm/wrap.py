@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Bool, PRNGKeyArray
 
 from fedjax_mm.base import (
     Algorithm,
@@ -162,6 +162,7 @@ def wrap_algorithm(
     init: Callable[[Task, Params, Any, Any], tuple[Any, Any]] | None = None,
     metrics: Callable[[Task, Params, Any, Any], Metrics] = lambda *_: {},
     steps_idle: bool = False,
+    steps: Callable[[Any], Bool[Array, ""]] | None = None,
 ) -> Algorithm:
     """Wraps an algorithm and changes its contributions and sums.
 
@@ -175,6 +176,8 @@ def wrap_algorithm(
       metrics: returns additional metrics by name, given the task, the parameters, and the server
         states of the algorithm and of the wrapper.
       steps_idle: whether the server also steps in rounds without participants.
+      steps: whether the server of the algorithm steps, given the wrapper's new state; otherwise the
+        model keeps its parameters and that server's state. None means always.
 
     Raises:
       TypeError: if `inner` is not an algorithm.
@@ -216,7 +219,11 @@ def wrap_algorithm(
         states = states.inner if init and isinstance(states, Wrapping) else states
         found = serve(context._replace(server_state=inside, client_states=states), own)
         context, own = _two(name, "serve", found, "a ServerContext", has_state=init is not None)
-        params, inside = inner.server(context)
+        new = inner.server(context)
+        if steps is not None:
+            old = context.params, context.server_state
+            new = jax.tree.map(partial(jnp.where, steps(own)), new, old)
+        params, inside = new
         return params, join(inside, own)
 
     def num_steps(task: Task, client: Index, server: Any) -> Steps:

@@ -25,7 +25,7 @@ LAYERS = [
     {"checks"},
     {"data", "metrics", "schedules", "theory", "wrap"},
     {"assignments", "asynchrony", "availability", "compression", "local"},
-    {"privacy", "tasks"},
+    {"privacy", "robust", "tasks"},
     {"algorithms", "simulator"},
     {"results"},
     {"plots", "sweeps"},
@@ -54,7 +54,7 @@ def imports(path):
 
 NAMESPACES = [
     *("asynchrony", "availability", "base", "compression", "data", "metrics", "plots", "privacy"),
-    *("schedules", "sweeps", "tasks", "theory"),
+    *("robust", "schedules", "sweeps", "tasks", "theory"),
 ]
 
 

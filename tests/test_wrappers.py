@@ -18,6 +18,7 @@ from fedjax_mm.asynchrony import on_clock, shifted_exponential
 from fedjax_mm.availability import arriving, available, bernoulli, dropping, finishing
 from fedjax_mm.compression import compressed, random_k, top_k
 from fedjax_mm.privacy import private
+from fedjax_mm.robust import attacking, bucketing, centered_clipping, ipm, mean, median, robust
 from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless
 
@@ -63,13 +64,20 @@ WRAPPERS = {
         lambda f, a: (hidden(f, 1e6, 0.0), a),
         lambda f, a: (hidden(f, 0.05, 0.3), a),
     ),
+    "robust": (
+        lambda f, a: (robust(f, mean()), a),
+        lambda f, a: (attacking(robust(f, bucketing(median(), 2)), EVENS, ipm(0.5)), a),
+    ),
     "all of them": (
         lambda f, a: (
-            hidden(compressed(noisy(f, EVENS, noise=0.0), top_k(1.0)), 1e6, 0.0),
+            robust(hidden(compressed(noisy(f, EVENS, noise=0.0), top_k(1.0)), 1e6, 0.0), mean()),
             on_clock(dropping(available(a, bernoulli(1.0)), 0.0), shifted_exponential(N)),
         ),
         lambda f, a: (
-            hidden(compressed(noisy(f, EVENS, noise=0.5), random_k(0.6)), 0.05, 0.3),
+            robust(
+                hidden(compressed(noisy(f, EVENS, noise=0.5), random_k(0.6)), 0.05, 0.3),
+                centered_clipping(0.1),
+            ),
             on_clock(dropping(available(a, bernoulli(0.8)), 0.2), shifted_exponential(N), first=2),
         ),
     ),
@@ -98,7 +106,7 @@ def test_a_neutral_wrapper_changes_no_draw_and_no_model(name):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), wrapped, bare)
 
 
-QUICK = ("available", "compressed", "private", "all of them")
+QUICK = ("available", "compressed", "private", "robust", "all of them")
 
 
 @pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in WRAPPERS])
@@ -116,7 +124,7 @@ def test_gradients_are_those_of_finite_differences(name, x64):
     assert np.ptp(found) > 0
 
 
-@pytest.mark.parametrize("name", ["replaced", "all of them"])
+@pytest.mark.parametrize("name", ["replaced", "robust", "all of them"])
 def test_seeds_do_not_depend_on_their_neighbours(name):
     run, seeds = trained(WRAPPERS[name][1]), jnp.arange(2000)
     together = jax.jit(jax.vmap(run, (0, None)))(seeds, 0.2)
@@ -127,7 +135,7 @@ def test_seeds_do_not_depend_on_their_neighbours(name):
 
 
 @pytest.mark.parametrize(
-    "name", [slow_unless(name in ("replaced", "all of them"), name) for name in WRAPPERS]
+    "name", [slow_unless(name in ("replaced", "robust", "all of them"), name) for name in WRAPPERS]
 )
 def test_runs_resume_exactly_and_split_over_two_devices(name):
     algorithm, assignment = WRAPPERS[name][1](fedavg(0.2, local_steps=2), mfa_rand(N, M))

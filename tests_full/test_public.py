@@ -44,6 +44,7 @@ def all_orders():
         "fedjax_mm.availability": [],
         "fedjax_mm.data": ["digits", "federate", "synthetic"],
         "fedjax_mm.privacy": [],
+        "fedjax_mm.robust": [],
         "fedjax_mm.sweeps": [],
         "fedjax_mm.tasks": [
             "classification",

@@ -22,7 +22,7 @@ from fedjax_mm.base import (
     keys,
 )
 from fedjax_mm.base.chunks import reads
-from fedjax_mm.base.sums import dense_update, root
+from fedjax_mm.base.sums import root, with_update
 from fedjax_mm.checks.annotations import NonNegative, Positive, checked
 from fedjax_mm.checks.instances import check_algorithm, check_task
 from fedjax_mm.checks.values import check_flags
@@ -136,11 +136,13 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
     ) -> tuple[Contribution, Any]:
         del server
         check_flags("clients", attacks, context.task.num_clients)
+
         # A sparse update cannot hold noise in omitted coordinates.
-        sent = dense_update(contribution, context.params)
-        other = _with_noise(keys.noise_key(context.rng_key), sent.update, noise)
-        update = jax.tree.map(partial(jnp.where, attacks[context.client]), other, sent.update)
-        return sent._replace(update=update), own
+        def change(update: Any) -> Any:
+            other = _with_noise(keys.noise_key(context.rng_key), update, noise)
+            return jax.tree.map(partial(jnp.where, attacks[context.client]), other, update)
+
+        return with_update(contribution, context.params, change), own
 
     def serve(context: ServerContext, own: Any) -> tuple[ServerContext, Any]:
         def step_with(update: Any) -> tuple[Params, base.ServerState]:

@@ -30,7 +30,7 @@ from fedjax_mm.base.contract import (
     Updates,
     needs,
 )
-from fedjax_mm.base.sums import SparseUpdate
+from fedjax_mm.base.sums import SparseUpdate, Stacked
 
 __all__ = [
     "Algorithm",
@@ -59,6 +59,7 @@ __all__ = [
     "ServerFn",
     "ServerState",
     "SparseUpdate",
+    "Stacked",
     "Steps",
     "Task",
     "Updates",

@@ -180,7 +180,8 @@ class Contribution(NamedTuple):
     The server receives the sums of the first three fields over the participants.
 
     Attributes:
-      update: a pytree of arrays or `SparseUpdate`s, whose size counts as uploaded.
+      update: a pytree of arrays or `SparseUpdate`s, whose size counts as uploaded; or a `Stacked`
+        update, which is not summed.
       weight: the client's weight in the mean.
       num_gradients: the number of gradients computed by the client.
       report: a small pytree that is not summed but passed to the assignment's `observe`. The
@@ -220,6 +221,7 @@ class ServerContext(NamedTuple):
       server_state: the server state before the step.
       client_states: the states of all N clients, updated for participants.
       total: the sum of the participants' contributions. Updates are dense, and reports are ``()``.
+        `Stacked` updates are those of all slots.
       rng_key: the key of this model and round, for random draws such as noise.
     """
 

@@ -28,6 +28,7 @@ _PROCESSORS = 2**31 - 5
 _SERVER = 2**31 - 1  # far from client numbers, which are folded into the same key
 _NOISE = 2**31 - 1  # far from local step numbers, which are folded into the same key
 _COMPRESSION = 2**31 - 2
+_RULE = 2**31 - 3  # far from what servers fold into the same key
 
 
 def seed_keys(seed: int | Index, numbers: Sequence[int] | ArrayLike) -> PRNGKeyArray:
@@ -123,6 +124,11 @@ def noise_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
 def compression_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key for compressing a client's update."""
     return jax.random.fold_in(client_key, _COMPRESSION)
+
+
+def rule_key(server_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key for the draws of a rule of aggregation."""
+    return jax.random.fold_in(server_key, _RULE)
 
 
 def job_key(rng_key: PRNGKeyArray, number: Int[Array, ""]) -> PRNGKeyArray:

@@ -1,7 +1,7 @@
 """Sums of contributions: `zero_sum`, then `add_chunk` per chunk, then `finish_sum`.
 
 The server sees only a sum, so clients can be computed one by one, in chunks or all at once, using
-the memory of a single chunk.
+the memory of a single chunk. Only a `Stacked` update is not summed.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_mm.base import Contribution, Params, Scalar
 
-__all__ = ["SparseUpdate"]
+__all__ = ["SparseUpdate", "Stacked"]
 
 
 class SparseUpdate(NamedTuple):
@@ -27,6 +27,36 @@ class SparseUpdate(NamedTuple):
     scale: Float[Array, ""]
     indices: Int[Array, " block"] | tuple[()]
     values: Float[Array, " block"]
+
+
+class Stacked(NamedTuple):
+    """An update that is not summed: the server gets those of all slots, along a first axis.
+
+    It replaces the whole `Contribution.update`, for servers that need more than a sum, such as a
+    median. The server's ``total.update`` then has arrays ``[slots, ...]``, with one slot for each
+    client of the model in the cohort, and takes as much memory; ``total.weight`` is still a sum.
+
+    Attributes:
+      update: a pytree of dense arrays. Only its size counts as uploaded.
+      weight: the client's weight.
+      client: the client, or -1 if it does not participate. In slots that are padding it is -1, and
+        the other arrays have any values.
+    """
+
+    update: Any
+    weight: Float[Array, "*slots"]
+    client: Int[Array, "*slots"]
+
+
+def unstacked(contribution: Contribution) -> tuple[Contribution, Stacked | tuple[()]]:
+    """Splits a contribution into the part that is summed and the update that is not."""
+    update = contribution.update
+    return (contribution._replace(update=()), update) if is_stacked(update) else (contribution, ())
+
+
+def is_stacked(update: Any) -> bool:
+    """Whether an update is stacked, rather than summed."""
+    return isinstance(update, Stacked)
 
 
 def is_sparse(leaf: Any) -> bool:
@@ -112,10 +142,30 @@ def finish_sum(total: Contribution, params: Params) -> Contribution:
 
 
 def dense_update(contribution: Contribution, params: Params) -> Contribution:
-    """Converts the sparse parts of a contribution's update to dense arrays."""
+    """Converts the sparse parts of a contribution's update to dense arrays.
+
+    Raises:
+      ValueError: if the update is `Stacked`, because nothing may change it as one update.
+    """
+    if is_stacked(contribution.update):
+        raise ValueError(
+            "the server gets the updates of all clients, not their sum; apply wrappers of the "
+            "updates before, as in robust(compressed(algorithm, compressor), rule)"
+        )
     alone = jax.tree.map(lambda x: x[None], contribution)
     total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
     return contribution._replace(update=finish_sum(total, params).update)
+
+
+def with_update(
+    contribution: Contribution, params: Params, change: Callable[[Any], Any]
+) -> Contribution:
+    """Changes a client's dense update, whether it will be summed or stacked."""
+    update = contribution.update
+    if is_stacked(update):
+        return contribution._replace(update=update._replace(update=change(update.update)))
+    sent = dense_update(contribution, params)
+    return sent._replace(update=change(sent.update))
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:

@@ -45,6 +45,29 @@ from fedjax_mm.experiments.fields import (
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
 from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
+from fedjax_mm.robust.aggregation import robust
+from fedjax_mm.robust.attacks import (
+    Attack,
+    alie,
+    attacking,
+    gaussian,
+    ipm,
+    scaling,
+    sign_flip,
+)
+from fedjax_mm.robust.rules import (
+    Rule,
+    bucketing,
+    bulyan,
+    centered_clipping,
+    geometric_median,
+    krum,
+    mean,
+    median,
+    multi_krum,
+    nearest_neighbor_mixing,
+    trimmed_mean,
+)
 from fedjax_mm.schedules import value_at
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
@@ -234,15 +257,46 @@ class Privacy(Config):
         return self.call(algorithm=algorithm, adaptive=self.adaptive and self.adaptive.call())
 
 
+class Robust(Config):
+    """A rule of robust aggregation, selected by name, and what happens before it.
+
+    Attributes:
+      bucket_size: the number of updates in a bucket, whose means the rule gets; see `bucketing`.
+      mixed_attackers: the number of attackers among whose updates each is replaced by the mean of
+        its nearest neighbors; see `nearest_neighbor_mixing`. Mixing comes before buckets.
+    """
+
+    factory = robust
+    name: str
+    bucket_size: Count | None = None
+    mixed_attackers: fields.CountOrZero | None = None
+
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        """Wraps an algorithm with `robust`."""
+        rule: Rule = self.call()
+        if self.bucket_size is not None:
+            rule = bucketing(rule, self.bucket_size)
+        if self.mixed_attackers is not None:
+            rule = nearest_neighbor_mixing(rule, self.mixed_attackers)
+        return robust(algorithm, rule)
+
+
+_RULES = (mean, median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping)
+
+_RULE_TABLES = {rule.__name__: table_of(Robust, rule) for rule in _RULES}
+"""The tables of all rules of robust aggregation, by `name`."""
+
+
 class Method(OptimizingClients):
     """A method, selected by name, its local training and, unless all share one, its assignment.
 
-    A method's table also has a key for each argument of `local_sgd`. Updates are compressed first
-    and then clipped.
+    A method's table also has a key for each argument of `local_sgd`. Updates are compressed first,
+    then clipped, and then aggregated.
 
     Attributes:
       compression: compresses the clients' updates.
       privacy: clips the updates, and adds noise.
+      robust: aggregates the updates by a rule, instead of their sum.
       assignment: chooses clients and models; defaults to the experiment's.
       learning_rate: eta of clients, a number or the table of a schedule.
     """
@@ -250,6 +304,7 @@ class Method(OptimizingClients):
     name: str
     compression: Annotated[Compression, one_of(_COMPRESSION_TABLES)] | None = None
     privacy: Privacy | None = None
+    robust: Annotated[Robust, one_of(_RULE_TABLES)] | None = None
     assignment: AssignmentConfig | None = None
     learning_rate: Rate
 
@@ -278,7 +333,8 @@ class Method(OptimizingClients):
         given["local"] = local_sgd(rate, optimizer=self.local_optimizer(), **local)
         algorithm: Algorithm = self.call(**given)
         algorithm = self.compression.wrap(algorithm) if self.compression else algorithm
-        return self.privacy.wrap(algorithm) if self.privacy else algorithm
+        algorithm = self.privacy.wrap(algorithm) if self.privacy else algorithm
+        return self.robust.wrap(algorithm) if self.robust else algorithm
 
 
 DEFAULT_METHOD = "fedavg"
@@ -311,6 +367,20 @@ DemandFn = Callable[[Any, list[Task], Any], list[Task]]
 parameters, or else from those that a task draws."""
 
 
+class Attacking(Config):
+    """An attack, selected by name, for `attacking`."""
+
+    factory = attacking
+    name: str
+
+
+_ATTACK_TABLES = {
+    attack.__name__: table_of(Attacking, attack)
+    for attack in (sign_flip, scaling, gaussian, alie, ipm)
+}
+"""The tables of all attacks, by `name`."""
+
+
 class Byzantine(Config):
     """Settings of attackers, a fraction of the training clients, for `attacked` and `noisy`.
 
@@ -321,6 +391,7 @@ class Byzantine(Config):
         square of the update.
       stays: whether attackers always participate; if false, they may opt out.
       seed: the seed that chooses the attackers.
+      attack: what attackers send, instead of their updates with noise.
     """
 
     fraction: fields.Share
@@ -328,6 +399,7 @@ class Byzantine(Config):
     noise: NonNegative = 1.0
     stays: fields.Flag = True
     seed: fields.Seed = 0
+    attack: Annotated[Attacking, one_of(_ATTACK_TABLES)] | None = None
 
     def attackers(self, num_clients: int) -> Any:
         """Returns a mask of the `num_clients` training clients that attack."""
@@ -341,8 +413,12 @@ class Byzantine(Config):
         return partial(attacked, clients=self.attackers(num_clients), **how)
 
     def wrap(self, algorithm: Algorithm, num_clients: int) -> Algorithm:
-        """Wraps an algorithm with `noisy`, with attackers among `num_clients` training clients."""
-        return noisy(algorithm, self.attackers(num_clients), noise=self.noise)
+        """Wraps an algorithm with `noisy` or `attacking`, for attackers among `num_clients`."""
+        clients = self.attackers(num_clients)
+        if self.attack is None:
+            return noisy(algorithm, clients, noise=self.noise)
+        attack: Attack = self.attack.call()
+        return attacking(algorithm, clients, attack)
 
 
 class Requirement(Config):

@@ -173,7 +173,9 @@ class Point(Recorded, Seeded):
                 )
 
     def _check_method(self, method: Method) -> None:
-        method.build(self.num_models, self.num_rounds)
+        trained = method.build(self.num_models, self.num_rounds)
+        if self.byzantine is not None:
+            self.byzantine.wrap(trained, num_clients=1)
         assignment = self._assignment_of(method)
         if self.requirement is None:
             asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"

@@ -108,6 +108,10 @@ def private(
     check_algorithm(algorithm)
     if "private" in names_of(algorithm):
         raise ValueError("private is around private; clip and add noise once")
+    if "robust" in names_of(algorithm):
+        raise ValueError(
+            "private is around robust; clip before the rule: robust(private(algorithm, ...), rule)"
+        )
     if importlib.util.find_spec("dp_accounting") is None:
         # Warn before the training. `epsilon` is usually called after it.
         warnings.warn(

@@ -32,7 +32,8 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.capabilities import AnalyticTask
 from fedjax_mm.base.chunks import ClientMap, chunk_size_of
-from fedjax_mm.base.sums import as_arrays, dense_update
+from fedjax_mm.base.cohorts import places_of
+from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.instances import check_assignment, check_trained
 from fedjax_mm.checks.values import check_alike, described, tracing
@@ -466,7 +467,7 @@ def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
 
 
 def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now) -> Contribution:
-    """Trains one client, takes the server step, and returns the client's dense contribution."""
+    """Trains one client, takes the server step, and returns what the client sends, dense."""
     is_scaled = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None
     client_key, server_key = jax.random.split(jax.random.fold_in(rng_key, first.stack.models[0]))
@@ -478,11 +479,28 @@ def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _No
         is_scaled=is_scaled,
     )
     sent = _contribute(first, context)
-    total = dense_update(sent._replace(report=()), first.params)
+    if is_stacked(sent.update):
+        message, total = sent.update.update, _stacked(cohort, first, sent._replace(report=()))
+    else:
+        total = dense_update(sent._replace(report=()), first.params)
+        message = total.update
     states = _alike(first.client, first.task.num_clients)
     given = now.next, first.task, first.params, first.server, states, total, server_key
     _serve(first, ServerContext(*given))
-    return total._replace(report=sent.report)
+    return total._replace(update=message, report=sent.report)
+
+
+def _stacked(cohort: Cohort | None, first: _First, sent: Contribution) -> Contribution:
+    """Returns the total of a round with updates that are not summed, or raises a `ValueError`."""
+    if cohort is None:
+        raise ValueError(
+            f"the server of {name_of(first.algorithm)} needs the updates of all participants at "
+            "once, but an asynchronous run adds each to a sum when it arrives; use an assignment "
+            "in rounds, such as mfa_rr"
+        )
+    mine, _ = first.stack.slots(cohort)
+    places = places_of(mine.clients, mine.models, len(first.stack.models))
+    return sent._replace(update=_alike(sent.update, places.shape[1]))
 
 
 def _contribute(first: _First, context: ClientContext) -> Contribution:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Params
 from fedjax_mm.base.calls import Wraps
-from fedjax_mm.base.sums import is_sparse
+from fedjax_mm.base.sums import Stacked, is_sparse, is_stacked
 from fedjax_mm.checks.values import check_alike, check_name, described
 from fedjax_mm.simulator.record import RESERVED
 
@@ -104,9 +104,21 @@ def check_contribution(what: str, sent: Contribution) -> None:
                 f"{what} a SparseUpdate with indices of {jnp.result_type(leaf.indices)}; scale it "
                 "by sums.scale_update, which leaves the indices as they are"
             )
+    if is_stacked(sent.update):
+        _check_stacked(what, sent.update)
     for name in ("weight", "num_gradients"):
         if not _is_array(value := getattr(sent, name)) or np.shape(value):
             raise TypeError(f"{what} as {name} {described(value)}; give one number")
+
+
+def _check_stacked(what: str, sent: Stacked) -> None:
+    leaves = jax.tree.leaves(sent.update, is_leaf=is_sparse)
+    if any(map(is_sparse, leaves)):
+        raise TypeError(
+            f"{what} a SparseUpdate in a Stacked update; apply sums.dense_update before"
+        )
+    if np.shape(sent.weight) or np.shape(sent.client):
+        raise TypeError(f"{what} a Stacked update with arrays as weight or client; give numbers")
 
 
 def check_cohort(what: str, cohort: Cohort, num_models: int) -> None:

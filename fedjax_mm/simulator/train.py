@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from fedjax_mm.base import (
     sums,
 )
 from fedjax_mm.base.cohorts import by_rows, by_slots, places_of
+from fedjax_mm.base.sums import is_stacked
 from fedjax_mm.simulator.stacks import Stack, StackState, over_models
 
 
@@ -88,11 +89,21 @@ class Trained(NamedTuple):
       total: the sum of the contributions, ``[models, ...]`` or ``[models, segments, ...]``.
       client_states: the states of all clients, ``[models, clients, ...]``.
       reports: ``[slots, ...]``, in the order of the jobs, with zeros for padding.
+      stacked: the updates that are not summed, in the order of the jobs, with the client -1 for
+        padding; ``()`` if updates are summed. `train` moves them to the total, ``[models, slots,
+        ...]``.
     """
 
     total: Contribution
     client_states: ClientState
     reports: Any
+    stacked: sums.Stacked | tuple[()] = ()
+
+    def with_stacked(self, stacked: Any) -> Self:
+        """Moves updates that are not summed to the total."""
+        if not is_stacked(self.stacked):
+            return self
+        return self._replace(total=self.total._replace(update=stacked), stacked=())
 
 
 def as_it_is(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, ClientState]:
@@ -137,8 +148,12 @@ def train(
     is_known, num_models = isinstance(jobs.model, np.ndarray), len(stack.models)
     is_mixed = not is_known or size not in (None, 1)
     if num_models > 1 and is_mixed and all(jax.tree.leaves(stack.shared)):
-        jobs = jobs._replace(model=jnp.asarray(jobs.model))
-        return _train_list(how, _Models(stack.task_at, shared, state), jobs)
+        mixed = jobs._replace(model=jnp.asarray(jobs.model))
+        trained = _train_list(how, _Models(stack.task_at, shared, state), mixed)
+        if not is_stacked(trained.stacked):
+            return trained
+        places = places_of(jobs.client, jobs.model, num_models, most_per_model)
+        return trained.with_stacked(by_rows(trained.stacked, places))
 
     def train_row(task: Task, jobs: Jobs, shared: Any, model: StackState) -> Trained:
         return _train_list(how, _Models(lambda _: task, shared, model), jobs)
@@ -147,7 +162,8 @@ def train(
     rows = by_rows(jobs._replace(model=None), places)
     one_by_one = size is not None or not stack.has_equal_steps(_one_of(state.server))
     trained = over_models(train_row, stack, rows, shared, state, one_by_one=one_by_one)
-    return trained._replace(reports=by_slots(trained.reports, places, len(jobs.client)))
+    trained = trained._replace(reports=by_slots(trained.reports, places, len(jobs.client)))
+    return trained.with_stacked(trained.stacked)
 
 
 class _How(NamedTuple):
@@ -210,23 +226,27 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         # Use an out-of-range index, which is dropped, because -1 would write to the last client.
         client = jnp.where(present, jobs.client, how.stack.num_clients)
         rows: Any = (*_row(jobs), client), jnp.where(present, slot, num_slots)
-        made: Any = new.client_states, new.reports
+        made: Any = new.client_states, (new.reports, new.stacked)
         if axis is not None and jax.tree.leaves(made):
             rows, made = lax.all_gather((rows, made), axis, tiled=True)
-        old = so_far.client_states, so_far.reports
-        put = [chunks.put_rows(*each) for each in zip(old, rows, made, strict=True)]
+        old = so_far.client_states, (so_far.reports, so_far.stacked)
+        kept, by_slot = [chunks.put_rows(*each) for each in zip(old, rows, made, strict=True)]
         sum_of = _row(jobs) if how.num_segments is None else (*_row(jobs), jobs.segment)
-        return Trained(sums.add_chunk(so_far.total, new.total, present, *sum_of), *put), None
+        total = sums.add_chunk(so_far.total, new.total, present, *sum_of)
+        return Trained(total, kept, *by_slot), None
 
     order = _longest_first(how, models, jobs)
     may_skip = how.chunk_size is not None or order is not None
     first = jax.tree.map(itemgetter(0), jobs)
     state = jax.tree.map(itemgetter((0,) * (1 + len(_row(jobs)))), states)
     one = jax.eval_shape(train_one, first, state)
-    reports = jax.tree.map(lambda x: jnp.zeros((num_slots, *x.shape), x.dtype), one.reports)
+    made = one.reports, one.stacked
+    reports, stacked = jax.tree.map(lambda x: jnp.zeros((num_slots, *x.shape), x.dtype), made)
+    if is_stacked(stacked):
+        stacked = stacked._replace(client=stacked.client - 1)
     each_model = jax.vmap if _row(jobs) else lambda function: function
     total = each_model(partial(_zero_sums, how.num_segments, one.total))(models.state.params)
-    trained = Trained(total, states if how.keeps_states else (), reports)
+    trained = Trained(total, states if how.keeps_states else (), reports, stacked)
     listed = jnp.arange(num_slots), jobs
     for some in chunks.in_chunks(listed, order, how.chunk_size, axis):
         trained, _ = lax.scan(add_jobs, trained, some)
@@ -269,7 +289,8 @@ def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Tra
 
     sent, new = how.message(send, scale, began.params)
     reports = sent.report if how.options.with_reports else ()
-    return Trained(sent._replace(report=()), new if how.keeps_states else (), reports)
+    total, stacked = sums.unstacked(sent._replace(report=()))
+    return Trained(total, new if how.keeps_states else (), reports, stacked)
 
 
 def _zero_sums(num_segments: int | None, one: Contribution, params: Params) -> Contribution:

@@ -130,7 +130,7 @@ def own_by_hand(rng_key, task, start=None, **how):
 def test_keys_of_a_table_are_parameters_of_the_function(name):
     local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
     own = set(inspect.signature(methods()[name]).parameters) - {"local"}
-    rest = {"name", "assignment", "weight_decay", "clip", "compression", "privacy"}
+    rest = {"name", "assignment", "weight_decay", "clip", "compression", "privacy", "robust"}
     assert set(METHOD_TABLES[name].model_fields) == local | own | rest
 
 
@@ -475,6 +475,10 @@ def settings(task=None, top=None, **algorithm):
         (settings(top={"byzantine": {}}), ["byzantine.fraction: missing"]),
         (settings(top={"byzantine": {"fraction": 2}}), ["byzantine.fraction = 2", "equal to 1"]),
         (
+            settings(top={"byzantine": {"fraction": 0.1, "attack": {"name": "alie", "z": 1.5}}}),
+            ["alie(z=1.5) needs the updates of all clients", "rule may be mean()"],
+        ),
+        (
             settings(top={"byzantine": {"fraction": 0.1, "loss_facto": 3}}),
             ["byzantine.loss_facto = 3", "unknown key, did you mean 'loss_factor'"],
         ),
@@ -540,3 +544,17 @@ def test_error_feedback_of_a_table_is_used(feedback):
     task = quadratic(4, 2, mu=0.1)
     _, state = algorithm.init(task, task.init(jax.random.key(0)))
     assert isinstance(state.own, tuple) != feedback
+
+
+def test_rules_and_attacks_of_a_table_are_those_of_python():
+    rule = {"name": "trimmed_mean", "share": 0.1, "bucket_size": 2, "mixed_attackers": 1}
+    table = {"name": "fedavg", "learning_rate": 0.1, "local_steps": 1, "robust": rule}
+    algorithm = METHOD_TABLES["fedavg"].model_validate(table).build(1)
+    attack = {"name": "ipm", "factor": 0.5}
+    attacked = Byzantine.model_validate({"fraction": 0.5, "attack": attack}).wrap(algorithm, 4)
+    trimmed = "trimmed_mean(num_trimmed=None, share=0.1)"
+    mixed = f"nearest_neighbor_mixing(bucketing({trimmed}, 2), 1)"
+    attacked, algorithm = (part.call.arguments for part in (attacked, algorithm))
+    assert repr(algorithm["rule"]) == mixed
+    assert repr(attacked["attack"]) == "ipm(factor=0.5)"
+    assert attacked["clients"].sum() == 2

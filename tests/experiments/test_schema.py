@@ -57,6 +57,7 @@ first = 2
 num_steps = 2
 [byzantine]
 fraction = 0.1
+attack = { name = "gaussian", deviation = 0.1 }
 [executor]
 name = "submitit"
 parameters = { timeout_min = 3 }
@@ -80,6 +81,7 @@ name = "perfedavg"
 alpha = 0.1
 learning_rate = { beta = 3, gamma = 20, per = "frame" }
 local_steps = 2
+robust = { name = "multi_krum", num_attackers = 1, bucket_size = 2 }
 
 [axes]
 learning_rate = [0.1, { beta = 3, gamma = 20 }]

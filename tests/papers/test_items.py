@@ -47,7 +47,14 @@ def sources():
 
 def test_ids_are_unique_and_in_order():
     """The order is by paper, with theory last, and by the numbers in an id."""
-    own = ("compression_curve", "multi_attributes", "multi_compare", "multi_maxfl", "private_curve")
+    own = (
+        "compression_curve",
+        "multi_attributes",
+        "multi_compare",
+        "multi_maxfl",
+        "private_curve",
+        "robust_curve",
+    )
     papers = ("bhuyan2022", "cho2022", "pawlik2020", *own)
 
     def place(name):
@@ -69,7 +76,7 @@ def test_every_reproduced_figure_and_table_is_an_item():
     theory = ("gain", "mfa-rand", "mfa-rr", "mfa-growing", "remarks", "maxfl", "cohort-noise")
     wanted |= {f"theory-{name}" for name in (*theory, "cohorts")}
     ours = {"maxfl-demand", "maxfl-flips", "maxfl-weights"}
-    ours |= {"compression-curve", "private-curve"} | {
+    ours |= {"compression-curve", "private-curve", "robust-curve"} | {
         f"multi-{name}" for name in ("attributes", "compare", "maxfl")
     }
     assert wanted | ours <= set(ITEMS)

@@ -1,0 +1,493 @@
+"""Rules of robust aggregation: functions of the updates of all participants.
+
+A rule gets one row of each array per slot of the cohort. Rows without a participant are padding:
+their numbers are 0, and no rule may depend on how many there are. The number n of participants may
+be traced. Ties go to the lower slot. Distances are sums of squared differences, because
+``|x|^2 + |y|^2 - 2 x y`` loses all digits if updates have a large common part.
+
+Axes:  ``slots`` of a model's cohort · ``d`` numbers of an update, as one vector
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from annotated_types import Interval
+from jax import lax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from fedjax_mm.base import Steps, Task
+from fedjax_mm.base.calls import Part
+from fedjax_mm.base.sums import root as root_of
+from fedjax_mm.checks.annotations import Count, Positive, TracedCount, checked
+from fedjax_mm.checks.instances import check_instance, check_task
+
+Attackers = Annotated[Steps, Interval(ge=0, lt=2**31)]
+"""The number of attackers that a rule tolerates, which may be traced."""
+
+HalfShare = Annotated[float | Float[Array, ""], Interval(ge=0, lt=0.5)]
+"""A fraction below one half, which may be traced."""
+
+
+AggregateFn: TypeAlias = Callable[
+    [
+        PRNGKeyArray | None,
+        Float[Array, "slots d"],
+        Float[Array, " slots"],
+        Bool[Array, " slots"],
+        Any,
+    ],
+    tuple[Float[Array, " d"], Any],
+]
+"""``(rng_key, updates, weights, participates, state) -> (update, state)``"""
+
+
+def _no_state(zero: Float[Array, " d"]) -> Any:
+    del zero
+    return ()
+
+
+class _RuleFields(NamedTuple):
+    aggregate: AggregateFn
+    least: Steps = 1
+    init: Callable[[Float[Array, " d"]], Any] = _no_state
+    root: Task | None = None
+
+
+class Rule(Part, _RuleFields):
+    """A rule of aggregation, for `robust`.
+
+    Attributes:
+      aggregate: ``(rng_key, updates, weights, participates, state) -> (update, state)``. Updates
+        are divided by the clients' weights n_k.
+      least: the least number of participants. With fewer the model keeps its parameters.
+      init: makes the rule's state from a zero vector like an update; ``()`` is an empty state.
+      root: the server's own data, as a task whose client 0 has them; then the state is the server's
+        own update on them in this round. None means that the server has no data.
+    """
+
+
+@checked
+def mean(*, weighted: bool = True) -> Rule:
+    """The mean ``sum_i a_i x_i / sum_i a_i``, which is the default of every algorithm.
+
+    It needs the memory of a rule, so use it only to compare with others, or with attacks that need
+    all updates.
+
+    Args:
+      weighted: whether a_i is the client's weight, rather than 1.
+
+    Example:
+      >>> x, here = jnp.array([[1.0, 1.0], [2.0, 4.0]]), jnp.array([True, True])
+      >>> mean().aggregate(None, x, jnp.array([3.0, 1.0]), here, ())[0].tolist()
+      [1.25, 1.75]
+    """
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key
+        return _mean_of(x, here, weights if weighted else 1), state
+
+    return Rule(aggregate)
+
+
+@checked
+def median() -> Rule:
+    """The median of each coordinate; for an even number, the mean of the two in the middle.
+
+    Example:
+      >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]])
+      >>> median().aggregate(None, x, jnp.ones(5), jnp.ones(5, bool), ())[0].tolist()
+      [2.0, 1.0]
+
+    Reference: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
+    Optimal Statistical Rates" (2018), Definition 1.
+    """
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key, weights
+        return _median_of(x, here), state
+
+    return Rule(aggregate)
+
+
+@checked
+def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | None = None) -> Rule:
+    """The mean of each coordinate without its b lowest and its b highest values.
+
+    Args:
+      num_trimmed: b. It needs ``n > 2 b`` participants.
+      share: beta, for ``b = floor(beta n)``; give it instead of `num_trimmed`.
+
+    Raises:
+      ValueError: if both or neither are given, or a number is out of range.
+
+    Example:
+      >>> x = jnp.array([[1.0], [2], [5], [9], [-40]])
+      >>> trimmed_mean(2).aggregate(None, x, jnp.ones(5), jnp.ones(5, bool), ())[0].tolist()
+      [2.0]
+
+    Reference: Yin et al. (2018), Definition 2.
+    """
+    if (num_trimmed is None) == (share is None):
+        given = "neither num_trimmed nor share is" if share is None else "num_trimmed and share are"
+        raise ValueError(f"{given} given; give one, such as trimmed_mean(2) for two attackers")
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key, weights
+        n = jnp.sum(here)
+        # In float32 beta n may lie a little below a whole number. Add a little.
+        b: Any = num_trimmed if share is None else jnp.floor(jnp.asarray(share) * n + 1e-4)
+        rank = jnp.arange(len(x))[:, None]
+        return _mean_of(_sorted(x, here), (rank >= b) & (rank < n - b)), state
+
+    return Rule(aggregate, 1 if num_trimmed is None else 2 * num_trimmed + 1)
+
+
+@checked
+def krum(num_attackers: Attackers) -> Rule:
+    """Krum: the update with the smallest sum of squared distances to its nearest neighbors.
+
+    ``s_i`` is the sum of ``|x_i - x_j|^2`` over the ``n - f - 2`` nearest others, and the update
+    with the least s_i is the aggregate. Some implementations have ``n - f - 1`` neighbors.
+
+    Args:
+      num_attackers: f. It needs ``n >= 2 f + 3`` participants.
+
+    Raises:
+      ValueError: if `num_attackers` is negative.
+
+    Example:
+      >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]])
+      >>> krum(1).aggregate(None, x, jnp.ones(5), jnp.ones(5, bool), ())[0].tolist()
+      [2.0, 1.0]
+
+    Reference: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries:
+    Byzantine Tolerant Gradient Descent" (2017), section 4.
+    """
+    return multi_krum(num_attackers, num_selected=1)
+
+
+@checked
+def multi_krum(
+    num_attackers: Attackers, *, num_selected: TracedCount | None = None, weighted: bool = False
+) -> Rule:
+    """Multi-Krum: the mean of the m updates with the least scores of `krum`.
+
+    Args:
+      num_attackers: f. It needs ``n >= 2 f + 3`` participants.
+      num_selected: m, at most n; None means ``n - f``.
+      weighted: whether the mean has the clients' weights.
+
+    Raises:
+      ValueError: if a number is out of range.
+
+    Example:
+      >>> x, here = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]]), jnp.ones(5, bool)
+      >>> multi_krum(1, num_selected=2).aggregate(None, x, jnp.ones(5), here, ())[0].tolist()
+      [1.5, 1.0]
+
+    Reference: Blanchard et al. (2017), section 6.
+    """
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key
+        n, f = jnp.sum(here), num_attackers
+        m = n - f if num_selected is None else num_selected
+        scores = _krum_scores(_distances(x, here), here, n - f - 2)
+        return _mean_of(x, _least(scores, here, m), weights if weighted else 1), state
+
+    return Rule(aggregate, 2 * num_attackers + 3)
+
+
+@checked
+def bulyan(num_attackers: Attackers) -> Rule:
+    """Bulyan: Krum chooses ``n - 2 f`` updates, whose coordinates are trimmed around the median.
+
+    Krum is applied again and again to the updates that are left. From n' of these it takes the one
+    with the least sum over its ``max(1, n' - f - 2)`` nearest others. Each coordinate of the
+    aggregate is the mean of the ``n - 4 f`` values of the chosen updates that are nearest to their
+    median; if two are equally near, that of the update that was chosen first. Some implementations
+    choose all updates by one application of Krum.
+
+    Args:
+      num_attackers: f. It needs ``n >= 4 f + 3`` participants.
+
+    Raises:
+      ValueError: if `num_attackers` is negative.
+
+    Example:
+      >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10], [3, 2], [2, 3]])
+      >>> bulyan(1).aggregate(None, x, jnp.ones(7), jnp.ones(7, bool), ())[0].tolist()
+      [2.0, 2.0]
+
+    Reference: El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in
+    Byzantium" (2018), section 4.
+    """
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key, weights
+        f, theta = num_attackers, jnp.sum(here) - 2 * num_attackers
+        distances = _distances(x, here)
+
+        def choose(left: Array, _: None) -> tuple[Array, Array]:
+            among = jnp.where(left[:, None] & left, distances, jnp.inf)
+            scores = _krum_scores(among, left, jnp.maximum(1, jnp.sum(left) - f - 2))
+            best = _least(scores, left, 1)
+            return left & ~best, jnp.argmax(best)
+
+        _, order = lax.scan(choose, here, length=len(x))
+        chosen, rank = x[order], jnp.arange(len(x))
+        away = jnp.abs(chosen - _median_of(chosen, rank < theta))
+        nearest = jnp.argsort(jnp.where((rank < theta)[:, None], away, jnp.inf), axis=0)
+        ranked = jnp.take_along_axis(chosen, nearest, axis=0)
+        return _mean_of(ranked, rank < theta - 2 * f), state
+
+    return Rule(aggregate, 4 * num_attackers + 3)
+
+
+@checked
+def geometric_median(
+    *, num_iterations: Count = 8, smoothing: Positive = 1e-6, weighted: bool = False
+) -> Rule:
+    """The smoothed geometric median, which minimizes ``sum_i a_i |z - x_i|``, by Weiszfeld's steps.
+
+    ``z <- sum_i b_i x_i / sum_i b_i`` with ``b_i = a_i / max(|z - x_i|, nu)``, starting from 0.
+
+    Args:
+      num_iterations: the number of steps.
+      smoothing: nu, in the units of the updates; updates closer than nu to z are averaged.
+      weighted: whether a_i is the client's weight, rather than 1.
+
+    Raises:
+      ValueError: if a number is not positive.
+
+    Example:
+      >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]])
+      >>> rule = geometric_median(num_iterations=200)
+      >>> z, _ = rule.aggregate(None, x, jnp.ones(5), jnp.ones(5, bool), ())
+      >>> [f"{number:.3f}" for number in z]
+      ['1.833', '1.229']
+
+    Reference: Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning" (2022),
+    Algorithm 2.
+    """
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key
+
+        def step(_: Any, z: Array) -> Array:
+            b = 1 / jnp.maximum(_norms(x - z), smoothing)
+            return _mean_of(x, here, b * weights if weighted else b)
+
+        return lax.fori_loop(0, num_iterations, step, jnp.zeros_like(x[0])), state
+
+    return Rule(aggregate)
+
+
+@checked
+def centered_clipping(radius: Positive, *, num_iterations: Count = 1) -> Rule:
+    """Centered clipping: the mean of the updates, clipped around the aggregate of the last round.
+
+    ``v <- v + 1/n sum_i min(1, tau / |x_i - v|) (x_i - v)``, L times. The first v is 0, and the
+    next round starts from the last v, which is the aggregate.
+
+    Args:
+      radius: tau, in the units of the updates.
+      num_iterations: L.
+
+    Raises:
+      ValueError: if a number is not positive.
+
+    Example:
+      >>> x, here = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]]), jnp.ones(5, bool)
+      >>> v, _ = centered_clipping(1.0).aggregate(None, x, jnp.ones(5), here, jnp.zeros(2))
+      >>> [f"{number:.4f}" for number in v]
+      ['0.6664', '0.4206']
+
+    Reference: Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization"
+    (2021), Algorithm 2.
+    """
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key, weights
+
+        def step(_: Any, v: Array) -> Array:
+            norms = _norms(x - v)
+            factors = jnp.minimum(1, radius / jnp.where(norms > 0, norms, 1))
+            return v + _mean_of((x - v) * factors[:, None].astype(x.dtype), here)
+
+        v = lax.fori_loop(0, num_iterations, step, state)
+        return v, v
+
+    return Rule(aggregate, init=lambda zero: zero)
+
+
+@checked
+def bucketing(rule: Rule, size: Count) -> Rule:
+    """Applies a rule to the means of s updates each, in a random order that is drawn every round.
+
+    The last bucket may have fewer updates. The rule gets ``ceil(n / s)`` means, so it must tolerate
+    as many attackers as there are, in fewer updates.
+
+    Args:
+      rule: the rule for the means.
+      size: s.
+
+    Raises:
+      TypeError: if `rule` is no rule.
+      ValueError: if `size` is not positive.
+
+    Example:
+      >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2]])
+      >>> rule, key = bucketing(median(), 4), jax.random.key(0)
+      >>> rule.aggregate(key, x, jnp.ones(4), jnp.ones(4, bool), ())[0].tolist()
+      [1.5, 1.75]
+
+    Reference: Karimireddy, He, Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
+    Bucketing" (2022), Algorithm 1.
+    """
+    check_instance("rule", rule, Rule, "give one, such as median()")
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        order_key, rule_key = jax.random.split(rng_key)
+        lots = jax.random.uniform(order_key, here.shape, jnp.float32)
+        # Participants come first, so the buckets do not depend on the padding.
+        bucket, count = _rank(lots, here) // size, -(-len(x) // size)
+        filled = jax.ops.segment_sum(here.astype(x.dtype), bucket, count)
+        weights = jax.ops.segment_sum(weights, bucket, count)
+        sums = jax.ops.segment_sum(jnp.where(here[:, None], x, 0), bucket, count)
+        means = sums / jnp.maximum(filled, 1)[:, None]
+        return rule.aggregate(rule_key, means, weights, filled > 0, state)
+
+    return rule._replace(aggregate=aggregate, least=size * (rule.least - 1) + 1)
+
+
+@checked
+def nearest_neighbor_mixing(rule: Rule, num_attackers: Attackers) -> Rule:
+    """Applies a rule to updates that are replaced by the mean of their nearest neighbors.
+
+    ``y_i`` is the mean of the ``n - f`` updates that are nearest to x_i, itself included.
+
+    Args:
+      rule: the rule for the means.
+      num_attackers: f. It needs ``n > f`` participants, and as many as the rule.
+
+    Raises:
+      TypeError: if `rule` is no rule.
+      ValueError: if `num_attackers` is negative.
+
+    Example:
+      >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]])
+      >>> rule = nearest_neighbor_mixing(trimmed_mean(1), 1)
+      >>> rule.aggregate(None, x, jnp.ones(5), jnp.ones(5, bool), ())[0].tolist()
+      [1.5, 1.75]
+
+    Reference: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, "Fixing by Mixing: A Recipe
+    for Optimal Byzantine ML under Heterogeneity" (2023), Algorithm 2.
+    """
+    check_instance("rule", rule, Rule, "give one, such as median()")
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        number = jnp.sum(here) - num_attackers
+        nearest = jax.vmap(_least, (0, None, None))(_distances(x, here), here, number)
+        mixed = jnp.matmul(nearest.astype(x.dtype), x, precision=lax.Precision.HIGHEST)
+        mixed = mixed / jnp.maximum(number, 1).astype(x.dtype)
+        return rule.aggregate(rng_key, jnp.where(here[:, None], mixed, 0), weights, here, state)
+
+    return rule._replace(aggregate=aggregate, least=_larger(num_attackers + 1, rule.least))
+
+
+@checked
+def fltrust(root: Task) -> Rule:
+    """FLTrust: a mean weighted by the similarity to the server's own update.
+
+    The server trains like a client, on client 0 of a task of its own, and gets the update g. The
+    aggregate is ``sum_i t_i (|g| / |x_i|) x_i / sum_i t_i`` with ``t_i = max(0, cos(x_i, g))``, and
+    0 if all t_i are 0.
+
+    Args:
+      root: the server's data, as a task like the models' own, of which client 0 is used. The data
+        are constants of the program, so they should be few.
+
+    Raises:
+      TypeError: if `root` is no task.
+
+    Example:
+      >>> from fedjax_mm.tasks import quadratic
+      >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]])
+      >>> rule, g = fltrust(quadratic(1, 2, mu=0.1)), jnp.array([1.0, 1.0])
+      >>> z, _ = rule.aggregate(None, x, jnp.ones(5), jnp.ones(5, bool), g)
+      >>> [f"{number:.4f}" for number in z]
+      ['0.9367', '0.9888']
+
+    Reference: Cao, Fang, Liu, Gong, "FLTrust: Byzantine-robust Federated Learning via Trust
+    Bootstrapping" (2021), section IV.
+    """
+    check_task(root)
+
+    def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
+        del rng_key, weights
+        g = state
+        norm, norms = _norms(g[None])[0], _norms(x)
+        units = x / jnp.where(norms > 0, norms, 1)[:, None]
+        cosines = jnp.sum(units * (g / jnp.where(norm > 0, norm, 1)), axis=1)
+        return norm * _mean_of(units, here, jnp.maximum(0, cosines)), g
+
+    return Rule(aggregate, init=lambda zero: zero, root=root)
+
+
+def _mean_of(x: Array, chosen: Array, weights: Any = 1) -> Float[Array, " d"]:
+    """Mean over the chosen rows, or over chosen values of each coordinate; 0 if none is chosen."""
+    chosen = chosen if chosen.ndim == 2 else chosen[:, None]
+    factors = jnp.where(chosen, jnp.reshape(jnp.asarray(weights, x.dtype), (-1, 1)), 0)
+    total = jnp.sum(factors, axis=0)
+    # Select, because values that are not chosen may be infinite.
+    return jnp.sum(factors * jnp.where(chosen, x, 0), axis=0) / jnp.where(total > 0, total, 1)
+
+
+def _sorted(x: Array, here: Array) -> Float[Array, "slots d"]:
+    return jnp.sort(jnp.where(here[:, None], x, jnp.inf), axis=0)
+
+
+def _median_of(x: Array, here: Array) -> Float[Array, " d"]:
+    ranked, n = _sorted(x, here), jnp.sum(here)
+    low, high = ranked[jnp.maximum(n - 1, 0) // 2], ranked[n // 2]
+    return low / 2 + high / 2  # their sum may overflow
+
+
+def _norms(x: Array) -> Float[Array, " slots"]:
+    """Norms of rows, which do not overflow before the rows do."""
+    largest = jnp.max(jnp.abs(x), axis=1)
+    scale = jnp.where(largest > 0, largest, 1)
+    return scale * root_of(jnp.sum((x / scale[:, None]) ** 2, axis=1))
+
+
+def _distances(x: Array, here: Array) -> Float[Array, "slots slots"]:
+    """Squared distances between participants, and infinity elsewhere."""
+    # One row after the other, because all differences take slots times the memory of the updates.
+    squares = lax.map(lambda y: jnp.sum((x - y) ** 2, axis=1), x)
+    return jnp.where(here[:, None] & here, squares, jnp.inf)
+
+
+def _krum_scores(distances: Array, here: Array, number: Any) -> Float[Array, " slots"]:
+    """Sums of the squared distances to the nearest others."""
+    others = jnp.where(jnp.eye(len(here), dtype=bool), jnp.inf, distances)
+    is_near = jnp.arange(len(here)) < number
+    return jnp.sum(jnp.where(is_near, jnp.sort(others, axis=1), 0), axis=1)
+
+
+def _rank(values: Array, here: Array) -> Array:
+    """Places of the participants in increasing order of their values; others come last."""
+    order = jnp.lexsort((values, ~here))
+    return jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
+
+
+def _least(values: Array, here: Array, number: Any) -> Bool[Array, " slots"]:
+    """Marks the participants with the least values."""
+    return here & (_rank(values, here) < number)
+
+
+def _larger(one: Any, other: Any) -> Any:
+    is_known = isinstance(one, int) and isinstance(other, int)
+    return max(one, other) if is_known else jnp.maximum(one, other)
