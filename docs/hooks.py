@@ -66,7 +66,7 @@ REFERENCE = {
     "algorithms": Area(
         "Algorithms",
         "Client contributions, and server steps on their sum.",
-        ("algorithms", "compression", "local", "privacy", "schedules"),
+        ("algorithms", "compression", "local", "optimizers", "privacy", "schedules"),
         ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
     ),
     "tasks": Area(
@@ -128,7 +128,7 @@ NAMESPACES = (
         f"fedjax_mm.{name}"
         for name in (
             *("asynchrony", "availability", "compression", "data", "privacy", "tasks", "theory"),
-            *("metrics", "plots", "schedules", "sweeps", "base"),
+            *("metrics", "optimizers", "plots", "schedules", "sweeps", "base"),
         )
     ),
 )
@@ -140,6 +140,7 @@ EXPERIMENTAL = {
     ("asynchrony",): _RECENT,
     ("availability",): _RECENT,
     ("compression",): _RECENT,
+    ("optimizers",): _RECENT,
     ("privacy",): "recent; their arguments and what epsilon assumes may change",
     ("tasks.drift",): _RECENT,
     ("sweeps.cluster",): "the files of parts may change",

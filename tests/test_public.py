@@ -24,7 +24,7 @@ LAYERS = [
     {"base"},
     {"checks"},
     {"data", "metrics", "schedules", "theory", "wrap"},
-    {"assignments", "asynchrony", "availability", "compression", "local"},
+    {"assignments", "asynchrony", "availability", "compression", "local", "optimizers"},
     {"privacy", "tasks"},
     {"algorithms", "simulator"},
     {"results"},
@@ -53,8 +53,8 @@ def imports(path):
 
 
 NAMESPACES = [
-    *("asynchrony", "availability", "base", "compression", "data", "metrics", "plots", "privacy"),
-    *("schedules", "sweeps", "tasks", "theory"),
+    *("asynchrony", "availability", "base", "compression", "data", "metrics", "optimizers"),
+    *("plots", "privacy", "schedules", "sweeps", "tasks", "theory"),
 ]
 
 
