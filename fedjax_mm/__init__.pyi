@@ -19,6 +19,8 @@ from .algorithms.afl import afl
 from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
 from .algorithms.fedavg import fedavg
+from .algorithms.feddyn import feddyn
+from .algorithms.fednova import fednova
 from .algorithms.fedprox import fedprox
 from .algorithms.maxfl import maxfl
 from .algorithms.mifa import mifa
@@ -64,7 +66,9 @@ __all__ = [
     "dma_fl",
     "fedavg",
     "fedcluster",
+    "feddyn",
     "fedfair",
+    "fednova",
     "fedprox",
     "full_participation",
     "ifca",

@@ -297,3 +297,45 @@ def ditto(
         if clients:
             w = w + mean(changes, [problem.num_examples[k] for k in clients])
     return w, v
+
+
+def fednova(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    each: list[int] | None = None,
+) -> Array:
+    """FedNova, where client k takes `each[k]` local steps, or `num_steps`."""
+    for t, clients in enumerate(rounds, start=1):
+        total = sum(problem.num_examples[k] for k in clients)
+        tau_eff, direction = 0.0, np.zeros_like(w)
+        for k in clients:
+            p, tau = problem.num_examples[k] / total, each[k] if each else num_steps
+            tau_eff += p * tau
+            direction += p / tau * (sgd(problem, k, w, t, rate(t), tau) - w)
+        w = w + tau_eff * direction
+    return w
+
+
+def feddyn(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, alpha: float
+) -> tuple[Array, Array, Array]:
+    """FedDyn: w, h [d] and g_k [N, d]."""
+    N = len(problem.num_examples)
+    h, g = np.zeros_like(w), np.zeros((N, len(w)))
+    for t, clients in enumerate(rounds, start=1):
+        points = []
+        for k in clients:
+            x = w
+            for e in range(num_steps):
+                x = x - rate(t) * (problem.gradient(k, x, t, e) - g[k] + alpha * (x - w))
+            points.append(x)
+        if clients:
+            for k, x in zip(clients, points, strict=True):
+                g[k] = g[k] - alpha * (x - w)
+            h = h - alpha / N * sum(x - w for x in points)
+            w = np.asarray(sum(points) / len(points) - h / alpha)
+    return w, h, g
