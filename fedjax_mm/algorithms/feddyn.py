@@ -10,7 +10,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Positive, checked
-from fedjax_mm.local import LocalSGD, equal_weight, proximal, steps_of
+from fedjax_mm.local import LocalSGD, proximal, steps_of
 
 
 @checked
@@ -19,8 +19,8 @@ def feddyn(local: LocalSGD, *, alpha: Positive = 0.1) -> Algorithm:
 
     A client sets ``g_k <- g_k - alpha (w_k - w)``. The server sets ``h <- h - (alpha / N) sum (w_k
     - w)`` over the participants, and ``w <- mean w_k - h / alpha``, unweighted. All g_k and h start
-    at 0. Clients that do not participate keep their g_k. If it converges, g_k is the gradient of
-    F_k at w, and the gradients sum to 0.
+    at 0. Clients that do not participate keep their g_k, and factors from the assignment are
+    ignored. If it converges, g_k is the gradient of F_k at w, and the gradients sum to 0.
 
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.
@@ -60,25 +60,20 @@ def feddyn(local: LocalSGD, *, alpha: Positive = 0.1) -> Algorithm:
             return loss, jax.tree.map(jnp.subtract, gradient, client_state)
 
         trained = local.train(context, gradient_fn=gradient_fn)
-        is_active = jnp.asarray(context.takes_part)
-        moved = jax.tree.map(lambda x: jnp.where(is_active, x, 0), trained.update)
-        new = jax.tree.map(lambda g, x: (g - alpha * x).astype(g.dtype), client_state, moved)
-        sent = {"params": scale_update(trained.update, context.scale)}
-        # Factors of the assignment must not change h, which remains the mean of all g_k. Without
-        # them, one message serves both sums.
-        if context.is_scaled:
-            sent["h"] = moved
-        return Contribution(sent, equal_weight(context), jnp.int32(steps), trained.report), new
+        # Ignore factors of the assignment, because h must remain the mean of all g_k.
+        weight = jnp.where(jnp.asarray(context.takes_part), jnp.ones(()), 0)
+        update = scale_update(trained.update, weight)
+        new = jax.tree.map(lambda g, x: (g - alpha * x).astype(g.dtype), client_state, update)
+        return Contribution(update, weight, jnp.int32(steps), trained.report), new
 
     def server(context: base.ServerContext) -> tuple[Params, Params]:
-        update, weight = context.total.update, context.total.weight
-        share = alpha / context.task.num_clients
-        moved = update.get("h", update["params"])
-        h = jax.tree.map(lambda h, x: (h - share * x).astype(h.dtype), context.server_state, moved)
+        total, share = context.total, alpha / context.task.num_clients
+        old = context.server_state
+        h = jax.tree.map(lambda h, x: (h - share * x).astype(h.dtype), old, total.update)
 
         def corrected(w: Array, x: Array, h: Array) -> Array:
-            return (w + x / weight - h / alpha).astype(w.dtype)
+            return (w + x / total.weight - h / alpha).astype(w.dtype)
 
-        return jax.tree.map(corrected, context.params, update["params"], h), h
+        return jax.tree.map(corrected, context.params, total.update, h), h
 
     return Algorithm(init, client, server)

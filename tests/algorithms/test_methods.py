@@ -282,7 +282,7 @@ def test_feddyn_has_the_numbers_computed_by_hand():
     state, trace = simulate(0, task, algorithm, everybody, 200, **how, record_every=200)
     np.testing.assert_allclose(state.models[0].clients.ravel(), [2.0, -2.0], rtol=1e-9)
     assert state.models[0].params.item() == pytest.approx(2.0, rel=1e-9)
-    assert trace.upload_size == (1,), "one message serves both sums"
+    assert trace.upload_size == (1,)
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
