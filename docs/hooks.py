@@ -135,8 +135,8 @@ NAMESPACES = (
 
 _RECENT = "recent; their arguments may change"
 EXPERIMENTAL = {
-    ("algorithms.mifa", "algorithms.stalevr"): _RECENT,
-    ("assignments.clusters", "assignments.variance_reduced"): _RECENT,
+    tuple(f"algorithms.{name}" for name in ("feddyn", "fednova", "mifa", "stalevr")): _RECENT,
+    tuple(f"assignments.{name}" for name in ("clusters", "informed", "variance_reduced")): _RECENT,
     ("asynchrony",): _RECENT,
     ("availability",): _RECENT,
     ("compression",): _RECENT,

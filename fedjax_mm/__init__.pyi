@@ -34,6 +34,7 @@ from .assignments.appealing import appealing
 from .assignments.bandits import bandit
 from .assignments.clusters import ifca
 from .assignments.fairness import fedfair
+from .assignments.informed import oort, power_of_choice
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .assignments.rotating import dma_fl, mdh
 from .assignments.scheduling import scheduled
@@ -83,11 +84,13 @@ __all__ = [
     "mifa",
     "mwfed",
     "noisy",
+    "oort",
     "open_result",
     "optimizers",
     "params_of",
     "perfedavg",
     "plots",
+    "power_of_choice",
     "privacy",
     "prsgd",
     "qffl",

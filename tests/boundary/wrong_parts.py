@@ -15,6 +15,8 @@ from fedjax_mm import (
     ditto,
     fedavg,
     fedcluster,
+    feddyn,
+    fednova,
     fedprox,
     full_participation,
     ifca,
@@ -27,8 +29,10 @@ from fedjax_mm import (
     mifa,
     mwfed,
     noisy,
+    oort,
     params_of,
     perfedavg,
+    power_of_choice,
     prsgd,
     qffl,
     run,
@@ -1328,5 +1332,35 @@ CASES = TRACED | {
             ["test_accuracy"],
         ),
         "clients have no 'test_accuracy', because one pool of test examples stands for all",
+    ),
+    "candidates": (
+        lambda: power_of_choice(8, 2, cohort_size=6, candidates=2),
+        "candidates is 2; it must lie between 3 and 8",
+    ),
+    "power-of-choice of nobody": (
+        lambda: power_of_choice(8, 2, cohort_size=1, candidates=2),
+        r"num_models is 2, more than the clients a cohort has \(1\)",
+    ),
+    "oort without T": (
+        lambda: oort(2, cohort_size=1, durations=(1.0, 2.0)),
+        r"durations are \(1.0, 2.0\) and preferred_duration is None; give both, or none",
+    ),
+    "oort's durations": (
+        lambda: oort(3, cohort_size=1, durations=(1.0, 2.0), preferred_duration=1.0),
+        r"durations has shape \(2,\); give one for each of 3 clients",
+    ),
+    "oort's exploration": (
+        lambda: oort(3, cohort_size=1, exploration=1.5),
+        "exploration is 1.5; it must",
+    ),
+    "feddyn's alpha": (lambda: feddyn(LOCAL, alpha=0.0), "alpha is 0.0; it must be positive"),
+    "fednova without steps": (
+        lambda: fednova(local_sgd(0.1)),
+        "neither local steps nor epochs are given; give one of the two",
+    ),
+    "fednova's local": (
+        lambda: fednova(0.1),
+        r"local is 0.1; give the settings of local_sgd, as in fednova\(local_sgd",
+        TypeError,
     ),
 }
