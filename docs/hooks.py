@@ -135,7 +135,10 @@ NAMESPACES = (
 
 _RECENT = "recent; their arguments may change"
 EXPERIMENTAL = {
-    tuple(f"algorithms.{name}" for name in ("feddyn", "fednova", "mifa", "stalevr")): _RECENT,
+    tuple(
+        f"algorithms.{name}"
+        for name in ("apfl", "feddyn", "fednova", "mifa", "pfedme", "stalevr", "sharing")
+    ): _RECENT,
     tuple(f"assignments.{name}" for name in ("clusters", "informed", "variance_reduced")): _RECENT,
     ("asynchrony",): _RECENT,
     ("availability",): _RECENT,

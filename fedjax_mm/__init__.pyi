@@ -16,6 +16,7 @@ from . import (
     theory,
 )
 from .algorithms.afl import afl
+from .algorithms.apfl import apfl
 from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
 from .algorithms.fedavg import fedavg
@@ -26,6 +27,7 @@ from .algorithms.maxfl import maxfl
 from .algorithms.mifa import mifa
 from .algorithms.mwfed import mwfed
 from .algorithms.perfedavg import perfedavg
+from .algorithms.pfedme import pfedme
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
@@ -54,6 +56,7 @@ __all__ = [
     "State",
     "advance",
     "afl",
+    "apfl",
     "appealing",
     "asynchrony",
     "attacked",
@@ -89,6 +92,7 @@ __all__ = [
     "optimizers",
     "params_of",
     "perfedavg",
+    "pfedme",
     "plots",
     "power_of_choice",
     "privacy",

@@ -133,6 +133,13 @@ def check_has(task: Task, metric: str) -> None:
         )
 
 
+def measures_clients(task: Any) -> bool:
+    """Whether the task inside all views provides its clients' losses."""
+    while isinstance(task, View):
+        task = task.task
+    return isinstance(task, MeasuredTask)
+
+
 def examples_of(task: Any) -> TestedTask | None:
     """The task inside all views, if its clients have examples, or else None."""
     while isinstance(task, View):

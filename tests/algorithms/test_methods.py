@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from fedjax_mm import (
+    apfl,
     fedavg,
     feddyn,
     fednova,
@@ -18,6 +19,7 @@ from fedjax_mm import (
     maxfl,
     mfa_rand,
     mwfed,
+    pfedme,
     qffl,
     scaffold,
     simulate,
@@ -184,6 +186,7 @@ def test_equal_gaps_of_different_clients_make_maxfl_unweighted_fedavg():
         ("qffl", {"q": 0.0}, "fedavg unweighted"),
         ("fedprox", {"mu": 0.0}, "fedavg"),
         ("fednova", {}, "fedavg"),
+        ("apfl fixed", {"alpha": 0.0}, "fedavg"),
         ("ditto", {"lam": 1.0}, "fedavg"),
     ],
 )
@@ -285,6 +288,21 @@ def test_feddyn_has_the_numbers_computed_by_hand():
     assert trace.upload_size == (1,)
 
 
+def test_apfl_and_pfedme_have_the_numbers_computed_by_hand():
+    """F(w) = (w - 4)^2 / 2 from w = 1; APFL's own model starts from 3."""
+    task, algorithm = Bowls.of([4.0]), apfl(local_sgd(0.1, steps=1))
+    context = ClientContext(jax.random.key(0), jnp.int32(1), task, jnp.int32(0), jnp.ones(1))
+    state = {"v": jnp.full(1, 3.0), "alpha": jnp.array(0.5)}
+    sent, new = algorithm.client(context, (), state)
+    np.testing.assert_allclose([sent.update[0], new["v"][0], new["alpha"]], [0.3, 3.2, 0.9])
+    np.testing.assert_allclose(algorithm.personal(jnp.ones(1), state), [2.0])
+    method = pfedme(local_sgd(0.005, steps=1), inner_rate=0.01, inner_steps=5, lam=15.0)
+    sent, theta = method.client(context, (), jnp.ones(1))
+    np.testing.assert_allclose([theta[0], sent.update[0]], [1.109085, 0.008181], atol=5e-7)
+    near = pfedme(local_sgd(0.005, steps=1), inner_rate=0.01, inner_steps=500, lam=15.0)
+    assert near.client(context, (), jnp.ones(1))[1][0] == pytest.approx(1.1875), "the exact point"
+
+
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_feddyn_finds_the_optimum_with_two_of_five_clients(unbiased):
     """FedAvg stalls elsewhere, because local optima differ and curvatures, too."""
@@ -384,6 +402,11 @@ def test_mwfed_weights_stay_in_rounds_without_clients():
         ("afl", {"mixture_rate": 0.0}, "mixture_rate is 0.0"),
         ("mwfed", {"growth": 1.0}, "growth is 1.0; it must be greater than 1"),
         ("ditto", {"lam": -0.5}, "lam is -0.5"),
+        ("apfl", {"alpha": 1.5}, "alpha is 1.5; it must"),
+        ("apfl", {"adaptive": 1}, "adaptive is 1; it must be True or False"),
+        ("pfedme", {"lam": 0.0}, "lam is 0.0; it must be positive"),
+        ("pfedme", {"inner_rate": -1.0}, "inner_rate is -1.0; it must be positive"),
+        ("pfedme", {"inner_steps": 0}, "inner_steps is 0; it must be a positive whole number"),
         ("feddyn", {"alpha": 0.0}, "alpha is 0.0; it must be positive"),
     ],
 )
@@ -423,7 +446,7 @@ def test_settings_of_local_training_are_used_or_refused(method):
 
     assert told(usual._replace(order="epochs")) != told(usual)
     doubled = usual._replace(learning_rate=0.05, optimizer=lambda rate: optax.sgd(2 * rate))
-    if method in ("scaffold", "prsgd", "qffl", "afl", "fednova"):
+    if method in ("scaffold", "prsgd", "qffl", "afl", "fednova", "apfl", "pfedme"):
         with pytest.raises(ValueError, match=f"optimizer is .* local steps of {method} are those"):
             told(doubled)
     else:

@@ -339,3 +339,62 @@ def feddyn(
             h = h - alpha / N * sum(x - w for x in points)
             w = np.asarray(sum(points) / len(points) - h / alpha)
     return w, h, g
+
+
+def apfl(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    alpha: float,
+    adaptive: bool,
+) -> tuple[Array, Array, Array]:
+    """APFL as in FedJAX, with one alpha per client: w, v_k [N, d] and alpha_k [N]."""
+    N = len(problem.num_examples)
+    v, mix = np.tile(w, (N, 1)), np.full(N, alpha)
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            own = w
+            for e in range(num_steps):
+                bar = mix[k] * v[k] + (1 - mix[k]) * own
+                g, g_bar = problem.gradient(k, own, t, e), problem.gradient(k, bar, t, e)
+                slope = (v[k] - own) @ g_bar
+                own, v[k] = own - rate(t) * g, v[k] - rate(t) * g_bar
+                if adaptive:
+                    mix[k] = min(1.0, max(0.0, mix[k] - rate(t) * slope))
+            changes.append(own - w)
+        if clients:
+            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+    return w, v, mix
+
+
+def pfedme(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    inner_rate: float,
+    inner_steps: int,
+    lam: float,
+    server_rate: float,
+) -> tuple[Array, Array]:
+    """pFedMe: w and theta_k [N, d]."""
+    theta = np.tile(w, (len(problem.num_examples), 1))
+    for t, clients in enumerate(rounds, start=1):
+        points = []
+        for k in clients:
+            own = w
+            for e in range(num_steps):
+                for _ in range(inner_steps):
+                    gradient = problem.gradient(k, theta[k], t, e)
+                    theta[k] = theta[k] - inner_rate * (gradient + lam * (theta[k] - own))
+                own = own - rate(t) * lam * (own - theta[k])
+            points.append(own)
+        if clients:
+            w = (1 - server_rate) * w + server_rate * np.mean(points, axis=0)
+    return w, theta
