@@ -31,6 +31,7 @@ from .algorithms.pfedme import pfedme
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
+from .algorithms.sharing import personal
 from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
 from .assignments.bandits import bandit
@@ -92,6 +93,7 @@ __all__ = [
     "optimizers",
     "params_of",
     "perfedavg",
+    "personal",
     "pfedme",
     "plots",
     "power_of_choice",

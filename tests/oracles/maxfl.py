@@ -398,3 +398,36 @@ def pfedme(
         if clients:
             w = (1 - server_rate) * w + server_rate * np.mean(points, axis=0)
     return w, theta
+
+
+def partial_sharing(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    own: Array,
+    own_steps: int | None = None,
+) -> tuple[Array, Array]:
+    """FedAvg in which entries with `own` = 1 stay with clients: w and the clients' models [N, d].
+
+    With `own_steps` as in FedRep, the first steps train own entries, and the others the rest.
+    """
+    start, N = w, len(problem.num_examples)
+    v = np.tile(w, (N, 1))
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            x = np.where(own == 1, v[k], w)
+            for e in range(num_steps):
+                live = np.ones_like(own)
+                if own_steps is not None:
+                    live = own if e < own_steps else 1 - own
+                x = x - rate(t) * live * problem.gradient(k, x, t, e)
+            v[k] = x
+            changes.append(x - w)
+        if clients:
+            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+            w = np.where(own == 1, start, w)
+    return w, np.where(own == 1, v, w)
