@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import inspect
 import pickle
+import re
 import rlcompleter
 import sys
 import tomllib
@@ -15,6 +17,8 @@ import pytest
 import fedjax_mm
 from docs import hooks
 from fedjax_mm import data
+from fedjax_mm.algorithms import methods
+from fedjax_mm.assignments import strategies
 
 ROOT = Path(fedjax_mm.__file__).parent
 
@@ -219,6 +223,22 @@ def test_heavy_libraries_are_imported_in_one_place(library, module):
         if f"import {library}" in path.read_text() or f"from {library}" in path.read_text()
     ]
     assert set(users) <= {module, "papers"}
+
+
+def test_the_page_of_the_literature_has_all_parts_and_no_others():
+    """Every method and assignment is on it, and calls name public functions and their arguments."""
+    known = {name: value for _, name, value in public()}
+    spans = re.findall(r"`([^`]+)`", " ".join(hooks.literature().values()))
+    trees = [ast.parse(span) for span in spans]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+    assert named - set(known) <= {"sgd"}, "of optax"
+    assert {*methods(), *strategies()} <= named
+    for call in calls:
+        factory = known.get(ast.unparse(call.func).rpartition(".")[2])
+        if factory is not None:
+            arguments = {keyword.arg for keyword in call.keywords}
+            assert arguments <= set(inspect.signature(factory).parameters), ast.unparse(call)
 
 
 def test_every_public_object_has_a_docstring():
