@@ -272,7 +272,9 @@ def on_axes(name):
         for key, field in fields.items()
         if any(getattr(limit, "le", None) == 1 for limit in field.metadata)
     }
-    points = {key: shares.get(key, [2.0, 4.0]) for key in keys} | {"byzantine.fraction": [0.25, 0.75]}
+    points = {key: shares.get(key, [2.0, 4.0]) for key in keys} | {
+        "byzantine.fraction": [0.25, 0.75]
+    }
     axes = "\n".join(f"{key} = {values[:1]}" for key, values in points.items())
     return text, read(f"{text}[axes]\n{axes}", Experiment), points
 
