@@ -28,7 +28,13 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 LOG = logging.getLogger("mkdocs.hooks.site")
-FOUND = ("MFA-RR", "MaxFL", "cohort")  # words that the site's search must find
+
+
+def literature() -> dict[str, str]:
+    """Returns what to write here for each name in the literature, which the search must find."""
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", (DOCS / "literature.md").read_text(), re.MULTILINE)
+    each = {name: here for names, here in rows for name in names.split(", ")}
+    return {name: here for name, here in each.items() if name != "in the literature"}
 
 
 class Area(NamedTuple):
@@ -66,7 +72,7 @@ REFERENCE = {
     "algorithms": Area(
         "Algorithms",
         "Client contributions, server steps on their sum, and robust aggregation.",
-        ("algorithms", "compression", "local", "privacy", "robust", "schedules"),
+        ("algorithms", "compression", "local", "optimizers", "privacy", "robust", "schedules"),
         ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
     ),
     "tasks": Area(
@@ -129,18 +135,22 @@ NAMESPACES = (
         for name in (
             *("asynchrony", "availability", "compression", "data", "privacy", "robust", "tasks"),
             "theory",
-            *("metrics", "plots", "schedules", "sweeps", "base"),
+            *("metrics", "optimizers", "plots", "schedules", "sweeps", "base"),
         )
     ),
 )
 
 _RECENT = "recent; their arguments may change"
 EXPERIMENTAL = {
-    ("algorithms.mifa", "algorithms.stalevr"): _RECENT,
-    ("assignments.clusters", "assignments.variance_reduced"): _RECENT,
+    tuple(
+        f"algorithms.{name}"
+        for name in ("apfl", "feddyn", "fednova", "mifa", "pfedme", "stalevr", "sharing")
+    ): _RECENT,
+    tuple(f"assignments.{name}" for name in ("clusters", "informed", "variance_reduced")): _RECENT,
     ("asynchrony",): _RECENT,
     ("availability",): _RECENT,
     ("compression",): _RECENT,
+    ("optimizers",): _RECENT,
     ("privacy",): "recent; their arguments and what epsilon assumes may change",
     ("robust",): _RECENT,
     ("tasks.drift",): _RECENT,
@@ -673,8 +683,9 @@ def problems(site: Path) -> Iterator[str]:
             anchors = pages[there].anchors if there in pages else {parts.fragment}
             if not there.exists() or unquote(parts.fragment) not in anchors:
                 yield f"{path.relative_to(site)} links to nothing: {url}"
-    index = (site / "search" / "search_index.json").read_text()
-    yield from (f"the search does not know {word}" for word in FOUND if word not in index)
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    known = "\n".join(unescape(entry["text"]) for entry in index["docs"])
+    yield from (f"the search does not know {name}" for name in literature() if name not in known)
 
 
 def on_post_build(config: Any) -> None:

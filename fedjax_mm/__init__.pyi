@@ -7,6 +7,7 @@ from . import (
     compression,
     data,
     metrics,
+    optimizers,
     plots,
     privacy,
     robust,
@@ -16,22 +17,28 @@ from . import (
     theory,
 )
 from .algorithms.afl import afl
+from .algorithms.apfl import apfl
 from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
 from .algorithms.fedavg import fedavg
+from .algorithms.feddyn import feddyn
+from .algorithms.fednova import fednova
 from .algorithms.fedprox import fedprox
 from .algorithms.maxfl import maxfl
 from .algorithms.mifa import mifa
 from .algorithms.mwfed import mwfed
 from .algorithms.perfedavg import perfedavg
+from .algorithms.pfedme import pfedme
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
+from .algorithms.sharing import personal
 from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
 from .assignments.bandits import bandit
 from .assignments.clusters import ifca
 from .assignments.fairness import fedfair
+from .assignments.informed import oort, power_of_choice
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .assignments.rotating import dma_fl, mdh
 from .assignments.scheduling import scheduled
@@ -51,6 +58,7 @@ __all__ = [
     "State",
     "advance",
     "afl",
+    "apfl",
     "appealing",
     "asynchrony",
     "attacked",
@@ -64,7 +72,9 @@ __all__ = [
     "dma_fl",
     "fedavg",
     "fedcluster",
+    "feddyn",
     "fedfair",
+    "fednova",
     "fedprox",
     "full_participation",
     "ifca",
@@ -79,10 +89,15 @@ __all__ = [
     "mifa",
     "mwfed",
     "noisy",
+    "oort",
     "open_result",
+    "optimizers",
     "params_of",
     "perfedavg",
+    "personal",
+    "pfedme",
     "plots",
+    "power_of_choice",
     "privacy",
     "prsgd",
     "qffl",

@@ -330,6 +330,15 @@ def check_local(method: str, local: Any) -> LocalSGD:
     return local
 
 
+def check_only_sgd(method: str, local: LocalSGD) -> None:
+    """Raises `ValueError` if clients of a method for SGD alone have another optimizer."""
+    if local.optimizer is not optax.sgd:
+        raise ValueError(
+            f"optimizer is {described(local.optimizer)}, but local steps of {method} are those of "
+            "SGD: leave out optimizer, and in a file weight_decay and clip"
+        )
+
+
 def steps_of(method: str, local: LocalSGD, *, only_sgd: bool = False) -> Steps:
     """Returns E for a method whose clients all take E local steps.
 
@@ -345,11 +354,8 @@ def steps_of(method: str, local: LocalSGD, *, only_sgd: bool = False) -> Steps:
     steps = check_local(method, local).steps
     if steps is None:
         raise ValueError(f"{method} needs a number of local steps, and none is given")
-    if only_sgd and local.optimizer is not optax.sgd:
-        raise ValueError(
-            f"optimizer is {described(local.optimizer)}, but local steps of {method} are those of "
-            "SGD: leave out optimizer, and in a file weight_decay and clip"
-        )
+    if only_sgd:
+        check_only_sgd(method, local)
     if isinstance(steps, Epochs):
         raise ValueError(
             f"epochs is {steps.number}, but clients of {method} take equally many local steps; "

@@ -3,22 +3,32 @@
 Those of NumPy arrays have recorded rounds along the last axis.
 """
 
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Float
 
-from fedjax_mm.checks.values import target_of
+from fedjax_mm.base import Scalar
+from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.values import check_numbers, target_of
 
 __all__ = [
+    "Fairness",
+    "client_fairness",
     "completion",
+    "fairness",
     "first_round_below",
     "gain",
     "log_gap",
     "standard_error",
     "time_to_target",
 ]
+
+ClientShare: TypeAlias = Annotated[Scalar, Interval(gt=0, le=1)]
+"""A share q of the clients, which may be traced."""
 
 
 def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
@@ -175,3 +185,153 @@ def completion(
             "makespan": (finished.max("model") - arrived.min("model")).where(is_all),
         }
     )
+
+
+class Fairness(NamedTuple):
+    """How a metric is distributed over clients, computed by `fairness`.
+
+    Attributes:
+      mean: the mean.
+      worst: the mean over the worst share of clients.
+      best: the mean over the best share of clients.
+      variance: the mean squared deviation from the mean.
+      jain: Jain's index ``(sum x)^2 / (n sum x^2)``, between 1/n and 1. It is the square of the
+        cosine between x and a vector of ones.
+      entropy: ``-sum p ln p`` of ``p = x / sum x``, in nats, at most ln n.
+      evenness: the entropy divided by ln n, at most 1.
+    """
+
+    mean: Any
+    worst: Any
+    best: Any
+    variance: Any
+    jain: Any
+    entropy: Any
+    evenness: Any
+
+
+@checked
+def fairness(
+    values: Any, *, share: ClientShare = 0.1, weights: Any = None, larger_is_better: bool = True
+) -> Fairness:
+    """Returns how a metric is distributed over clients.
+
+    The worst share q of n clients are the ``ceil(q n)`` clients with the smallest values, or with
+    the largest ones of a loss. With weights, a client of weight n_k counts as n_k clients with
+    equal values. The worst share is then exactly q of the total weight, and includes a part of one
+    client. Clients with NaN are left out.
+
+    Args:
+      values: x, ``[..., clients]``, a NumPy or JAX array. Jain's index and the entropy need
+        nonnegative values; the entropy is NaN otherwise, and both are if all values are 0.
+      share: q, above 0 and at most 1.
+      weights: n_k, positive numbers ``[clients]``, such as numbers of examples; None counts every
+        client once.
+      larger_is_better: False for a loss.
+
+    Returns:
+      Arrays ``[...]`` of the values' type, NaN without clients.
+
+    Raises:
+      ValueError: if `share` is not above 0 and at most 1, or `weights` are not one positive number
+        per client.
+
+    Example:
+      >>> found = fairness(np.array([0.2, 0.4, 0.6, 0.8]), share=0.25)
+      >>> found.worst.item(), found.best.item(), found.jain.round(4).item()
+      (0.2, 0.8, 0.8333)
+      >>> fairness(np.array([0.2, 0.6]), weights=np.array([1, 3])).mean.round(2).item()
+      0.5
+
+    Reference: Li et al., "Fair Resource Allocation in Federated Learning" (2020), section 4, for
+    the variance, the worst 10 % and the best 10 %; Jain, Chiu, Hawe (1984) for the index.
+    """
+    is_array = hasattr(values, "__array_namespace__")
+    x = values if is_array else np.asarray(values, np.float64)
+    xp: Any = x.__array_namespace__()  # NumPy's or JAX's
+    if x.dtype.kind in "iub":
+        x = xp.asarray(x, dtype=float)
+    n = x.shape[-1]
+    if weights is not None and np.shape(weights) != (n,):
+        raise ValueError(
+            f"weights has shape {np.shape(weights)}; give one number for each of {n} clients"
+        )
+    if weights is not None and not isinstance(weights, jax.core.Tracer):
+        check_numbers("weights", weights, lambda w: w > 0, "be positive", ndim=1)
+    is_there = ~xp.isnan(x)
+    w = xp.ones(n, dtype=x.dtype) if weights is None else xp.asarray(weights, dtype=x.dtype)
+    w = xp.where(is_there, w, 0)
+    x = xp.where(is_there, x, 0)
+    total = xp.sum(w, axis=-1)
+    total = xp.where(total > 0, total, xp.nan)
+    # Subtract a little, because 0.1 * 30 exceeds 3 in floating point.
+    wanted = share * total if weights is not None else xp.ceil(share * total - 1e-4)
+
+    def mean(y: Any) -> Any:
+        return xp.sum(w * y, axis=-1) / total
+
+    def first(sign: int) -> Any:
+        order = xp.argsort(xp.where(is_there, sign * x, xp.inf), axis=-1)
+        weight = xp.take_along_axis(w, order, axis=-1)
+        before = xp.cumsum(weight, axis=-1) - weight
+        taken = xp.clip(wanted[..., None] - before, 0, weight)
+        return xp.sum(taken * xp.take_along_axis(x, order, axis=-1), axis=-1) / wanted
+
+    center = mean(x)
+    squares = mean(x**2)
+    held = x / xp.where(center == 0, xp.nan, center * total)[..., None]
+    terms = xp.where(held > 0, held * xp.log(xp.where(held > 0, held, 1)), 0 * held)
+    entropy = -xp.sum(w * xp.where(is_there & (held < 0), xp.nan, terms), axis=-1)
+    sign = 1 if larger_is_better else -1
+    return Fairness(
+        center,
+        first(sign),
+        first(-sign),
+        mean((x - center[..., None]) ** 2),
+        center**2 / xp.where(squares == 0, xp.nan, squares),
+        entropy,
+        entropy / xp.log(xp.where(total == 1, xp.nan, total)),
+    )
+
+
+def client_fairness(
+    result: xr.Dataset,
+    metric: str,
+    *,
+    share: float = 0.1,
+    weights: Any = None,
+    larger_is_better: bool = True,
+) -> xr.Dataset:
+    """Returns how a recorded metric is distributed over clients, see `fairness`.
+
+    Args:
+      result: a result over ``(..., round, model, client)``.
+      metric: the name of a metric with one number per client. `with_clients` records some.
+      share: q, above 0 and at most 1.
+      weights: n_k, one positive number per client; None counts every client once.
+      larger_is_better: False for a loss.
+
+    Returns:
+      The fields of `Fairness` over ``(..., round, model)``.
+
+    Raises:
+      ValueError: if the result has no such metric over clients, or as in `fairness`.
+
+    Example:
+      >>> import xarray as xr
+      >>> rows = ("round", "model", "client"), [[[0.2, 0.4, 0.6, 0.8]]]
+      >>> found = client_fairness(xr.Dataset({"accuracy": rows}), "accuracy", share=0.25)
+      >>> found.worst.item(), found.worst.dims
+      (0.2, ('round', 'model'))
+    """
+    over_clients = [str(name) for name, x in result.data_vars.items() if "client" in x.dims]
+    if metric not in over_clients:
+        raise ValueError(
+            f"metric is {metric!r}, and the metrics with a number for each client are "
+            f"{', '.join(over_clients) or 'none'}; record some by tasks.with_clients"
+        )
+    values = result[metric].transpose(..., "client")
+    how: Any = {"share": share, "weights": weights, "larger_is_better": larger_is_better}
+    found = fairness(values.values.astype(np.float64), **how)
+    one = values.isel(client=0, drop=True)
+    return xr.Dataset({name: one.copy(data=x) for name, x in found._asdict().items()})

@@ -19,7 +19,16 @@ from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.results.labels import label as in_words
 from fedjax_mm.tools.files import write_aside
 
-__all__ = ["Line", "Panel", "draw", "lines", "panels", "save_figure", "sweep_overview"]
+__all__ = [
+    "Line",
+    "Panel",
+    "client_distribution",
+    "draw",
+    "lines",
+    "panels",
+    "save_figure",
+    "sweep_overview",
+]
 
 STYLE: dict[Any, Any] = {
     "font.family": "serif",
@@ -381,6 +390,79 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
         title=f"After {values['round'].values[-1]} rounds{fixed}",
         caption=f"Means over models and {num_seeds} seeds, with standard errors over seeds; points "
         f"where a run diverged are not drawn{more}.",
+    )
+
+
+def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None = None) -> Figure:
+    """Draws how a metric is distributed over clients, with a panel for each model.
+
+    Clients are sorted by their values in every run, and the k-th smallest ones are averaged over
+    seeds. A flat line means that all clients are alike, and its left end shows the clients with the
+    smallest values.
+
+    Args:
+      dataset: a result over ``(..., seed, round, model, client)``, or without seeds. Lines are the
+        values of the axis ``algorithm`` or, without it, of the first axis. Other axes are drawn at
+        their first value.
+      metric: a metric with one number per client, such as ``client_test_accuracy``.
+      round: a recorded round; defaults to the last one.
+
+    Raises:
+      ValueError: if the dataset has no such metric over clients, or no such record.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rand, sweep
+      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.tasks import quadratic, with_clients
+      >>> def build(learning_rate):
+      ...     task = with_clients(quadratic(6, 1, mu=0.5), ["loss"])
+      ...     return Setup(task, fedavg(learning_rate, local_steps=2), mfa_rand(6, 2))
+      >>> result = sweep(build, {"learning_rate": [0.1, 0.2]}, num_rounds=5, num_seeds=2)
+      >>> figure = client_distribution(result, "client_loss")
+      >>> [axes.get_title() for axes in figure.axes]
+      ['(a) model = 1', '(b) model = 2']
+    """
+    check_instance("dataset", dataset, xr.Dataset, "give the result of sweep, run or to_dataset")
+    found = [str(name) for name, x in dataset.data_vars.items() if "client" in x.dims]
+    if metric not in found:
+        raise ValueError(
+            f"metric is {metric!r}, and the metrics with a number for each client are "
+            f"{', '.join(found) or 'none'}; record some by tasks.with_clients"
+        )
+    rounds = dataset["round"].values
+    at = rounds[-1] if round is None else round
+    if at not in rounds:
+        raise ValueError(f"round is {round}, which was not recorded; choose from {list(rounds)}")
+    values = dataset[metric].sel(round=at)
+    if "seed" not in values.dims:
+        values = values.expand_dims("seed")
+    axes = [str(dim) for dim in values.dims if dim not in ("seed", "model", "client")]
+    series, *others = sorted(axes, key=lambda axis: axis != "algorithm") or ["algorithm"]
+    fixed = "".join(f", {name} = {_shown(values[name][:1])[0]}" for name in others)
+    values = values.isel(dict.fromkeys(others, 0))
+    if not axes:
+        values = values.expand_dims(algorithm=[""])
+    numbers = np.sort(values.transpose("model", series, "seed", "client").values, axis=-1)
+    of_seeds = values.transpose("model", series, "seed", "client").copy(data=numbers)
+    num_clients, num_seeds = of_seeds.sizes["client"], of_seeds.sizes["seed"]
+    of_seeds = of_seeds.assign_coords(client=(np.arange(num_clients) + 0.5) / num_clients)
+    mean = of_seeds.mean("seed", skipna=False)
+    error = of_seeds.std("seed", ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else None
+    shown = mean.sizes["model"]
+    figure_of = panels(
+        mean.isel(model=slice(_MOST_PANELS)),
+        None if error is None else error.isel(model=slice(_MOST_PANELS)),
+        xlabel="share of clients",
+        ylabel=metric.replace("_", " "),
+        style="-",
+        ticks={},
+    )
+    more = f"; the first {_MOST_PANELS} of {shown} models" * (shown > _MOST_PANELS)
+    return draw(
+        [figure_of],
+        title=f"Clients after {at} rounds{fixed}",
+        caption=f"Values of {num_clients} clients, sorted in every run and averaged over "
+        f"{num_seeds} seeds, with standard errors{more}.",
     )
 
 

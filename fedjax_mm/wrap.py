@@ -153,16 +153,24 @@ def wrap_assignment(
     ).sampled(sampling)
 
 
+def _unchanged(params: Params, own: Any) -> Params:
+    del own
+    return params
+
+
 def wrap_algorithm(
     inner: Algorithm,
     name: str,
     *,
     send: SendFn,
+    receive: Callable[[ClientContext, Any], ClientContext] = lambda context, own: context,
     serve: ServeFn = lambda context, own: (context, own),
     init: Callable[[Task, Params, Any, Any], tuple[Any, Any]] | None = None,
     metrics: Callable[[Task, Params, Any, Any], Metrics] = lambda *_: {},
     steps_idle: bool = False,
     steps: Callable[[Any], Bool[Array, ""]] | None = None,
+    personal: Callable[[Params, Any], Params] = _unchanged,
+    download: Callable[[Params], Any] | None = None,
 ) -> Algorithm:
     """Wraps an algorithm and changes its contributions and sums.
 
@@ -170,6 +178,7 @@ def wrap_algorithm(
       inner: the algorithm.
       name: the wrapper's name.
       send: changes a client's contribution.
+      receive: changes the context of a client, given the wrapper's state of the client.
       serve: changes the context of the server step, with the sum of the contributions.
       init: returns the wrapper's states of the server and of one client, given the task, the
         parameters and both states of the algorithm. Without it, states are those of the algorithm.
@@ -178,6 +187,9 @@ def wrap_algorithm(
       steps_idle: whether the server also steps in rounds without participants.
       steps: whether the server of the algorithm steps, given the wrapper's new state; otherwise the
         model keeps its parameters and that server's state. None means always.
+      personal: changes the parameters with which a client evaluates, given the wrapper's state of
+        the client.
+      download: returns the part of the parameters that a client receives.
 
     Raises:
       TypeError: if `inner` is not an algorithm.
@@ -209,7 +221,7 @@ def wrap_algorithm(
         context: ClientContext, server_state: Any, client_state: Any
     ) -> tuple[Contribution, Any]:
         (server, server_own), (inside, own) = split(server_state), split(client_state)
-        sent, inside = inner.client(context, server, inside)
+        sent, inside = inner.client(receive(context, own), server, inside)
         found = send(context, as_arrays(sent), server_own, own)
         sent, own = _two(name, "send", found, "a Contribution", has_state=init is not None)
         return sent, join(inside, own)
@@ -235,6 +247,12 @@ def wrap_algorithm(
         others = inner.metrics(task, params, inside) if inner.metrics else {}
         return others | metrics(task, params, inside, own)
 
+    def evaluated(params: Params, state: Any) -> Params:
+        inside, own = split(state)
+        own_model = inner.personal(params, inside) if inner.personal else params
+        return personal(own_model, own)
+
+    has_own_models = inner.personal is not None or personal is not _unchanged
     mine: Any = partial(Wraps, name, inner)
     return inner._replace(
         init=mine(start),
@@ -243,6 +261,8 @@ def wrap_algorithm(
         num_steps=None if count is None else mine(num_steps),
         steps_idle=inner.steps_idle or steps_idle,
         metrics=mine(measured),
+        personal=mine(evaluated) if has_own_models else None,
+        download=inner.download if download is None else mine(download),
     )
 
 

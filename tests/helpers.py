@@ -160,6 +160,48 @@ class Precise(Towards):
         return jnp.ones((), self.targets.dtype)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Bowls:
+    """F_k(w) = a_k/2 |w - c_k|^2 for one number w, with n_k equal examples and epochs."""
+
+    centers: jax.Array
+    curvatures: jax.Array
+    counts: jax.Array
+
+    @classmethod
+    def of(cls, centers, curvatures=None, counts=None):
+        ones = jnp.ones(len(centers))
+        each = [ones if x is None else jnp.asarray(x, float) for x in (curvatures, counts)]
+        return cls(jnp.asarray(centers, float), *each)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.centers)
+
+    def init(self, rng_key):
+        return jnp.zeros(1)
+
+    def weight(self, client):
+        return self.counts[client]
+
+    def num_batches(self, client, size):
+        return jnp.ceil(self.counts[client] / size).astype(jnp.int32)
+
+    def batch(self, rng_key, client, step, how):
+        return client
+
+    def loss(self, params, batch):
+        return self.client_loss(params, batch)
+
+    def client_loss(self, params, client):
+        return self.curvatures[client] * jnp.sum((params - self.centers[client]) ** 2) / 2
+
+    def metrics(self, rng_key, params):
+        losses = jax.vmap(lambda k: self.client_loss(params, k))(jnp.arange(self.num_clients))
+        return {"loss": losses.mean()}
+
+
 class Visits(NamedTuple):
     """Client state of `counting`."""
 

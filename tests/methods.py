@@ -10,14 +10,18 @@ import jax.numpy as jnp
 
 from fedjax_mm import (
     afl,
+    apfl,
     ditto,
     fedavg,
+    feddyn,
+    fednova,
     fedprox,
     local_sgd,
     maxfl,
     mifa,
     mwfed,
     perfedavg,
+    pfedme,
     prsgd,
     qffl,
     scaffold,
@@ -97,6 +101,23 @@ PERFEDAVG = Method(
     {"variant": "FO"},
     num_gradients=lambda E: 2 * E,
 )
+APFL = Method(
+    apfl,
+    oracle.apfl,
+    {"alpha": 0.3},
+    {"adaptive": True},
+    num_gradients=lambda E: 2 * E,
+    states=lambda models: (models.clients["v"], models.clients["alpha"]),
+)
+PFEDME = Method(
+    pfedme,
+    oracle.pfedme,
+    {"inner_rate": 0.05, "lam": 2.0, "server_rate": 0.8},
+    {"inner_steps": 3},
+    num_gradients=lambda E: 3 * E,
+    states=lambda models: (models.clients,),
+    is_weighted=False,
+)
 STALEVR = Method(
     stalevr,
     sampling.stalevr,
@@ -107,6 +128,13 @@ METHODS = {
     "fedavg": Method(fedavg, oracle.fedavg, choices={"weighted": True}),
     "maxfl": MAXFL,
     "fedprox": Method(fedprox, oracle.fedprox, {"mu": 0.8}),
+    "fednova": Method(fednova, oracle.fednova),
+    "feddyn": Method(
+        feddyn,
+        oracle.feddyn,
+        {"alpha": 0.6},
+        states=lambda models: (models.server, models.clients),
+    ),
     "scaffold": SCAFFOLD,
     "perfedavg": PERFEDAVG,
     "prsgd": Method(prsgd, oracle.prsgd, states=lambda models: (models.clients,)),
@@ -137,6 +165,8 @@ METHODS = {
         num_gradients=lambda E: 2 * E,
         states=lambda models: (models.clients,),
     ),
+    "apfl": APFL,
+    "pfedme": PFEDME,
     "mifa": Method(mifa, sampling.mifa, states=lambda models: (models.clients,)),
     "stalevr": STALEVR,
 }
@@ -150,6 +180,7 @@ VARIANTS = METHODS | {
     "scaffold I": SCAFFOLD._replace(choices={"option": "I"}, num_gradients=lambda E: E + 1),
     "perfedavg HF": PERFEDAVG._replace(choices={"variant": "HF"}, num_gradients=lambda E: 4 * E),
     "qffl 10": METHODS["qffl"]._replace(numbers={"q": 10.0}),
+    "apfl fixed": APFL._replace(choices={"adaptive": False}),
     "stalevr one": STALEVR._replace(choices={"beta": "one"}),
     "mwfed 2": METHODS["mwfed"]._replace(numbers={"growth": 2.0}),
 }

@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import inspect
 import pickle
+import re
 import rlcompleter
 import sys
 import tomllib
@@ -15,6 +17,8 @@ import pytest
 import fedjax_mm
 from docs import hooks
 from fedjax_mm import data
+from fedjax_mm.algorithms import methods
+from fedjax_mm.assignments import strategies
 
 ROOT = Path(fedjax_mm.__file__).parent
 
@@ -24,7 +28,7 @@ LAYERS = [
     {"base"},
     {"checks"},
     {"data", "metrics", "schedules", "theory", "wrap"},
-    {"assignments", "asynchrony", "availability", "compression", "local"},
+    {"assignments", "asynchrony", "availability", "compression", "local", "optimizers"},
     {"privacy", "robust", "tasks"},
     {"algorithms", "simulator"},
     {"results"},
@@ -53,8 +57,8 @@ def imports(path):
 
 
 NAMESPACES = [
-    *("asynchrony", "availability", "base", "compression", "data", "metrics", "plots", "privacy"),
-    *("robust", "schedules", "sweeps", "tasks", "theory"),
+    *("asynchrony", "availability", "base", "compression", "data", "metrics", "optimizers"),
+    *("plots", "privacy", "robust", "schedules", "sweeps", "tasks", "theory"),
 ]
 
 
@@ -134,7 +138,7 @@ def test_the_papers_use_public_names_only():
 
 
 def test_top_level_names_are_few_and_each_has_one_home():
-    assert len(fedjax_mm.__all__) <= 60
+    assert len(fedjax_mm.__all__) <= 62
     modules = [name for name, home in homes(fedjax_mm).items() if home is None]
     assert sorted(modules) == NAMESPACES
     for module in MODULES:
@@ -219,6 +223,22 @@ def test_heavy_libraries_are_imported_in_one_place(library, module):
         if f"import {library}" in path.read_text() or f"from {library}" in path.read_text()
     ]
     assert set(users) <= {module, "papers"}
+
+
+def test_the_page_of_the_literature_has_all_parts_and_no_others():
+    """Every method and assignment is on it, and calls name public functions and their arguments."""
+    known = {name: value for _, name, value in public()}
+    spans = re.findall(r"`([^`]+)`", " ".join(hooks.literature().values()))
+    trees = [ast.parse(span) for span in spans]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+    assert named - set(known) <= {"sgd"}, "of optax"
+    assert {*methods(), *strategies()} <= named
+    for call in calls:
+        factory = known.get(ast.unparse(call.func).rpartition(".")[2])
+        if factory is not None:
+            arguments = {keyword.arg for keyword in call.keywords}
+            assert arguments <= set(inspect.signature(factory).parameters), ast.unparse(call)
 
 
 def test_every_public_object_has_a_docstring():

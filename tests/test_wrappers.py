@@ -12,6 +12,7 @@ from fedjax_mm import (
     mfa_rand,
     noisy,
     params_of,
+    personal,
     simulate,
 )
 from fedjax_mm.asynchrony import on_clock, shifted_exponential
@@ -28,6 +29,10 @@ EVENS = np.arange(N) % 2 == 0
 
 def hidden(algorithm, clip, noise):
     return private(algorithm, clip=clip, noise_multiplier=noise, clients_per_round=N / M)
+
+
+def nothing(path):
+    return False
 
 
 # Wrappers of an algorithm and an assignment, with a neutral and with another setting.
@@ -55,6 +60,10 @@ WRAPPERS = {
     "noisy": (
         lambda f, a: (noisy(f, EVENS, noise=0.0), a),
         lambda f, a: (noisy(f, EVENS, noise=0.5), a),
+    ),
+    "personal": (
+        lambda f, a: (personal(f, nothing), a),
+        lambda f, a: (personal(f, nothing, own_steps=1), a),
     ),
     "compressed": (
         lambda f, a: (compressed(f, top_k(1.0)), a),

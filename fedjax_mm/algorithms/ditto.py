@@ -17,8 +17,8 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
 
     Personal models start from the global parameters. Whenever a client trains, its personal model
     takes the same number of steps on the same batches. Personal models are the clients' states,
-    ``state.models[0].clients`` in the result of `simulate`. Metrics are computed for the global
-    model.
+    ``state.models[0].clients`` in the result of `simulate`. Metrics are those of the global model,
+    except ``personal_loss`` and ``personal_accuracy``.
 
     Args:
       local: eta, E and the other settings of `local_sgd` for both models, except `epochs`.
@@ -60,4 +60,8 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
         update, num_gradients = scale_update(trained.update, weight), jnp.int32(2 * steps)
         return Contribution(update, weight, num_gradients, trained.report), personal
 
-    return Algorithm(init, client, plain_server())
+    def evaluated(params: Params, state: Params) -> Params:
+        del params
+        return state
+
+    return Algorithm(init, client, plain_server(), personal=evaluated)

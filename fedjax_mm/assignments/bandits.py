@@ -135,7 +135,7 @@ def bandit(
     def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Heard:
         # Use an index that is out of range and thus dropped, because -1 would mark the last client.
         pairs = cohort.models, jnp.where(cohort.clients >= 0, cohort.clients, num_clients)
-        loss = jnp.zeros(shape).at[pairs].set(_loss_in(reports), mode="drop")
+        loss = jnp.zeros(shape).at[pairs].set(loss_in(reports), mode="drop")
         last = state.last.at[pairs].set(jnp.asarray(round, jnp.int32), mode="drop")
         passed = jnp.sum(jnp.asarray(discount) ** jnp.arange(ticks))
         return Heard(
@@ -235,10 +235,11 @@ def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
     return weights
 
 
-def _loss_in(reports: Any) -> Float[Array, "*places"]:
+def loss_in(reports: Any) -> Float[Array, "*places"]:
+    """The losses in clients' reports, or `ValueError` if there are none."""
     if not isinstance(reports, dict) or "loss" not in reports:
         raise ValueError(
-            f"the algorithm reports {jax.tree.structure(reports)}, but a bandit observes losses; "
+            f"the algorithm reports {jax.tree.structure(reports)}, but assignments need losses; "
             'let its clients report {"loss": the mean loss while training}'
         )
     loss: Array = reports["loss"]

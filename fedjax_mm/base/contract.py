@@ -252,6 +252,8 @@ class _AlgorithmFields(NamedTuple):
     num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
     steps_idle: bool = False
     metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
+    personal: Callable[[Params, ClientState], Params] | None = None
+    download: Callable[[Params], Any] | None = None
 
 
 class Algorithm(Part, _AlgorithmFields):
@@ -268,6 +270,11 @@ class Algorithm(Part, _AlgorithmFields):
         in methods that use earlier updates.
       metrics: returns additional metrics by name, from a model and its server state, to record
         along with the task's metrics; None means no additional ones.
+      personal: returns the parameters with which a client evaluates, from the global ones and the
+        client's state. They are recorded as ``personal_loss`` and, if clients have their own test
+        examples, ``personal_accuracy``. None means the global parameters, without further metrics.
+      download: returns the part of the parameters that a client receives, whose size counts as
+        downloaded; None means all.
     """
 
     @property

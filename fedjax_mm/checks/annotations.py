@@ -64,6 +64,9 @@ NonNegative: TypeAlias = Annotated[Scalar, Ge(0)]
 Fraction: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
 """A fraction strictly between 0 and 1."""
 
+Mixture: TypeAlias = Annotated[Scalar, Interval(ge=0, le=1)]
+"""A share from 0 to 1, which may be traced."""
+
 Share: TypeAlias = Annotated[float, Interval(ge=0, le=1)]
 """A fraction from 0 to 1, inclusive."""
 

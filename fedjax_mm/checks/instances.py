@@ -41,7 +41,8 @@ def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
     """Returns `value` if it is an algorithm, or raises a `TypeError` with a remedy."""
     remedy = "such as fedavg(0.1, local_steps=5)"
     algorithm: Algorithm = _check(name, value, "an algorithm", Algorithm, remedy)
-    _check_functions("algorithm", algorithm, ("init", "client", "server"), ("num_steps", "metrics"))
+    others = "num_steps", "metrics", "personal", "download"
+    _check_functions("algorithm", algorithm, ("init", "client", "server"), others)
     idle: Any = algorithm.steps_idle
     if not isinstance(idle, bool):
         raise TypeError(

@@ -21,7 +21,7 @@ from fedjax_mm.sweeps.grid import check_values
 
 NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
-    *("until", "params", "tasks", "together", "executor"),
+    *("until", "params", "tasks", "together", "executor", "clients"),
 )
 """Settings of an experiment that cannot be axes."""
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from pydantic import GetPydanticSchema, create_model
+from pydantic import Field, GetPydanticSchema, create_model
 
 from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
+from fedjax_mm.algorithms.sharing import personal
 from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.asynchrony.clock import on_clock
@@ -234,6 +235,19 @@ _COMPRESSION_TABLES = {
 """The tables of all compressors, by `name`."""
 
 
+class Personal(Config):
+    """Settings of `personal`: clients keep a part of the model."""
+
+    factory = personal
+    where: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    named: Literal["own", "shared"] = "own"
+    own_steps: Count | None = None
+
+    def wrap(self, algorithm: Algorithm) -> Algorithm:
+        """Wraps an algorithm with `personal`."""
+        return self.call(algorithm=algorithm)
+
+
 class Adaptive(Config):
     """Settings of `AdaptiveClip`, for an adaptive clipping norm."""
 
@@ -290,10 +304,11 @@ _RULE_TABLES = {rule.__name__: table_of(Robust, rule) for rule in _RULES}
 class Method(OptimizingClients):
     """A method, selected by name, its local training and, unless all share one, its assignment.
 
-    A method's table also has a key for each argument of `local_sgd`. Updates are compressed first,
-    then clipped, and then aggregated.
+    A method's table also has a key for each argument of `local_sgd`. Updates without clients' own
+    parts are compressed first, then clipped, and then aggregated.
 
     Attributes:
+      personal: lets clients keep a part of the model.
       compression: compresses the clients' updates.
       privacy: clips the updates, and adds noise.
       robust: aggregates the updates by a rule, instead of their sum.
@@ -302,6 +317,7 @@ class Method(OptimizingClients):
     """
 
     name: str
+    personal: Personal | None = None
     compression: Annotated[Compression, one_of(_COMPRESSION_TABLES)] | None = None
     privacy: Privacy | None = None
     robust: Annotated[Robust, one_of(_RULE_TABLES)] | None = None
@@ -332,6 +348,7 @@ class Method(OptimizingClients):
             given["server_optimizer"] = self.build_server_optimizer(num_models, num_rounds)
         given["local"] = local_sgd(rate, optimizer=self.local_optimizer(), **local)
         algorithm: Algorithm = self.call(**given)
+        algorithm = self.personal.wrap(algorithm) if self.personal else algorithm
         algorithm = self.compression.wrap(algorithm) if self.compression else algorithm
         algorithm = self.privacy.wrap(algorithm) if self.privacy else algorithm
         return self.robust.wrap(algorithm) if self.robust else algorithm

@@ -1,4 +1,4 @@
-"""Optimizers and learning rates in an experiment file, with optax's names and settings."""
+"""Optimizers and learning rates in an experiment file, with the names and settings of optax."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -20,6 +20,7 @@ from fedjax_mm.experiments.fields import (
     table_of,
 )
 from fedjax_mm.local import LocalOptimizer
+from fedjax_mm.optimizers import fedadagrad, fedadam, fedyogi
 from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 
 Per = Literal["round", "frame"]
@@ -161,7 +162,7 @@ def rate_of(rate: Any, num_models: int, num_rounds: int) -> Any:
 
 
 class Optimizer(Config):
-    """An optax optimizer, selected by name, and its settings."""
+    """An optimizer of optax or of `fedjax_mm.optimizers`, selected by name, and its settings."""
 
     name: str
 
@@ -185,12 +186,9 @@ _OPTIMIZERS = (
     *("adabelief", "adagrad", "adam", "adamw", "amsgrad", "lamb", "lion", "radam", "rmsprop"),
     *("sgd", "yogi"),
 )
-_BASES = {
-    name: create_model(
-        name, __base__=Optimizer, learning_rate=(Rate, 1.0 if name == "sgd" else ...)
-    )
-    for name in _OPTIMIZERS
-}
+_RATED = create_model("Optimizer", __base__=Optimizer, learning_rate=(Rate, ...))
+_BASES = dict.fromkeys(_OPTIMIZERS, _RATED)
+_BASES["sgd"] = create_model("Optimizer", __base__=Optimizer, learning_rate=(Rate, 1.0))
 
 # State these ranges here, because optax neither annotates nor checks them.
 _RANGES: dict[str, Any] = {
@@ -207,7 +205,7 @@ OPTIMIZER_TABLES = {
 
 SERVER_OPTIMIZER_TABLES = {
     name: table_of(base, getattr(optax, name), **_RANGES) for name, base in _BASES.items()
-}
+} | {each.__name__: table_of(_RATED, each) for each in (fedadagrad, fedadam, fedyogi)}
 """The tables of server optimizers, by `name`. Each has its own learning rate."""
 
 

@@ -1,11 +1,12 @@
 """A single point of a sweep: tasks, algorithms and seeds, without axes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval
 from pydantic import Field, model_validator
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
@@ -16,6 +17,8 @@ from fedjax_mm.experiments.fields import (
     Config,
     Count,
     CountOrZero,
+    Distinct,
+    Flag,
     NonNegative,
     Number,
     Recorded,
@@ -35,6 +38,7 @@ from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.plan import check_fits
 from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tasks.clients import ClientMetric, with_clients
 
 Precision = Literal["float32", "float64"]
 
@@ -52,6 +56,20 @@ class Target(Config):
     warmup: CountOrZero = 0
 
 
+class Clients(Config):
+    """Metrics of every client, and how they are distributed over clients, as in `with_clients`."""
+
+    factory = with_clients
+    metrics: Annotated[tuple[ClientMetric, ...], Distinct, Field(min_length=1)]
+    share: Annotated[float, Interval(gt=0, le=1), Field(strict=True)] = 0.1
+    weighted: Flag = False
+    each: Flag = True
+
+    def record(self, tasks: Sequence[Task]) -> list[Task]:
+        """Wraps all tasks with `with_clients`."""
+        return [self.call(task=task) for task in tasks]
+
+
 class Point(Recorded, Seeded):
     """Tasks, algorithms and seeds.
 
@@ -65,6 +83,7 @@ class Point(Recorded, Seeded):
       num_models: M, the number of models; it may be omitted if there are `tasks`.
       client_map: how a device computes its clients: "vmap" all at once, "scan" one at a time, or
         this many at a time.
+      clients: records metrics of every client, and their worst and best share, variance and others.
       precision: the precision of parameters and data; classifiers are trained in "float32".
       until: ends runs early.
       params: a file with the final parameters of another run, from which this run starts. If it has
@@ -82,6 +101,7 @@ class Point(Recorded, Seeded):
     client_map: Literal["auto", "vmap", "scan"] | Count = "auto"
     precision: Precision = "float32"
     until: Target | None = None
+    clients: Clients | None = None
     params: str | None = None
 
     @model_validator(mode="before")
@@ -99,6 +119,7 @@ class Point(Recorded, Seeded):
             self.until.call()
         self._check_tasks()
         self._check_requirement()
+        self._check_clients()
         for label, method in self.algorithms.items():
             if method.assignment is None and self.assignment is None:
                 raise ValueError(
@@ -170,6 +191,22 @@ class Point(Recorded, Seeded):
                 raise ValueError(
                     "requirement: clients are asked one by one, but one pool of test examples "
                     "stands for all; give task.test_fraction, such as 0.4, so that each has its own"
+                )
+
+    def _check_clients(self) -> None:
+        if self.clients is None:
+            return
+        names = [name for name in self.clients.metrics if name != "loss"]
+        for task in self.kinds_of_task:
+            if isinstance(task, QuadraticConfig) and names:
+                raise ValueError(
+                    f"clients.metrics has {names[0]!r}; the quadratic has no examples: give 'loss'"
+                )
+            tested = [name for name in names if name.startswith("test")]
+            if tested and not isinstance(task, QuadraticConfig) and not task.has_own_tests:
+                raise ValueError(
+                    f"clients.metrics has {tested[0]!r}, but one pool of test examples stands for "
+                    "all; give task.test_fraction, such as 0.4, so that each has its own"
                 )
 
     def _check_method(self, method: Method) -> None:
@@ -275,6 +312,11 @@ class Point(Recorded, Seeded):
             prepare = partial(_with_thresholds, demand, initial, attack)
         elif attack is not None:
             tasks = list(map(attack, tasks))
+        if self.clients is not None:
+            if prepare is None:
+                tasks = self.clients.record(tasks)
+            else:
+                prepare = partial(_with_clients, prepare, self.clients)
         return Setup(tasks, trained, assignment, initial, used, prepare)
 
 
@@ -284,6 +326,14 @@ def _with_thresholds(
     given: Any = setup.tasks
     tasks = demand(rng_key, given, params)
     return setup._replace(tasks=tasks if attack is None else list(map(attack, tasks)))
+
+
+def _with_clients(
+    prepare: Callable[[Any, Setup], Setup], clients: Clients, rng_key: Any, setup: Setup
+) -> Setup:
+    made = prepare(rng_key, setup)
+    tasks: Any = made.tasks
+    return made._replace(tasks=clients.record(tasks))
 
 
 def _row_bytes(data: FederatedData) -> float:

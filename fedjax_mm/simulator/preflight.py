@@ -38,6 +38,7 @@ from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.instances import check_assignment, check_trained
 from fedjax_mm.checks.values import check_alike, described, tracing
 from fedjax_mm.simulator.asynchronous import CLOCK_METRICS, Arrivals, AsyncState
+from fedjax_mm.simulator.personal import personal_metrics
 from fedjax_mm.simulator.record import (
     MESSAGE_BITS,
     MessageSizes,
@@ -299,7 +300,7 @@ def _rehearse(
         with tracing("an arrival"):
             sent = [_train(None, first, fold(3), now) for first in firsts]
         updates = run.dispatch.arrivals_per_round
-    ups, downs = [each.update for each in sent], [first.params for first in firsts]
+    ups, downs = [each.update for each in sent], [_downloaded(first) for first in firsts]
     return Facts(
         updates_per_round=updates,
         message_sizes=MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs)),
@@ -312,6 +313,12 @@ def _rehearse(
             for first in firsts
         ),
     )
+
+
+def _downloaded(first: _First) -> Any:
+    """Part of the parameters that a client receives."""
+    download = first.algorithm.download
+    return first.params if download is None else download(first.params)
 
 
 def _alike(tree: Any, *axes: int) -> Any:
@@ -377,6 +384,10 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
         others = (first.algorithm.metrics or _no_metrics)(first.task, first.params, first.server)
         check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
         check_metrics(f"metrics of {name_of(first.algorithm)}", others, MESSAGE_BITS)
+        _check_personal(first)
+        states = _alike(first.client, first.task.num_clients)
+        given = first.algorithm, first.task, first.params, states, run.options.client_map
+        others = others | personal_metrics(*given)
         check_no_repeats(metrics, others)
         for name, value in (metrics | others).items():
             found.setdefault(name, set()).add(jnp.shape(value))
@@ -408,6 +419,18 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
         of_run = dict.fromkeys(CLOCK_METRICS, 0)
     check_no_repeats(dims, of_run)
     check_dims(dims | of_run, of_clients)
+
+
+def _check_personal(first: _First) -> None:
+    """Raises an error if personal parameters are not like the global ones."""
+    personal = first.algorithm.personal
+    if personal is None:
+        return
+    what = f"{name_of(first.algorithm)} returns from personal"
+    with told(first.algorithm, "personal(params, client_state)"):
+        found = personal(first.params, first.client)
+    check_arrays(f"{what} as parameters", found)
+    check_state(what, first.params, found, "parameters", "the model has")
 
 
 def _no_metrics(*_: Any) -> Metrics:

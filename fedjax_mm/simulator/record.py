@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.base import (
     Algorithm,
+    ClientState,
     Metrics,
     Params,
     Round,
@@ -26,6 +27,7 @@ from fedjax_mm.base.chunks import ClientMap, chunk_size_of
 from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.checks.values import check_alike
+from fedjax_mm.simulator.personal import personal_metrics, personal_per_client
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
 
@@ -244,10 +246,16 @@ def measure(
     """
 
     def of_model(
-        algorithm: Algorithm, task: Task, key: PRNGKeyArray, params: Params, server: ServerState
+        algorithm: Algorithm,
+        task: Task,
+        key: PRNGKeyArray,
+        params: Params,
+        server: ServerState,
+        clients: ClientState,
     ) -> Measured:
         metrics = task.metrics(key, params)
         of_algorithm = algorithm.metrics(task, params, server) if algorithm.metrics else {}
+        of_algorithm |= personal_metrics(algorithm, task, params, clients, client_map)
         leaves = jax.tree.leaves(params) + ([metrics["loss"]] if "loss" in metrics else [])
         is_finite = jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves]))
         return Measured(metrics | of_algorithm, is_finite)
@@ -255,7 +263,7 @@ def measure(
     def of_stack(stack: Stack, state: StackState) -> Measured:
         chunk_size = chunk_size_of(client_map, stack.task, state.params, len(stack.models))
         key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
-        each = key, state.params, state.server
+        each = key, state.params, state.server, state.clients
         one = partial(of_model, stack.algorithm)
         return over_models(one, stack, *each, one_by_one=chunk_size is not None)
 
@@ -300,8 +308,12 @@ def check_dims(
 
 
 def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
-    """Names of all tasks' metrics with one number per client."""
-    return tuple(dict.fromkeys(name for stack in stacks for name in per_client(stack.task)))
+    """Names of all metrics with one number per client."""
+    of_tasks = (name for stack in stacks for name in per_client(stack.task))
+    personal = (
+        name for stack in stacks for name in personal_per_client(stack.algorithm, stack.task)
+    )
+    return tuple(dict.fromkeys([*of_tasks, *personal]))
 
 
 def add_counts(done: T, new: T) -> T:

@@ -1,6 +1,7 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .classification import Classification, classification
+from .clients import with_clients
 from .drift import Drifting, drifting
 from .least_squares import LeastSquares, least_squares
 from .mean_estimation import (
@@ -50,5 +51,6 @@ __all__ = [
     "quadratic",
     "relu_objective",
     "requiring",
+    "with_clients",
     "with_metrics",
 ]

@@ -10,12 +10,16 @@ import optax
 import pytest
 
 from fedjax_mm import (
+    apfl,
     fedavg,
+    feddyn,
+    fednova,
     full_participation,
     local_sgd,
     maxfl,
     mfa_rand,
     mwfed,
+    pfedme,
     qffl,
     scaffold,
     simulate,
@@ -25,8 +29,10 @@ from fedjax_mm.schedules import inverse_time
 from fedjax_mm.tasks import least_squares, quadratic, requiring
 from fedjax_mm.tasks.view import View, client_losses
 from tests.algorithms.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N, examples
-from tests.helpers import Measured, Towards, replay, roll_out, slow_unless
+from tests.helpers import Bowls, Measured, Towards, replay, roll_out, slow_unless
 from tests.methods import METHODS, VARIANTS
+from tests.oracles.maxfl import Problem
+from tests.oracles.maxfl import fednova as fednova_loop
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -179,6 +185,8 @@ def test_equal_gaps_of_different_clients_make_maxfl_unweighted_fedavg():
     [
         ("qffl", {"q": 0.0}, "fedavg unweighted"),
         ("fedprox", {"mu": 0.0}, "fedavg"),
+        ("fednova", {}, "fedavg"),
+        ("apfl fixed", {"alpha": 0.0}, "fedavg"),
         ("ditto", {"lam": 1.0}, "fedavg"),
     ],
 )
@@ -232,6 +240,87 @@ def test_scaffold_options_agree_on_one_full_gradient_step():
         return simulate(jax.random.key(0), task, algorithm, assignment, 10)[0].models[0].clients
 
     assert error(controls("I"), controls("II")) < 1e-12
+
+
+def test_fednova_has_the_numbers_computed_by_hand():
+    """p = (1/4, 3/4), tau = (1, 3): steps of -1 and -6 give -4.375, and FedAvg's mean -4.75."""
+    task = Bowls.of([-2.0, -6 / 0.875], counts=[1, 3])
+    local, ends = local_sgd(0.5, epochs=1, batch_size=1), {}
+    for name, factory in (("fednova", fednova), ("fedavg", fedavg)):
+        how = {"params": jnp.zeros(1)}
+        state, trace = simulate(0, task, factory(local), full_participation(2), 1, **how)
+        ends[name] = state.models[0].params[0, 0]
+        assert trace.gradients[1, 0] == 4
+    assert ends["fednova"] == pytest.approx(-4.375)
+    assert ends["fedavg"] == pytest.approx(-4.75)
+
+
+def test_fednova_matches_its_loop_if_clients_take_different_steps():
+    targets, counts = [1.0, -2.0, 0.5, 4.0], [1, 4, 2, 7]
+    task, T = Bowls.of(targets, counts=counts), 6
+    groups = roll_out(mfa_rand(4, 1, cohort_size=3), jax.random.key(0), T)
+    algorithm = fednova(local_sgd(RATE, epochs=2, batch_size=2))
+    state, _ = simulate(0, task, algorithm, replay(groups, 4), T, params=jnp.ones(1))
+    problem = Problem(
+        lambda k, w, t, i: w - targets[k],
+        lambda k, w: w - targets[k],
+        lambda k, w: float((w - targets[k])[0] ** 2 / 2),
+        np.array(counts, float),
+        np.zeros(4),
+    )
+    rounds = [[int(k) for k in group if k >= 0] for group in groups[:, 0]]
+    steps = [2 * -(-n // 2) for n in counts]
+    expected = fednova_loop(problem, np.ones(1), rounds, RATES.__getitem__, 0, each=steps)
+    assert error(state.models[0].params[0], expected) < 1e-12
+
+
+def test_feddyn_has_the_numbers_computed_by_hand():
+    local, everybody = local_sgd(0.5, steps=1), full_participation(2)
+    how = {"params": jnp.ones(1)}
+    task, algorithm = Bowls.of([0.0, 4.0]), feddyn(local, alpha=1.0)
+    state, _ = simulate(0, task, algorithm, everybody, 1, **how)
+    models = state.models[0]
+    np.testing.assert_allclose(models.clients.ravel(), [0.5, -1.5])
+    np.testing.assert_allclose([models.server.item(), models.params.item()], [-0.5, 2.0])
+    state, trace = simulate(0, task, algorithm, everybody, 200, **how, record_every=200)
+    np.testing.assert_allclose(state.models[0].clients.ravel(), [2.0, -2.0], rtol=1e-9)
+    assert state.models[0].params.item() == pytest.approx(2.0, rel=1e-9)
+    assert trace.upload_size == (1,)
+
+
+def test_apfl_and_pfedme_have_the_numbers_computed_by_hand():
+    """F(w) = (w - 4)^2 / 2 from w = 1; APFL's own model starts from 3."""
+    task, algorithm = Bowls.of([4.0]), apfl(local_sgd(0.1, steps=1))
+    context = ClientContext(jax.random.key(0), jnp.int32(1), task, jnp.int32(0), jnp.ones(1))
+    state = {"v": jnp.full(1, 3.0), "alpha": jnp.array(0.5)}
+    sent, new = algorithm.client(context, (), state)
+    np.testing.assert_allclose([sent.update[0], new["v"][0], new["alpha"]], [0.3, 3.2, 0.9])
+    np.testing.assert_allclose(algorithm.personal(jnp.ones(1), state), [2.0])
+    method = pfedme(local_sgd(0.005, steps=1), inner_rate=0.01, inner_steps=5, lam=15.0)
+    sent, theta = method.client(context, (), jnp.ones(1))
+    np.testing.assert_allclose([theta[0], sent.update[0]], [1.109085, 0.008181], atol=5e-7)
+    near = pfedme(local_sgd(0.005, steps=1), inner_rate=0.01, inner_steps=500, lam=15.0)
+    assert near.client(context, (), jnp.ones(1))[1][0] == pytest.approx(1.1875), "the exact point"
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_feddyn_finds_the_optimum_with_two_of_five_clients(unbiased):
+    """FedAvg stalls elsewhere, because local optima differ and curvatures, too."""
+    targets, curvatures = np.array([0.0, 4.0, 1.0, -3.0, 7.0]), np.array([1.0, 0.3, 2.0, 0.5, 1.2])
+    task = Bowls.of(targets, curvatures)
+    best = np.sum(curvatures * targets) / np.sum(curvatures)
+    some = mfa_rand(5, 1, cohort_size=2, unbiased=unbiased)
+    ends = {}
+    for factory in (feddyn, fedavg):
+        options = {"alpha": 0.5} if factory is feddyn else {}
+        algorithm = factory(local_sgd(0.3, steps=5), **options)
+        state, _ = simulate(0, task, algorithm, some, 600, record_every=600)
+        ends[factory] = state.models[0].params.item()
+        if factory is feddyn:
+            models = state.models[0]
+            assert models.server.item() == pytest.approx(float(models.clients.mean()), abs=1e-12)
+    assert ends[feddyn] == pytest.approx(best, rel=1e-6)
+    assert abs(ends[fedavg] - best) > 0.05
 
 
 def test_mwfed_stays_finite_if_weights_underflow():
@@ -313,6 +402,12 @@ def test_mwfed_weights_stay_in_rounds_without_clients():
         ("afl", {"mixture_rate": 0.0}, "mixture_rate is 0.0"),
         ("mwfed", {"growth": 1.0}, "growth is 1.0; it must be greater than 1"),
         ("ditto", {"lam": -0.5}, "lam is -0.5"),
+        ("apfl", {"alpha": 1.5}, "alpha is 1.5; it must"),
+        ("apfl", {"adaptive": 1}, "adaptive is 1; it must be True or False"),
+        ("pfedme", {"lam": 0.0}, "lam is 0.0; it must be positive"),
+        ("pfedme", {"inner_rate": -1.0}, "inner_rate is -1.0; it must be positive"),
+        ("pfedme", {"inner_steps": 0}, "inner_steps is 0; it must be a positive whole number"),
+        ("feddyn", {"alpha": 0.0}, "alpha is 0.0; it must be positive"),
     ],
 )
 def test_wrong_options_are_refused_before_compilation(method, arguments, message):
@@ -351,12 +446,12 @@ def test_settings_of_local_training_are_used_or_refused(method):
 
     assert told(usual._replace(order="epochs")) != told(usual)
     doubled = usual._replace(learning_rate=0.05, optimizer=lambda rate: optax.sgd(2 * rate))
-    if method in ("scaffold", "prsgd", "qffl", "afl"):
+    if method in ("scaffold", "prsgd", "qffl", "afl", "fednova", "apfl", "pfedme"):
         with pytest.raises(ValueError, match=f"optimizer is .* local steps of {method} are those"):
             told(doubled)
     else:
         assert told(doubled) == told(usual)
-    if method != "fedavg":
+    if method not in ("fedavg", "fednova"):
         with pytest.raises(ValueError, match=f"epochs is 2, but clients of {method} take"):
             told(local_sgd(0.1, epochs=2))
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import xarray as xr
 from flax import nnx
 
 from fedjax_mm import (
@@ -14,6 +15,8 @@ from fedjax_mm import (
     ditto,
     fedavg,
     fedcluster,
+    feddyn,
+    fednova,
     fedprox,
     full_participation,
     ifca,
@@ -26,8 +29,10 @@ from fedjax_mm import (
     mifa,
     mwfed,
     noisy,
+    oort,
     params_of,
     perfedavg,
+    power_of_choice,
     prsgd,
     qffl,
     run,
@@ -47,7 +52,9 @@ from fedjax_mm.asynchrony import (
 )
 from fedjax_mm.base import Cohort, Padded
 from fedjax_mm.data import federate
-from fedjax_mm.plots import sweep_overview
+from fedjax_mm.metrics import client_fairness
+from fedjax_mm.metrics import fairness as over_clients
+from fedjax_mm.plots import client_distribution, sweep_overview
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.simulator.record import Trace
 from fedjax_mm.sweeps import Grid, Setup, Until
@@ -61,11 +68,27 @@ from fedjax_mm.tasks import (
     own_models,
     quadratic,
     requiring,
+    with_clients,
 )
 from fedjax_mm.theory import Problem, Rate, cohorts, fairness, mfa
 from fedjax_mm.theory import maxfl as maxfl_theory
-from tests.boundary.parts import ALL, DATA, EVERYBODY, FEDAVG, KEY, QUADRATIC, TASK, X, Y, swept
+from tests.boundary.parts import (
+    ALL,
+    DATA,
+    EVERYBODY,
+    FEDAVG,
+    KEY,
+    QUADRATIC,
+    TASK,
+    X,
+    Y,
+    clients_of,
+    store,
+    swept,
+)
 from tests.helpers import Towards
+
+LOSSES = xr.Dataset({"loss": (("round", "model"), np.ones((2, 1)))})
 
 
 def simulated(key=KEY, tasks=QUADRATIC, algorithm=FEDAVG, assignment=EVERYBODY, rounds=2, **more):
@@ -1277,4 +1300,67 @@ CASES = TRACED | {
         "The optimal cohort size needs E = 1, 2, ...; given E = 2.5",
     ),
     "beta 0": (lambda: Rate(0.0, 1.0), "Rate needs beta > 0; given beta = 0"),
+    "share of clients": (lambda: over_clients(np.ones(3), share=0.0), "share is 0.0; it must be"),
+    "weights of clients": (
+        lambda: over_clients(np.ones(3), weights=np.ones(2)),
+        r"weights has shape \(2,\); give one number for each of 3 clients",
+    ),
+    "weights of 0": (
+        lambda: over_clients(np.ones(3), weights=np.array([0, 1, 1])),
+        r"weights is \[0 1 1\]; it must be positive",
+    ),
+    "a metric without clients": (
+        lambda: client_fairness(LOSSES, "loss"),
+        "metric is 'loss', and the metrics with a number for each client are none; record some",
+    ),
+    "a plot without clients": (
+        lambda: client_distribution(LOSSES, "loss"),
+        "metric is 'loss', and the metrics with a number for each client are none; record some",
+    ),
+    "no metrics of clients": (lambda: with_clients(QUADRATIC, []), "metrics are empty; give some"),
+    "an unknown metric of clients": (
+        lambda: with_clients(QUADRATIC, ["accuracy"]),
+        r"metrics\[0\] is 'accuracy'; it must be 'loss'",
+    ),
+    "accuracy without examples": (
+        lambda: with_clients(QUADRATIC, ["test_accuracy"]),
+        "Quadratic has no 'test_accuracy' of clients, because it has no labelled examples",
+    ),
+    "accuracy on a pool": (
+        lambda: with_clients(
+            classification(clients_of(test=store(parts=[np.arange(24)])), LogisticRegression(3)),
+            ["test_accuracy"],
+        ),
+        "clients have no 'test_accuracy', because one pool of test examples stands for all",
+    ),
+    "candidates": (
+        lambda: power_of_choice(8, 2, cohort_size=6, candidates=2),
+        "candidates is 2; it must lie between 3 and 8",
+    ),
+    "power-of-choice of nobody": (
+        lambda: power_of_choice(8, 2, cohort_size=1, candidates=2),
+        r"num_models is 2, more than the clients a cohort has \(1\)",
+    ),
+    "oort without T": (
+        lambda: oort(2, cohort_size=1, durations=(1.0, 2.0)),
+        r"durations are \(1.0, 2.0\) and preferred_duration is None; give both, or none",
+    ),
+    "oort's durations": (
+        lambda: oort(3, cohort_size=1, durations=(1.0, 2.0), preferred_duration=1.0),
+        r"durations has shape \(2,\); give one for each of 3 clients",
+    ),
+    "oort's exploration": (
+        lambda: oort(3, cohort_size=1, exploration=1.5),
+        "exploration is 1.5; it must",
+    ),
+    "feddyn's alpha": (lambda: feddyn(LOCAL, alpha=0.0), "alpha is 0.0; it must be positive"),
+    "fednova without steps": (
+        lambda: fednova(local_sgd(0.1)),
+        "neither local steps nor epochs are given; give one of the two",
+    ),
+    "fednova's local": (
+        lambda: fednova(0.1),
+        r"local is 0.1; give the settings of local_sgd, as in fednova\(local_sgd",
+        TypeError,
+    ),
 }

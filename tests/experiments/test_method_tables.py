@@ -131,6 +131,7 @@ def test_keys_of_a_table_are_parameters_of_the_function(name):
     local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
     own = set(inspect.signature(methods()[name]).parameters) - {"local"}
     rest = {"name", "assignment", "weight_decay", "clip", "compression", "privacy", "robust"}
+    rest |= {"personal"}
     assert set(METHOD_TABLES[name].model_fields) == local | own | rest
 
 

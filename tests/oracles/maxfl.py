@@ -297,3 +297,137 @@ def ditto(
         if clients:
             w = w + mean(changes, [problem.num_examples[k] for k in clients])
     return w, v
+
+
+def fednova(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    each: list[int] | None = None,
+) -> Array:
+    """FedNova, where client k takes `each[k]` local steps, or `num_steps`."""
+    for t, clients in enumerate(rounds, start=1):
+        total = sum(problem.num_examples[k] for k in clients)
+        tau_eff, direction = 0.0, np.zeros_like(w)
+        for k in clients:
+            p, tau = problem.num_examples[k] / total, each[k] if each else num_steps
+            tau_eff += p * tau
+            direction += p / tau * (sgd(problem, k, w, t, rate(t), tau) - w)
+        w = w + tau_eff * direction
+    return w
+
+
+def feddyn(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, alpha: float
+) -> tuple[Array, Array, Array]:
+    """FedDyn: w, h [d] and g_k [N, d]."""
+    N = len(problem.num_examples)
+    h, g = np.zeros_like(w), np.zeros((N, len(w)))
+    for t, clients in enumerate(rounds, start=1):
+        points = []
+        for k in clients:
+            x = w
+            for e in range(num_steps):
+                x = x - rate(t) * (problem.gradient(k, x, t, e) - g[k] + alpha * (x - w))
+            points.append(x)
+        if clients:
+            for k, x in zip(clients, points, strict=True):
+                g[k] = g[k] - alpha * (x - w)
+            h = h - alpha / N * sum(x - w for x in points)
+            w = np.asarray(sum(points) / len(points) - h / alpha)
+    return w, h, g
+
+
+def apfl(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    alpha: float,
+    adaptive: bool,
+) -> tuple[Array, Array, Array]:
+    """APFL as in FedJAX, with one alpha per client: w, v_k [N, d] and alpha_k [N]."""
+    N = len(problem.num_examples)
+    v, mix = np.tile(w, (N, 1)), np.full(N, alpha)
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            own = w
+            for e in range(num_steps):
+                bar = mix[k] * v[k] + (1 - mix[k]) * own
+                g, g_bar = problem.gradient(k, own, t, e), problem.gradient(k, bar, t, e)
+                slope = (v[k] - own) @ g_bar
+                own, v[k] = own - rate(t) * g, v[k] - rate(t) * g_bar
+                if adaptive:
+                    mix[k] = min(1.0, max(0.0, mix[k] - rate(t) * slope))
+            changes.append(own - w)
+        if clients:
+            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+    return w, v, mix
+
+
+def pfedme(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    inner_rate: float,
+    inner_steps: int,
+    lam: float,
+    server_rate: float,
+) -> tuple[Array, Array]:
+    """pFedMe: w and theta_k [N, d]."""
+    theta = np.tile(w, (len(problem.num_examples), 1))
+    for t, clients in enumerate(rounds, start=1):
+        points = []
+        for k in clients:
+            own = w
+            for e in range(num_steps):
+                for _ in range(inner_steps):
+                    gradient = problem.gradient(k, theta[k], t, e)
+                    theta[k] = theta[k] - inner_rate * (gradient + lam * (theta[k] - own))
+                own = own - rate(t) * lam * (own - theta[k])
+            points.append(own)
+        if clients:
+            w = (1 - server_rate) * w + server_rate * np.mean(points, axis=0)
+    return w, theta
+
+
+def partial_sharing(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    own: Array,
+    own_steps: int | None = None,
+) -> tuple[Array, Array]:
+    """FedAvg in which entries with `own` = 1 stay with clients: w and the clients' models [N, d].
+
+    With `own_steps` as in FedRep, the first steps train own entries, and the others the rest.
+    """
+    start, N = w, len(problem.num_examples)
+    v = np.tile(w, (N, 1))
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            x = np.where(own == 1, v[k], w)
+            for e in range(num_steps):
+                live = np.ones_like(own)
+                if own_steps is not None:
+                    live = own if e < own_steps else 1 - own
+                x = x - rate(t) * live * problem.gradient(k, x, t, e)
+            v[k] = x
+            changes.append(x - w)
+        if clients:
+            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+            w = np.where(own == 1, start, w)
+    return w, np.where(own == 1, v, w)

@@ -1,9 +1,11 @@
 """Measures of curves, compared with the oracle."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
+from fedjax_mm.metrics import fairness, first_round_below, gain, log_gap, standard_error
 from tests.oracles import multi_model as reference
 
 
@@ -39,3 +41,64 @@ def test_log_gap_and_standard_error():
         standard_error(samples), samples.std(axis=0, ddof=1) / np.sqrt(30), rtol=1e-12
     )
     assert np.isnan(standard_error(samples[:1])).all()
+
+
+ACCURACIES = np.array([0.2, 0.4, 0.5, 0.6, 0.6, 0.7, 0.8, 0.8, 0.9, 1])
+EXAMPLES = np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 11])
+
+
+def test_fairness_has_the_numbers_computed_by_hand():
+    even, uneven = fairness(ACCURACIES), fairness(ACCURACIES, weights=EXAMPLES)
+    assert even.mean == pytest.approx(0.65)
+    assert uneven.mean == pytest.approx(0.825)
+    assert np.sqrt(even.variance) == pytest.approx(0.229129, abs=1e-6)
+    assert uneven.variance == pytest.approx(0.056875)
+    assert even.jain == pytest.approx(0.889474, abs=1e-6)
+    assert even.entropy == pytest.approx(2.233263, abs=1e-6)
+    assert even.evenness == pytest.approx(2.233263 / np.log(10), abs=1e-6)
+    assert (even.worst, even.best) == pytest.approx((0.2, 1.0))
+    assert uneven.worst == pytest.approx(0.3), "two of twenty examples"
+    assert fairness(ACCURACIES, share=0.25).worst == pytest.approx(1.1 / 3), "three of ten clients"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("larger", [True, False])
+def test_weights_count_a_client_as_so_many(share, larger):
+    """Equal numbers in any order, from NumPy and inside `jax.jit`."""
+    rng, how = np.random.default_rng(0), {"share": share, "larger_is_better": larger}
+    values, counts = rng.uniform(size=(2, 3, 7)), rng.integers(1, 5, 7)
+    order = rng.permutation(counts.sum())
+    expected = fairness(np.repeat(values, counts, axis=-1)[..., order], **how)
+    found = fairness(values, weights=counts, **how)
+    exact = share * counts.sum() % 1 == 0  # otherwise clients are not divided
+    for name, a, b in zip(found._fields, found, expected, strict=True):
+        if exact or name not in ("worst", "best"):
+            np.testing.assert_allclose(a, b, rtol=1e-12, err_msg=name)
+    same = jax.jit(lambda x, w: fairness(x, weights=w, **how))(values, counts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), same, found)
+
+
+def test_the_worst_thirty_clients_of_many_are_exactly_a_share():
+    """0.1 * 30 exceeds 3 in floating point."""
+    for n in (10, 30, 70, 1000, 3000):
+        x = np.arange(float(n))
+        assert fairness(x).worst == pytest.approx(np.arange(n // 10).mean())
+        assert fairness(jnp.asarray(x)).worst == pytest.approx(np.arange(n // 10).mean(), rel=1e-4)
+
+
+def test_clients_without_a_number_are_left_out():
+    x, w = np.append(ACCURACIES, np.nan), np.append(EXAMPLES, 7)
+    for weights, alone in (
+        (None, fairness(ACCURACIES)),
+        (w, fairness(ACCURACIES, weights=EXAMPLES)),
+    ):
+        np.testing.assert_allclose(fairness(x, weights=weights), alone, rtol=1e-12)
+    assert np.isnan(fairness(np.full(3, np.nan))).all()
+
+
+def test_equal_values_are_fair_and_zeros_have_no_index():
+    equal, zero = fairness(np.full(5, 0.3)), fairness(np.zeros(5))
+    assert (equal.variance, equal.jain, equal.evenness) == pytest.approx((0, 1, 1))
+    assert (zero.mean, zero.worst, zero.variance) == (0, 0, 0)
+    assert np.isnan([zero.jain, zero.entropy, zero.evenness]).all()
+    assert np.isnan(fairness(np.array([1.0, -0.5])).entropy)

@@ -267,7 +267,14 @@ def on_axes(name):
     fields = METHOD_TABLES[name].model_fields
     keys = [key for key, field in fields.items() if field.annotation is float]
     keys = [*keys, "byzantine.noise", "requirement.learning_rate"]
-    points = {key: [2.0, 4.0] for key in keys} | {"byzantine.fraction": [0.25, 0.75]}
+    shares = {
+        key: [0.25, 0.75]
+        for key, field in fields.items()
+        if any(getattr(limit, "le", None) == 1 for limit in field.metadata)
+    }
+    points = {key: shares.get(key, [2.0, 4.0]) for key in keys} | {
+        "byzantine.fraction": [0.25, 0.75]
+    }
     axes = "\n".join(f"{key} = {values[:1]}" for key, values in points.items())
     return text, read(f"{text}[axes]\n{axes}", Experiment), points
 

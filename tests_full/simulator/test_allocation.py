@@ -443,7 +443,7 @@ def test_wrong_settings_are_refused(build, message):
 
 def test_missing_losses_and_metrics_are_refused():
     task, number = Towards(jnp.zeros(4)), jax.random.key(0)
-    with pytest.raises(ValueError, match=r"reports PyTreeDef\(\(\)\), but a bandit observes"):
+    with pytest.raises(ValueError, match=r"reports PyTreeDef\(\(\)\), but assignments need"):
         simulate(number, task, counting(), bandit(4, 2, cohort_size=2), 1)
     with pytest.raises(ValueError, match="looks at the metric 'loss'; Towards has 'norm'"):
         simulate(number, task, counting(), fedfair(4, 2), 1)

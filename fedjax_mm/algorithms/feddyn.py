@@ -1,0 +1,79 @@
+"""FedDyn: dynamic regularization, with which local minima and the global minimum agree."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import Positive, checked
+from fedjax_mm.local import LocalSGD, proximal, steps_of
+
+
+@checked
+def feddyn(local: LocalSGD, *, alpha: Positive = 0.1) -> Algorithm:
+    """FedDyn: local steps on ``F_k(x) - <g_k, x> + alpha/2 |x - w|^2``, and a corrected mean.
+
+    A client sets ``g_k <- g_k - alpha (w_k - w)``. The server sets ``h <- h - (alpha / N) sum (w_k
+    - w)`` over the participants, and ``w <- mean w_k - h / alpha``, unweighted. All g_k and h start
+    at 0. Clients that do not participate keep their g_k, and factors from the assignment are
+    ignored. If it converges, g_k is the gradient of F_k at w, and the gradients sum to 0.
+
+    Args:
+      local: eta, E and the other settings of `local_sgd`, except `epochs`.
+      alpha: the strength of the regularization. The larger it is, the slower clients move.
+
+    Raises:
+      ValueError: if a number is not positive.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import feddyn, full_participation, local_sgd, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> algorithm = feddyn(local_sgd(0.1, steps=5), alpha=1.0)
+      >>> _, trace = simulate(
+      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
+      >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
+      True
+
+    Reference: Acar et al., "Federated Learning Based on Dynamic Regularization" (2021),
+    Algorithm 1.
+    """
+    steps = steps_of("feddyn", local)
+
+    def init(task: Task, params: Params) -> tuple[Params, Params]:
+        del task
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return zeros, zeros  # h, g_k
+
+    def client(
+        context: ClientContext, server_state: Params, client_state: Params
+    ) -> tuple[Contribution, Params]:
+        del server_state
+        held = proximal(context, alpha)
+
+        def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+            loss, gradient = held(own, batch)
+            return loss, jax.tree.map(jnp.subtract, gradient, client_state)
+
+        trained = local.train(context, gradient_fn=gradient_fn)
+        # Ignore factors of the assignment, because h must remain the mean of all g_k.
+        weight = jnp.where(jnp.asarray(context.takes_part), jnp.ones(()), 0)
+        update = scale_update(trained.update, weight)
+        new = jax.tree.map(lambda g, x: (g - alpha * x).astype(g.dtype), client_state, update)
+        return Contribution(update, weight, jnp.int32(steps), trained.report), new
+
+    def server(context: base.ServerContext) -> tuple[Params, Params]:
+        total, share = context.total, alpha / context.task.num_clients
+        old = context.server_state
+        h = jax.tree.map(lambda h, x: (h - share * x).astype(h.dtype), old, total.update)
+
+        def corrected(w: Array, x: Array, h: Array) -> Array:
+            return (w + x / total.weight - h / alpha).astype(w.dtype)
+
+        return jax.tree.map(corrected, context.params, total.update, h), h
+
+    return Algorithm(init, client, server)

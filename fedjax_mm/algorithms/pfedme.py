@@ -1,0 +1,103 @@
+"""pFedMe: personal models are proximal points, and the global model follows them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Float
+
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
+from fedjax_mm.base.sums import scale_update
+from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.local import LocalSGD, equal_weight, loss_and_gradient, plain_server, steps_of
+
+
+@checked
+def pfedme(
+    local: LocalSGD,
+    *,
+    inner_rate: Positive,
+    inner_steps: Count = 5,
+    lam: Positive = 15.0,
+    server_rate: Positive = 1.0,
+) -> Algorithm:
+    """pFedMe: ``theta_k = argmin F_k(theta) + lam/2 |theta - w_k|^2``, and w_k moves towards it.
+
+    In every local step, theta_k takes K steps ``theta_k <- theta_k - a (grad F_k(theta_k) + lam
+    (theta_k - w_k))`` on the same batch, from its last value, and then ``w_k <- w_k - eta lam (w_k
+    - theta_k)``. The server sets ``w <- (1 - beta) w + beta mean w_k``, unweighted. Clients
+    evaluate with theta_k, which starts from the initial parameters, and does not change while a
+    client does not participate.
+
+    Args:
+      local: eta, E and the other settings of `local_sgd`, except `epochs` and `optimizer`.
+      inner_rate: a.
+      inner_steps: K.
+      lam: the strength of the pull of theta_k towards w_k.
+      server_rate: beta.
+
+    Raises:
+      ValueError: if a number is not positive.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import full_participation, local_sgd, pfedme, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> algorithm = pfedme(local_sgd(0.1, steps=5), inner_rate=0.1, lam=1.0)
+      >>> _, trace = simulate(
+      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
+      >>> bool(trace.metrics["personal_loss"][-1, 0] < trace.metrics["loss"][-1, 0])
+      True
+
+    Reference: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes" (2020),
+    Algorithm 1.
+    """
+    steps = steps_of("pfedme", local, only_sgd=True)
+
+    def init(task: Task, params: Params) -> tuple[ServerState, Params]:
+        del task
+        return (), params
+
+    def client(
+        context: ClientContext, server_state: ServerState, client_state: Params
+    ) -> tuple[Contribution, Params]:
+        del server_state
+        both, rate = loss_and_gradient(context.task), local.rate(context.round)
+
+        def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+            def inner(theta: Params, _: None) -> tuple[Params, Array]:
+                loss, gradient = both(theta, batch)
+
+                def step(x: Array, g: Array, w: Array) -> Array:
+                    return (x - inner_rate * (g + lam * (x - w))).astype(x.dtype)
+
+                return jax.tree.map(step, theta, gradient, own["w"]), loss
+
+            theta, losses = lax.scan(inner, own["theta"], length=inner_steps)
+            pull = jax.tree.map(lambda w, x: (lam * (w - x)).astype(w.dtype), own["w"], theta)
+            # SGD at this rate sets theta to its new value.
+            move = jax.tree.map(
+                lambda x, new: ((x - new) / rate).astype(x.dtype), own["theta"], theta
+            )
+            return losses[0], {"w": pull, "theta": move}
+
+        start = {"w": context.params, "theta": client_state}
+        trained = local.train(context, gradient_fn=gradient_fn, start=start)
+        new = jax.tree.map(jnp.add, client_state, trained.update["theta"])
+        takes_part, weight = jnp.asarray(context.takes_part), equal_weight(context)
+        new = jax.tree.map(partial(jnp.where, takes_part), new, client_state)
+        sent = scale_update(trained.update["w"], weight)
+        return Contribution(sent, weight, jnp.int32(steps * inner_steps), trained.report), new
+
+    def step(params: Params, total: Contribution) -> Params:
+        mean = jax.tree.map(lambda x: server_rate / total.weight * x, total.update)
+        return optax.apply_updates(params, mean)
+
+    def personal(params: Params, state: Params) -> Params:
+        del params
+        return state
+
+    return Algorithm(init, client, plain_server(step), personal=personal)

@@ -1,0 +1,88 @@
+"""Metrics of personal models, with which an algorithm's clients evaluate."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from fedjax_mm.base import Algorithm, ClientState, Index, Metrics, Params, Task
+from fedjax_mm.base.chunks import ClientMap, chunk_size_of
+from fedjax_mm.tasks.clients import (
+    ClientMetric,
+    client_examples,
+    examples_of,
+    has_own_tests,
+    measures_clients,
+    record_of,
+)
+
+PREFIX = "personal_"
+
+
+def personal_metrics(
+    algorithm: Algorithm, task: Task, params: Params, states: ClientState, client_map: ClientMap
+) -> Metrics:
+    """Metrics of all clients' personal models, if the algorithm has some and the task losses.
+
+    ``personal_loss`` is the mean of F_k(v_k) weighted by n_k, like the task's loss, and
+    ``personal_accuracy`` the mean accuracy on clients' own test examples, weighted by their number,
+    if there are any. With equal models for all clients both are those of the global model.
+
+    Args:
+      algorithm: the algorithm.
+      task: the learning problem of one model.
+      params: w, of one model.
+      states: the states of all N clients.
+      client_map: as in `simulate`.
+    """
+    personal = algorithm.personal
+    if personal is None or not measures_clients(task):
+        return {}
+    record = record_of(task)
+    means: dict[str, ClientMetric] = {"loss": "loss"}
+    if has_own_tests(task):
+        means["accuracy"] = "test_accuracy"
+    names = list(dict.fromkeys([*means.values(), *(record.metrics if record else ())]))
+
+    def of_client(given: tuple[Index, ClientState]) -> dict[str, Array]:
+        client, state = given
+        return _values(task, personal(params, state), client, names)
+
+    one = jax.tree.map(lambda x: x[None], params)
+    at_once = chunk_size_of(client_map, task, one, task.num_clients) or task.num_clients
+    clients = jnp.arange(task.num_clients, dtype=jnp.int32)
+    values = lax.map(of_client, (clients, states), batch_size=min(at_once, task.num_clients))
+    made: Metrics = {}
+    for short, name in means.items():
+        weights = client_examples(task, name)
+        made[PREFIX + short] = jnp.sum(weights * values[name]) / jnp.sum(weights)
+    if record is None:
+        return made
+    for name in record.metrics:
+        made |= record.summary(task, name, values[name], PREFIX)
+        if record.each:
+            made[f"{PREFIX}client_{name}"] = values[name]
+    return made
+
+
+def personal_per_client(algorithm: Algorithm, task: Task) -> tuple[str, ...]:
+    """Names of the metrics of personal models with one number per client."""
+    record = record_of(task)
+    if algorithm.personal is None or record is None or not measures_clients(task):
+        return ()
+    return tuple(PREFIX + name for name in record.of_clients)
+
+
+def _values(
+    task: Any, params: Params, client: Index, names: list[ClientMetric]
+) -> dict[str, Array]:
+    """A client's metrics by name."""
+    inside: Any = examples_of(task)
+    found = {"loss": task.client_loss(params, client)}
+    for part in ("train", "test"):
+        if any(name.startswith(f"{part}_") for name in names):
+            of_part = inside.client_metrics(params, client, getattr(inside, part))
+            found |= {f"{part}_{name}": value for name, value in of_part.items()}
+    return {name: found[name] for name in names}
