@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 FILE = r"(?!https?:)[^)\s\"]+"
-PICTURE = re.compile(rf"<img src=\"{FILE}\"[^>]*>|!\[[^]]*\]\({FILE}\)")
+PICTURE = re.compile(rf"<picture>.*?</picture>|<img src=\"{FILE}\"[^>]*>|!\[[^]]*\]\({FILE}\)")
 LINK = re.compile(rf"\[([^]]*)\]\(({FILE})\)")
 
 

@@ -1,4 +1,4 @@
-"""Figures of the papers' results are drawn again from `docs/summaries`, without running anything."""
+"""Figures of results are drawn again from `docs/summaries`, without running anything."""
 
 import json
 import math
@@ -89,11 +89,9 @@ def test_a_figure_has_the_format_of_its_name(tmp_path, kind):
         title="Title",
         caption="Caption.",
     )
-    for name in ("one", "two"):
-        plots.save_figure(figure, tmp_path / f"{name}.{kind}")
-    one, two = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "two"))
-    assert one == two
-    assert {"png": b"PNG", "pdf": b"%PDF", "svg": b"<svg"}[kind] in one[:2000]
+    plots.save_figure(figure, path := tmp_path / f"figure.{kind}")
+    start = path.read_bytes()[:2000]
+    assert {"png": b"PNG", "pdf": b"%PDF", "svg": b"<svg"}[kind] in start
     with pytest.raises(ValueError, match=r"ends in none of .png, .pdf, .svg"):
         plots.save_figure(figure, tmp_path / "figure.jpg")
 
