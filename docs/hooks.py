@@ -20,7 +20,7 @@ from html import unescape
 from html.parser import HTMLParser
 from inspect import getdoc
 from io import BytesIO
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -41,6 +41,7 @@ class Area(NamedTuple):
       homes: the modules and packages whose public names it has.
       whole: modules that it shows completely.
       first: names that come before the others.
+      types: returned types that no namespace has.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Area(NamedTuple):
     homes: tuple[str, ...]
     whole: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
 
 
 def _modules(package: str) -> tuple[str, ...]:
@@ -62,6 +64,7 @@ REFERENCE = {
         "The compiled loop, and its results.",
         ("simulator", "asynchrony"),
         first=("simulate", "State", "params_of", "init", "advance", "join_traces"),
+        types=("fedjax_mm.simulator.record.Trace",),
     ),
     "assignments": Area(
         "Assignments", "Assignments and availability.", ("assignments", "availability")
@@ -245,8 +248,9 @@ def reference() -> dict[str, str]:
             if any(each.is_experimental for each in names):
                 lines.append("\n\\* [experimental](stability.md)")
             parts.append("\n".join(["| `fedjax_mm.` | |", "|---|---|", *lines, ""]))
-        own = [each for each in names if not each.is_in_a_module]
-        parts += [f"::: {each.home}\n    options: {{heading_level: 2}}\n" for each in own]
+        own = [each.home for each in names if not each.is_in_a_module]
+        own[1:1] = area.types
+        parts += [f"::: {each}\n    options: {{heading_level: 2}}\n" for each in own]
         hidden = "{show_root_heading: false, show_root_toc_entry: false}"
         parts += [f"## {module}\n\n::: {module}\n    options: {hidden}\n" for module in area.whole]
         pages[f"reference/{page}.md"] = "\n".join(parts)
@@ -511,7 +515,8 @@ def one_panel(figure: bytes) -> bytes:
     dark = np.asarray(image.convert("L")) < 130
     for left in np.flatnonzero(dark.sum(0) > 0.1 * image.width * 0.6):
         top, bottom = _longest(dark[:, left])
-        right = int(np.argmin([*dark[bottom - 1, left:], False]))
+        near = dark[bottom - 1 : bottom + 8, left + 2 :]  # the other axis
+        right = int(np.argmin(np.pad(near, ((0, 0), (0, 1))), axis=1).max())
         if bottom - top > 0.15 * image.width and right > 0.2 * image.width:
             image = image.crop((left, top, left + right, bottom))
             break
@@ -523,7 +528,7 @@ def one_panel(figure: bytes) -> bytes:
 def _longest(dark: Any) -> tuple[int, int]:
     """Returns the start and the end of the longest run of dark pixels."""
     ends = [0, *(number for number, is_dark in enumerate(dark) if not is_dark), len(dark)]
-    length, end = max((end - start, end) for start, end in zip(ends, ends[1:], strict=False))
+    length, end = max((end - start, end) for start, end in pairwise(ends))
     return end - length + bool(length), end
 
 
@@ -691,7 +696,7 @@ def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
 
 def _labelled(tables: re.Match[str]) -> str:
     """Returns tables whose cells have the heads of their columns, which a phone shows as cards."""
-    heads = re.findall(r"<th[^>]*>(.*?)</th>", tables[0])
+    heads = [re.sub("<.*?>", "", each) for each in re.findall(r"<th[^>]*>(.*?)</th>", tables[0])]
 
     def row(match: re.Match[str]) -> str:
         names = iter(heads)

@@ -76,7 +76,8 @@ class Grid:
         ``"algorithm.local.learning_rate"`` is called "learning_rate" in the result.
       axes: names and values, in the order of the result's dimensions. A value may be any object
         that `build` accepts. If one of several numbers is a float, all are.
-      num_rounds: T. With a `Dispatch`, a round is `arrivals_per_round` arrivals (see `fedast`).
+      num_rounds: T, the number of rounds. With a `Dispatch`, a round is `arrivals_per_round`
+        arrivals (see `fedast`).
       num_seeds: the number of replicas of each point. All points have the same seeds.
       seed: the root of all draws.
       record_every: the number of rounds between records, which must divide `num_rounds`.
