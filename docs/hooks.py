@@ -315,6 +315,7 @@ def results() -> list[Any]:
 
 ROOT_PAGES = {
     "changelog.md": "CHANGELOG.md",
+    "code_of_conduct.md": "CODE_OF_CONDUCT.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
 }
