@@ -566,6 +566,8 @@ def destination(page: str, target: str) -> str | None:
             return "/".join(rest)
         case ("notebooks", _):
             return str(path)
+        case ("examples", _):
+            return "gallery.md"
         case ("README.md",):
             return "index.md"
         case (file,) if file in ROOT_PAGES.values():
@@ -611,9 +613,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for name in tutorials():
-        file = File(name, str(ROOT), config.site_dir, config.use_directory_urls)
-        file.edit_uri = f"../{name}"
-        files.append(file)
+        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
     from fedjax_mm.experiments.schema import FILE, schema
 
     files_of_experiments = {"keys.md": keys(), FILE: json.dumps(schema(), indent=1)}
@@ -638,6 +638,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     page.meta.setdefault("search", {"boost": BOOSTS.get(re.split(r"[/.]", here)[0], 1)})
     if here.startswith("results") or here == "index.md":
         page.meta["hide"] = ["toc"] if here != "index.md" else ["toc", "navigation"]
+    if page.edit_url and here.startswith("notebooks/"):  # which are not in docs/
+        page.edit_url = page.edit_url.replace(f"docs/{here}", here)
+    elif here.startswith("results"):  # which nobody edits
+        page.edit_url = None
     source = ROOT_PAGES.get(here, f"docs/{here}")
 
     def lead(match: re.Match[str]) -> str:
@@ -682,6 +686,9 @@ def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
     html = re.sub(
         r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', _formula, html, flags=re.DOTALL
     )
+    if here == "keys.md":
+        rows = r'<div class="rows">\g<0></div>'
+        html = re.sub(r"<table>.*?</table>", rows, html, flags=re.DOTALL)
     if not here.startswith("notebooks/"):
         return re.sub(r'<div class="rows">.*?</div>', _labelled, html, flags=re.DOTALL)
 

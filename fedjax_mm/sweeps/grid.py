@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.base.calls import Part, in_short
+from fedjax_mm.base.calls import Part, in_html, in_short
 from fedjax_mm.base.chunks import ClientMap
 from fedjax_mm.checks.annotations import refusing_unknown
 from fedjax_mm.checks.instances import check_instance, check_seed
@@ -60,6 +60,9 @@ class Setup(NamedTuple):
 
     def __repr__(self) -> str:
         return in_short(self)
+
+    def _repr_html_(self) -> str:
+        return in_html(self)
 
 
 @refusing_unknown
@@ -115,6 +118,7 @@ class Grid:
     keep: Literal["params"] | None = None
 
     __repr__ = in_short
+    _repr_html_ = in_html
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, None, "params")
