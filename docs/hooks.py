@@ -698,6 +698,8 @@ def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
         return f'<a href="{url}{match[2] or ""}">{match[3]}</a>' if there else match[3]
 
     html = re.sub(r'<a href="((?!http)[^"#]+)(#[^"]*)?">(.*?)</a>', lead, html, flags=re.DOTALL)
+    download = f'<p><a class="md-button" href="{Path(here).name}" download>Download</a></p>'
+    html = re.sub(r"</h1>", rf"</h1>{download}", html, count=1)
     html = re.sub(r"<script[^>]*(?:mathjax|MathJax).*?</script>", "", html, flags=re.DOTALL)
     return re.sub(r"<p>.*?</p>", _formulas, html, flags=re.DOTALL)
 

@@ -1,5 +1,6 @@
 """Figures drawn with matplotlib, which need no display."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ _DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
 _DOT = (1.0, 1.2)
 _MOST_PANELS = 6
 _MOST_BARS = 12  # points with error bars; longer lines get an error band
+_MOST_BARRED = 40  # error bars in a panel, which would hide each other
 _SHIFT = 4.0  # points between neighboring error bars, so that they do not hide each other
 _MOST_INSIDE = 3  # maximum number of legend entries inside a panel
 GRAY = "0.55"
@@ -220,19 +222,29 @@ def draw(
                 _fill(axes, panel)
                 ylabel = "" if is_shared else panel.ylabel
                 name = f"({next(letters)}) {panel.title}" if width * height > 1 else panel.title
-                finish(axes, textwrap.fill(name, 84 // width), panel.xlabel, ylabel)
+                finish(axes, _wrapped(name, 84 // width), panel.xlabel, ylabel)
         below = _legends(figure, [panel for row in pairs for panel in row])
         arrange(figure, title, caption, below)
     return figure
 
 
+def _wrapped(text: str, width: int) -> str:
+    """Returns text in lines of a width, counting a formula by what is shown of it."""
+    shown = re.sub(r"\\[a-z]+", "x", text, flags=re.IGNORECASE)
+    is_short = len(re.sub(r"[$^_{}]", "", shown)) <= width
+    return text if is_short else textwrap.fill(text, width)
+
+
 def _fill(axes: Axes, panel: Panel) -> None:
-    barred = [n for n, line in enumerate(panel.lines) if _has_bars(line)]
+    is_crowded = sum(len(line.x) for line in panel.lines if _has_bars(line)) > _MOST_BARRED
+    is_crowded &= not any("?" in line.style for line in panel.lines)  # points have no bands
+    barred = [n for n, line in enumerate(panel.lines) if _has_bars(line) and not is_crowded]
     is_same = len({tuple(panel.lines[number].x) for number in barred}) == 1
     middle = (len(barred) - 1) / 2
     axes.margins(x=0.05 + 0.01 * len(barred))
     for number, line in enumerate(panel.lines):
-        drawn = _draw(axes, line, number, len(panel.lines) > 1)
+        is_banded = number not in barred
+        drawn = _draw(axes, line, number, len(panel.lines) > 1, is_banded=is_banded)
         if is_same and number in barred:  # shift lines sideways, because their bars would overlap
             inches = _SHIFT * (barred.index(number) - middle) / 72
             offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
@@ -298,16 +310,18 @@ def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
     return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
 
 
-def _draw(axes: Axes, line: Line, number: int, is_one_of_several: bool) -> Container:
+def _draw(
+    axes: Axes, line: Line, number: int, is_one_of_several: bool, *, is_banded: bool
+) -> Container:
     color, style, dashes = _look(line, number)
     how: dict[str, Any] = {"color": color, "label": line.label or "_", "capsize": 2}
     if line.style == "bar":
         return axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
     errors = line.errors
-    if errors is not None and not _has_bars(line):  # denser error bars would overlap
+    if errors is not None and is_banded:  # error bars would overlap
         axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
         errors = None
-    is_long = len(line.x) > _MOST_BARS and bool(np.isfinite(line.x).all())
+    is_long = len(line.x) > _MOST_BARS // 2 and bool(np.isfinite(line.x).all())
     if style == "-" and is_one_of_several and is_long:
         # A few markers tell long lines apart without color.
         place = line.color if isinstance(line.color, int) else number

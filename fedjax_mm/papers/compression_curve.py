@@ -64,8 +64,8 @@ class CompressionCurve(Seeded):
             rule, feedback = self.rules()[message]
             algorithm = compressed(algorithm, rule, error_feedback=feedback)
         task = classification(data, LogisticRegression(5))
-        strategy = mfa_rand(self.num_clients, self.num_models)
-        return Setup([task] * self.num_models, algorithm, strategy)
+        assignment = mfa_rand(self.num_clients, self.num_models)
+        return Setup([task] * self.num_models, algorithm, assignment)
 
 
 def run(config: CompressionCurve, execution: Execution | None = None) -> xr.Dataset:

@@ -64,10 +64,10 @@ class PrivateCurve(Seeded):
 
     def epsilons(self) -> list[float]:
         """Returns the epsilon of each noise multiplier, for any number of models."""
-        strategy = mfa_rand(self.num_clients, self.num_models[0])
+        assignment = mfa_rand(self.num_clients, self.num_models[0])
         how: dict[str, Any] = {"num_rounds": self.num_rounds, "delta": self.delta}
         return [
-            epsilon(strategy, noise_multiplier=z, **how) if z else math.inf
+            epsilon(assignment, noise_multiplier=z, **how) if z else math.inf
             for z in self.noise_multipliers
         ]
 
