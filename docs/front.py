@@ -1,8 +1,10 @@
 """Draws the picture of the front page: who trains what, beside the curves, for light and dark.
 
-Run `python docs/front.py`; it writes `docs/images/front-light.svg` and `front-dark.svg`.
+Run `python docs/front.py`; it writes `docs/images/front-light.svg` and `front-dark.svg`, and with
+the code of the page on plots `docs/images/curves.png`.
 """
 
+import re
 from pathlib import Path
 
 import jax
@@ -17,6 +19,7 @@ from fedjax_mm.plots import STYLE, save_figure
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import quadratic
 
+HERE = Path(__file__).parent
 CLIENTS, MODELS, ROUNDS = 24, 12, 48
 NAMES = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 LOOKS = {  # text, and the colors of the two assignments
@@ -78,5 +81,7 @@ def draw(result, look):
 if __name__ == "__main__":
     result = sweep(build, {"assignment": list(NAMES)}, num_rounds=1000, num_seeds=20)
     for look in LOOKS:
-        path = Path(__file__).parent / "images" / f"front-{look}.svg"
-        save_figure(draw(result, look), path)
+        save_figure(draw(result, look), HERE / "images" / f"front-{look}.svg")
+    page = (HERE / "how-to" / "plots.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    exec(code.replace("curves.pdf", str(HERE / "images" / "curves.png")), {})

@@ -322,24 +322,39 @@ ROOT_PAGES = {
 """Pages that are files of the repository's root."""
 
 
+CITATION = """\
+# Citation
+
+{message}
+
+```bibtex
+@software{{fedjax_mm,
+  title = {{{title}: {abstract}}},
+  author = {{{{{author}}}}},
+  version = {{{version}}},
+}}
+```
+
+The papers that it reproduces:
+
+{papers}
+"""
+
+
 def about() -> dict[str, str]:
     """Returns the pages about the package, from the files of the repository."""
     import yaml
 
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    authors = " and ".join(f"{{{each['name']}}}" for each in cited["authors"])
-    lines = [f"  title = {{{cited['title']}: {cited['abstract'].rstrip('.')}}},"]
-    lines += [f"  author = {{{authors}}},", f"  version = {{{cited['version']}}},"]
     papers = [
         f"- {', '.join(each['family-names'] for each in paper['authors'])}, "
         f"*{paper['title']}* ({paper['year']})"
         for paper in cited["references"]
     ]
-    text = ["# Citation", cited["message"], "```bibtex", "@software{fedjax_mm,", *lines, "}", "```"]
-    text += ["The papers that it reproduces:", "\n".join(papers)]
-    pages = {page: (ROOT / file).read_text() for page, file in ROOT_PAGES.items()}
-    return pages | {
-        "citation.md": "\n".join([*text[:1], "", text[1], "", *text[2:7], "", *text[7:]])
+    author = " and ".join(each["name"] for each in cited["authors"])
+    text = CITATION.format(**cited | {"author": author, "papers": "\n".join(papers)})
+    return {page: (ROOT / file).read_text() for page, file in ROOT_PAGES.items()} | {
+        "citation.md": text
     }
 
 

@@ -224,6 +224,7 @@ PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").
 SHORTER = {  # replacements that make the code on a page small
     "index.md": {"num_rounds=1000": "num_rounds=20", "num_seeds=20": "num_seeds=2"},
     "how-to/data.md": {"num_rounds=10": "num_rounds=2"},
+    "how-to/plots.md": {"num_rounds=200, num_seeds=10": "num_rounds=20, num_seeds=3"},
     "how-to/results.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
     "how-to/sweeps.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
 }
