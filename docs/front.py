@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
 from fedjax_mm.base import Look
+from fedjax_mm.cli.page import shrunk
 from fedjax_mm.plots import STYLE, save_figure
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import quadratic
@@ -84,4 +85,6 @@ if __name__ == "__main__":
         save_figure(draw(result, look), HERE / "images" / f"front-{look}.svg")
     page = (HERE / "how-to" / "plots.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
-    exec(code.replace("curves.pdf", str(HERE / "images" / "curves.png")), {})
+    path = HERE / "images" / "curves.png"
+    exec(code.replace("curves.pdf", str(path)), {})
+    path.write_bytes(shrunk(path.read_bytes(), 2**16))

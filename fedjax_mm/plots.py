@@ -244,7 +244,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
     axes.margins(x=0.05 + 0.01 * len(barred))
     for number, line in enumerate(panel.lines):
         is_banded = number not in barred
-        drawn = _draw(axes, line, number, len(panel.lines) > 1, is_banded=is_banded)
+        drawn = _draw(axes, line, number, _marked(panel, number), is_banded=is_banded)
         if is_same and number in barred:  # shift lines sideways, because their bars would overlap
             inches = _SHIFT * (barred.index(number) - middle) / 72
             offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
@@ -310,8 +310,22 @@ def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
     return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
 
 
+def _marked(panel: Panel, number: int) -> list[int]:
+    """Returns points of a long line that get a marker, to tell it from others without color."""
+    line = panel.lines[number]
+    x = np.asarray(line.x, float)
+    is_long = len(x) > _MOST_BARS // 2 and bool(np.isfinite(x).all())
+    if line.style != "-" or len(panel.lines) < 2 or not is_long:
+        return []
+    if panel.xscale == "log":
+        x = np.log(np.maximum(x, np.min(x[x > 0], initial=1)))
+    shares = (np.arange(6) + 0.15 + 0.7 * (number % len(MARKERS)) / len(MARKERS)) / 6
+    places = x.min() + np.ptp(x) * shares
+    return np.unique(np.abs(x[:, None] - places).argmin(0)).tolist()
+
+
 def _draw(
-    axes: Axes, line: Line, number: int, is_one_of_several: bool, *, is_banded: bool
+    axes: Axes, line: Line, number: int, marked: Sequence[int], *, is_banded: bool
 ) -> Container:
     color, style, dashes = _look(line, number)
     how: dict[str, Any] = {"color": color, "label": line.label or "_", "capsize": 2}
@@ -321,12 +335,9 @@ def _draw(
     if errors is not None and is_banded:  # error bars would overlap
         axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
         errors = None
-    is_long = len(line.x) > _MOST_BARS // 2 and bool(np.isfinite(line.x).all())
-    if style == "-" and is_one_of_several and is_long:
-        # A few markers tell long lines apart without color.
-        place = line.color if isinstance(line.color, int) else number
-        style += MARKERS[place % len(MARKERS)]
-        how |= {"markevery": (0.02 * (1 + place % len(MARKERS)), 0.18)}
+    if marked:
+        style += MARKERS[(line.color if isinstance(line.color, int) else number) % len(MARKERS)]
+        how |= {"markevery": list(marked)}
     curve = axes.errorbar(line.x, line.y, errors, fmt=style, ms=4.5, lw=1.3, **how)
     if dashes:
         curve[0].set_linestyle((0, dashes))
@@ -383,6 +394,7 @@ def curves(
       ['mfa_rand', 'mfa_rr']
     """
     metric = _metric(result, metric)
+    result = result if "model" in result.dims else result.expand_dims("model", -1)
     values = result[metric].astype(float).where((result.diverged < 0).all("model"))
     axes = [str(dim) for dim in values.dims if dim not in ("seed", "round", "model")]
     for name in {hue, col} - {None, *axes}:

@@ -128,6 +128,8 @@ def test_curves_may_have_another_x():
     assert figure.axes[0].containers[0][0].get_xdata().tolist() == [0.1, 0.2]
     single = plots.curves(result.isel(seed=[0], rate=0), hue="algorithm")
     assert "bands" not in single.get_label()
+    of_one = plots.curves(result.isel(model=0, rate=0), hue="algorithm")
+    assert of_one.axes[0].containers[1][0].get_ydata().tolist() == [30] * 4
 
 
 @pytest.mark.parametrize(
