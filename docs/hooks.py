@@ -1,7 +1,7 @@
-"""Makes the site's pages of tutorials, papers and reference, and redirects and checks its links.
+"""Makes the site's pages of tutorials and reference, and redirects and checks its links.
 
-`mkdocs build` calls the functions `on_...`. Tutorials are the notebooks, papers are made from the
-registry and the summaries of results, and the reference is made from the public names.
+`mkdocs build` calls the functions `on_...`. Tutorials are the notebooks, the reference is made from
+the public names, and pages such as the changelog are files of the repository.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import logging
 import os
 import pkgutil
 import re
+import tomllib
 from base64 import b64decode
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from html import escape, unescape
+from html import unescape
 from html.parser import HTMLParser
 from inspect import getdoc
-from itertools import groupby
+from io import BytesIO
+from itertools import groupby, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -45,12 +46,16 @@ class Area(NamedTuple):
       about: a sentence.
       homes: the modules and packages whose public names it has.
       whole: modules that it shows completely.
+      first: names that come before the others.
+      types: returned types that no namespace has.
     """
 
     title: str
     about: str
     homes: tuple[str, ...]
     whole: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
 
 
 def _modules(package: str) -> tuple[str, ...]:
@@ -62,9 +67,10 @@ def _modules(package: str) -> tuple[str, ...]:
 REFERENCE = {
     "simulate": Area(
         "Simulating",
-        "The compiled loop, its results, and its keys.",
+        "The compiled loop, and its results.",
         ("simulator", "asynchrony"),
-        ("fedjax_mm.base.keys",),
+        first=("simulate", "State", "params_of", "init", "advance", "join_traces"),
+        types=("fedjax_mm.simulator.record.Trace",),
     ),
     "assignments": Area(
         "Assignments", "Assignments and availability.", ("assignments", "availability")
@@ -114,6 +120,12 @@ REFERENCE = {
         "The papers' theorems, one function each, which check their hypotheses.",
         ("theory",),
         _modules("fedjax_mm.theory"),
+    ),
+    "draws": Area(
+        "Keys of draws",
+        "The keys of all random draws, folded from the seed, the round, the model and the client.",
+        (),
+        ("fedjax_mm.base.keys",),
     ),
     "contract": Area(
         "The contract",
@@ -176,6 +188,11 @@ class Name(NamedTuple):
     about: str
 
     @property
+    def short(self) -> str:
+        """Returns the name without its namespace."""
+        return self.path.rpartition(".")[2]
+
+    @property
     def area(self) -> str:
         """Returns the page of the reference that has it."""
         first = self.home.split(".")[1]
@@ -233,6 +250,7 @@ def reference() -> dict[str, str]:
     }
     for page, area in REFERENCE.items():
         names = [each for each in public() if each.area == page]
+        names.sort(key=lambda each: (*area.first, each.short).index(each.short))
         parts = [f"# {area.title}\n\n{area.about}\n"]
         if names:
             short = {each: each.path.removeprefix("fedjax_mm.") for each in names}
@@ -243,8 +261,9 @@ def reference() -> dict[str, str]:
             if any(each.is_experimental for each in names):
                 lines.append("\n\\* [experimental](stability.md)")
             parts.append("\n".join(["| `fedjax_mm.` | |", "|---|---|", *lines, ""]))
-        own = [each for each in names if not each.is_in_a_module]
-        parts += [f"::: {each.home}\n    options: {{heading_level: 2}}\n" for each in own]
+        own = [each.home for each in names if not each.is_in_a_module]
+        own[1:1] = area.types
+        parts += [f"::: {each}\n    options: {{heading_level: 2}}\n" for each in own]
         hidden = "{show_root_heading: false, show_root_toc_entry: false}"
         parts += [f"## {module}\n\n::: {module}\n    options: {hidden}\n" for module in area.whole]
         pages[f"reference/{page}.md"] = "\n".join(parts)
@@ -289,58 +308,72 @@ def _stability() -> str:
 
 
 def _link(name: Name) -> str:
-    return f"[`{name.path.rpartition('.')[2]}`][{name.home}]"
+    return f"[`{name.short}`][{name.home}]"
 
 
-def papers() -> dict[str, str]:
-    """Returns the pages of the papers' items by their files, in Markdown."""
+def results() -> list[Any]:
+    """Returns the navigation to the results: a list of pages by name for each paper."""
     from fedjax_mm.papers import ALL
 
-    pages = {}
-    overview = [
-        "# Papers\n",
-        "Every item is one command. Verdicts are those of [Results](../results.md).\n",
-    ]
+    made = {path.stem for path in RESULTS.glob("*.md")}
+    found = []
     for paper, group in groupby(ALL, ALL.paper):
-        first_author = re.split(r"\W", paper)[0].lower()
-        file = "own.md" if paper == "In no paper" else f"{first_author}.md"
-        overview += [f"## {paper}\n", "| item | what it shows | verdicts |", "|---|---|---|"]
-        parts = [f"# {paper.rstrip('.')}\n"]
-        for name in group:
-            verdicts, title = _verdicts(name), ALL.title(name)
-            overview.append(
-                f"| [{name}]({file}#{name}) | {title} | {verdicts or 'not in Results'} |"
-            )
-            parts.append(_item(name, title, ALL[name].paper.get("shows", ""), verdicts))
-        overview.append("")
-        pages[f"papers/{file}"] = "\n".join(parts)
-    return {"papers/index.md": "\n".join(overview), **pages}
+        pages = [{ALL.name(name): f"results/{name}.md"} for name in group if name in made]
+        if cited := re.match(r'(\w+)(.*), ".*\((\d+)\)', paper):
+            first, others, year = cited.groups()
+            paper = f"{first}{' et al.' if others else ''} {year}"
+        found.append({paper: pages})
+    return found
 
 
-def _verdicts(id: str) -> str:
-    path = DOCS / "summaries" / f"{id}.json"
-    if not path.exists():
-        return ""
-    summary = json.loads(path.read_text())
-    counts = Counter(statement["verdict"] for statement in summary["statements"])
-    words = [f"{count} {verdict}" for verdict, count in sorted(counts.items())]
-    return ", ".join(words) or "no statement of a paper"
+ROOT_PAGES = {
+    "changelog.md": "CHANGELOG.md",
+    "code_of_conduct.md": "CODE_OF_CONDUCT.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+}
+"""Pages that are files of the repository's root."""
 
 
-def _item(id: str, title: str, shows: str, verdicts: str) -> str:
-    words = (
-        f"bounds {id.removeprefix('bounds-')}" if id.startswith("bounds-") else f"reproduce {id}"
-    )
-    result = "Not in [Results](../results.md) yet; the command makes it.\n"
-    if verdicts:
-        result = f"Statements: {verdicts}; see its [results](../results/{id}.md).\n"
-        result += f"\n[![Figure of {id}](../figures/{id}.png)](../results/{id}.md)\n"
-    shows = f"{_plain(shows[:1].upper() + shows[1:])}.\n\n" if shows else ""
-    return f"## {id} {{: #{id} }}\n\n{title}.\n\n{shows}    fedjax-mm {words}\n\n{result}"
+CITATION = """\
+# Citation
+
+{message}
+
+```bibtex
+@software{{fedjax_mm,
+  title = {{{title}: {abstract}}},
+  author = {{{{{author}}}}},
+  version = {{{version}}},
+}}
+```
+
+The papers that it reproduces:
+
+{papers}
+"""
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]#])", r"\\\1", escape(text, quote=False))
+def about() -> dict[str, str]:
+    """Returns the pages about the package, from the files of the repository."""
+    import yaml
+
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    papers = [
+        f"- {', '.join(each['family-names'] for each in paper['authors'])}, "
+        f"*{paper['title']}* ({paper['year']})"
+        for paper in cited["references"]
+    ]
+    author = " and ".join(each["name"] for each in cited["authors"])
+    text = CITATION.format(**cited | {"author": author, "papers": "\n".join(papers)})
+    return {page: (ROOT / file).read_text() for page, file in ROOT_PAGES.items()} | {
+        "citation.md": text
+    }
+
+
+def version() -> str:
+    """Returns the version of the package."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def tutorials() -> dict[str, str]:
@@ -479,19 +512,21 @@ SHOWN = (
 
 
 def gallery() -> dict[str, str | bytes]:
-    """Returns the gallery and its thumbnails by their files: tutorials, scripts and figures."""
+    """Returns the gallery and its thumbnails by their files: tutorials, figures and scripts."""
     from fedjax_mm.papers import ALL
 
     pages: dict[str, str | bytes] = {}
     parts = ["# Gallery\n", "Every picture leads to the page that makes it.\n", "## Tutorials\n"]
     cards = []
     for file, title in tutorials().items():
-        picture = f"gallery/{Path(file).stem}.png"
-        pages[picture] = _first_picture(ROOT / file)
+        picture = f"thumbnails/{Path(file).stem}.png"
+        pages[picture] = one_panel(_first_picture(ROOT / file))
         cards.append(_card(title, picture, file))
+    for path in sorted((DOCS / "figures").glob("*.png")):
+        pages[f"thumbnails/{path.name}"] = one_panel(path.read_bytes())
     parts += [*_grid(cards), "## Figures of papers, and more\n"]
     parts += _grid(
-        [_card(ALL.title(name), f"figures/{name}.png", f"results/{name}.md") for name in SHOWN]
+        [_card(ALL.name(name), f"thumbnails/{name}.png", f"results/{name}.md") for name in SHOWN]
     )
     parts.append("## Scripts of one page\n")
     for path in sorted((ROOT / "examples").glob("*.py")):
@@ -499,12 +534,39 @@ def gallery() -> dict[str, str | bytes]:
     return {"gallery.md": "\n".join(parts), **pages}
 
 
+def one_panel(figure: bytes) -> bytes:
+    """Returns the first panel of a figure between its axes, or all of it if it has none."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(BytesIO(figure)) as opened:
+        image = opened.convert("RGB")
+    dark = np.asarray(image.convert("L")) < 130
+    for left in np.flatnonzero(dark.sum(0) > 0.1 * image.width * 0.6):
+        top, bottom = _longest(dark[:, left])
+        near = dark[bottom - 1 : bottom + 8, left + 2 :]  # the other axis
+        right = int(np.argmin(np.pad(near, ((0, 0), (0, 1))), axis=1).max())
+        if bottom - top > 0.15 * image.width and right > 0.2 * image.width:
+            image = image.crop((left, top, left + right, bottom))
+            break
+    image.thumbnail((480, 360))
+    image.save(file := BytesIO(), "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _longest(dark: Any) -> tuple[int, int]:
+    """Returns the start and the end of the longest run of dark pixels."""
+    ends = [0, *(number for number, is_dark in enumerate(dark) if not is_dark), len(dark)]
+    length, end = max((end - start, end) for start, end in pairwise(ends))
+    return end - length + bool(length), end
+
+
 def _card(title: str, picture: str, page: str) -> str:
     return f"-   [![{title}]({picture})]({page})\n\n    [{title}]({page})\n"
 
 
 def _grid(cards: list[str]) -> list[str]:
-    return ['<div class="grid cards" markdown>\n', *cards, "</div>\n"]
+    return ['<div class="grid cards items" markdown>\n', *cards, "</div>\n"]
 
 
 def _first_picture(notebook: Path) -> bytes:
@@ -532,8 +594,12 @@ def destination(page: str, target: str) -> str | None:
             return "/".join(rest)
         case ("notebooks", _):
             return str(path)
+        case ("examples", _):
+            return "gallery.md"
         case ("README.md",):
             return "index.md"
+        case (file,) if file in ROOT_PAGES.values():
+            return file.lower()
         case ("fedjax_mm", *_, _) if path.suffix == ".py":
             return _described(path)
     return None
@@ -544,10 +610,11 @@ def _described(path: PurePosixPath) -> str | None:
     for page, area in REFERENCE.items():
         if module in area.whole or path.with_suffix("").parts[1] in area.homes:
             return f"reference/{page}.md"
-    return "papers/index.md" if path.parts[1] == "papers" else None
+    return "results.md" if path.parts[1] == "papers" else None
 
 
-_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((\.\.?/[^)#\s]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((\.\.?/[^)#\s:]+)(#[^)\s]*)?\)")
+_ROOT_LINK = re.compile(_LINK.pattern.replace(r"\.\.?/", ""))
 _FENCE = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
 
 
@@ -555,11 +622,13 @@ def on_config(config: Any) -> Any:
     """Adds the generated pages to the navigation, and a menu of versions to a published site."""
     if config.site_url:
         config.extra["version"] = {"provider": "mike"}
+    if not config.repo_url:
+        config.edit_uri = None
+    config.copyright = f"fedjax_mm {version()}, {config.copyright}"
     made = {
         "Tutorials": [{title: file} for file, title in tutorials().items()],
-        "Papers": list(papers()),
-        "Results": [{path.stem: f"results/{path.name}"} for path in sorted(RESULTS.glob("*.md"))],
-        "Reference": list(reference()),
+        "Results": results(),
+        "Reference": [*reference(), "keys.md"],
     }
     for entry in config.nav:
         for title in entry.keys() & made.keys():
@@ -576,29 +645,47 @@ def on_files(files: Any, config: Any) -> Any:
     from fedjax_mm.experiments.schema import FILE, schema
 
     files_of_experiments = {"keys.md": keys(), FILE: json.dumps(schema(), indent=1)}
-    for name, text in (gallery() | papers() | reference() | files_of_experiments).items():
-        files.append(File.generated(config, name, content=text))
+    for name, text in (gallery() | about() | reference() | files_of_experiments).items():
+        file = File.generated(config, name, content=text)
+        if name in ROOT_PAGES:
+            file.edit_uri = f"../{ROOT_PAGES[name]}"
+        files.append(file)
     return files
 
 
 on_files.mkdocs_priority = 100  # before mkdocs-jupyter looks for notebooks
 
 
+BOOSTS = {"how-to": 8, "notebooks": 4, "install": 8, "experiments": 8, "extending": 8, "keys": 3}
+"""How much more the search values the pages that say how; results and the reference have 1."""
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Redirects links from files of the repository to pages, and links names to the reference."""
     here = page.file.src_uri
+    page.meta.setdefault("search", {"boost": BOOSTS.get(re.split(r"[/.]", here)[0], 1)})
+    if here.startswith("results") or here == "index.md":
+        page.meta["hide"] = ["toc"] if here != "index.md" else ["toc", "navigation"]
+    if page.edit_url and here.startswith("notebooks/"):  # which are not in docs/
+        page.edit_url = page.edit_url.replace(f"docs/{here}", here)
+    elif here.startswith("results"):  # which nobody edits
+        page.edit_url = None
+    source = ROOT_PAGES.get(here, f"docs/{here}")
 
     def lead(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
-        there = destination(f"docs/{here}", target)
+        there = destination(source, target)
         return f"[{text}]({_relative(there, here)}{anchor})" if there else text
 
-    if here.startswith(("reference/", "papers/", "gallery")):
+    if here.startswith(("reference/", "gallery")):
         return markdown
+    if here == "results.md":
+        return markdown.replace("](figures/", "](thumbnails/")
+    links = _ROOT_LINK if here in ROOT_PAGES else _LINK
     parts = _FENCE.split(markdown)
     seen: set[str] = set()
     return "".join(
-        part if number % 2 else _name(_LINK.sub(lead, part), seen)
+        part if number % 2 else _name(links.sub(lead, part), seen)
         for number, part in enumerate(parts)
     )
 
@@ -609,7 +696,7 @@ def _relative(there: str, here: str) -> str:
 
 def _name(text: str, seen: set[str]) -> str:
     """Links the first mention of a public name on a page to its description."""
-    homes = {each.path.rpartition(".")[2]: each.home for each in public()}
+    homes = {each.short: each.home for each in public()}
 
     def lead(match: re.Match[str]) -> str:
         name = match[1]
@@ -622,10 +709,16 @@ def _name(text: str, seen: set[str]) -> str:
 
 
 def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
-    """Corrects links to files and formulas of nbconvert, and removes its external script."""
+    """Shows formulas as MathML, labels cells for phones, and corrects what nbconvert writes."""
     here = page.file.src_uri
+    html = re.sub(
+        r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', _formula, html, flags=re.DOTALL
+    )
+    if here == "keys.md":
+        rows = r'<div class="rows">\g<0></div>'
+        html = re.sub(r"<table>.*?</table>", rows, html, flags=re.DOTALL)
     if not here.startswith("notebooks/"):
-        return html
+        return re.sub(r'<div class="rows">.*?</div>', _labelled, html, flags=re.DOTALL)
 
     def lead(match: re.Match[str]) -> str:
         there = destination(here, match[1])
@@ -633,15 +726,33 @@ def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
         return f'<a href="{url}{match[2] or ""}">{match[3]}</a>' if there else match[3]
 
     html = re.sub(r'<a href="((?!http)[^"#]+)(#[^"]*)?">(.*?)</a>', lead, html, flags=re.DOTALL)
+    download = f'<p><a class="md-button" href="{Path(here).name}" download>Download</a></p>'
+    html = re.sub(r"</h1>", rf"</h1>{download}", html, count=1)
     html = re.sub(r"<script[^>]*(?:mathjax|MathJax).*?</script>", "", html, flags=re.DOTALL)
     return re.sub(r"<p>.*?</p>", _formulas, html, flags=re.DOTALL)
 
 
-def _formulas(paragraph: re.Match[str]) -> str:
-    """Returns a paragraph with its formulas in MathML, which a browser shows without a script."""
+def _labelled(tables: re.Match[str]) -> str:
+    """Returns tables whose cells have the heads of their columns, which a phone shows as cards."""
+    heads = [re.sub("<.*?>", "", each) for each in re.findall(r"<th[^>]*>(.*?)</th>", tables[0])]
+
+    def row(match: re.Match[str]) -> str:
+        names = iter(heads)
+        return re.sub(r"<td", lambda _: f'<td data-label="{next(names)}"', match[0])
+
+    return re.sub(r"<tr>\s*<td.*?</tr>", row, tables[0], flags=re.DOTALL)
+
+
+def _formula(match: re.Match[str]) -> str:
+    """Returns a formula in MathML, which a browser shows without a script."""
     from latex2mathml.converter import convert
 
-    return re.sub(r"\$([^$]+)\$", lambda match: convert(unescape(match[1])), paragraph[0])
+    return convert(unescape(match[2]), display="block" if match[1] == "div" else "inline")
+
+
+def _formulas(paragraph: re.Match[str]) -> str:
+    """Returns a paragraph of a notebook with its formulas in MathML."""
+    return re.sub(r"()\$([^$]+)\$", _formula, paragraph[0])
 
 
 class _Page(HTMLParser):

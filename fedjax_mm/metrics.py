@@ -16,9 +16,12 @@ from fedjax_mm.checks.annotations import checked
 from fedjax_mm.checks.values import check_numbers, target_of
 
 __all__ = [
+    "Estimate",
     "Fairness",
     "client_fairness",
+    "compare",
     "completion",
+    "estimate",
     "fairness",
     "first_round_below",
     "gain",
@@ -29,6 +32,13 @@ __all__ = [
 
 ClientShare: TypeAlias = Annotated[Scalar, Interval(gt=0, le=1)]
 """A share q of the clients, which may be traced."""
+
+
+class Estimate(NamedTuple):
+    """Means over seeds and their standard errors, over the remaining dimensions."""
+
+    mean: xr.DataArray
+    error: xr.DataArray
 
 
 def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
@@ -87,6 +97,70 @@ def standard_error(samples: Any, axis: int = 0) -> Float[np.ndarray, "*batch"]:
     if size < 2:
         return np.full(np.delete(samples.shape, axis), np.nan)
     return np.asarray(np.std(samples, axis=axis, ddof=1) / np.sqrt(size))
+
+
+def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
+    """Returns the mean over a dimension and its standard error.
+
+    The error is NaN for one or two samples, because that of two says nothing about their spread.
+
+    Example:
+      >>> import xarray as xr
+      >>> mean, error = estimate(xr.DataArray([1.0, 3.0, 5.0], dims="seed"))
+      >>> mean.item(), error.item().__round__(3)
+      (3.0, 1.155)
+    """
+    samples = samples.astype(float)
+    mean = samples.mean(over, skipna=False)
+    error = standard_error(samples.values, axis=samples.get_axis_num(over))
+    error = error if samples.sizes[over] > 2 else np.full_like(error, np.nan)
+    return Estimate(mean, mean.copy(data=error))
+
+
+def compare(
+    result: xr.Dataset, axis: str, metric: str = "loss", *, baseline: Any = None
+) -> xr.Dataset:
+    """Returns how much each value of an axis differs from a baseline, paired by seed.
+
+    Runs of the same seed share their initial models and draws, so that their differences vary less
+    than the runs. They are taken at the last record, of means over models.
+
+    Args:
+      result: a result over ``(..., seed, round, model)``.
+      axis: the name of the axis, such as "algorithm".
+      metric: the name of the metric.
+      baseline: the value of the axis with which the others are compared; the first by default.
+
+    Returns:
+      ``difference`` and ``standard_error`` over the axis without its baseline, and other axes. The
+      error is NaN for fewer than three seeds.
+
+    Raises:
+      ValueError: if the result has no such axis, metric or baseline.
+
+    Example:
+      >>> import xarray as xr
+      >>> loss = np.reshape([[3.0, 4.0, 5.0], [1.0, 2.5, 3.0]], (2, 3, 1, 1))
+      >>> dims = ("algorithm", "seed", "round", "model")
+      >>> result = xr.Dataset({"loss": (dims, loss)}, {"algorithm": ["FedAvg", "FedProx"]})
+      >>> found = compare(result, "algorithm")
+      >>> found.difference.values.round(2), found.standard_error.values.round(2)
+      (array([-1.83]), array([0.17]))
+    """
+    if metric not in result.data_vars:
+        raise ValueError(f"the result has no {metric!r}, but {', '.join(map(str, result))}")
+    if axis not in result[metric].dims or axis in ("seed", "round", "model"):
+        axes = [str(dim) for dim in result[metric].dims if dim not in ("seed", "round", "model")]
+        raise ValueError(f"the result has no axis {axis!r}, but {', '.join(axes) or 'none'}")
+    values = result[axis].values.tolist()
+    baseline = values[0] if baseline is None else baseline
+    if baseline not in values:
+        raise ValueError(f"baseline is {baseline!r}, and {axis} has {', '.join(map(str, values))}")
+    end = result[metric].isel(round=-1).mean("model")
+    place = values.index(baseline)
+    apart = end.drop_isel({axis: place}) - end.isel({axis: place}, drop=True)
+    mean, error = estimate(apart)
+    return xr.Dataset({"difference": mean, "standard_error": error})
 
 
 def time_to_target(

@@ -1,5 +1,6 @@
 """Figures drawn with matplotlib, which need no display."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from fedjax_mm.checks.instances import check_instance
+from fedjax_mm.metrics import standard_error
 from fedjax_mm.results.labels import label as in_words
 from fedjax_mm.tools.files import write_aside
 
@@ -23,6 +25,7 @@ __all__ = [
     "Line",
     "Panel",
     "client_distribution",
+    "curves",
     "draw",
     "lines",
     "panels",
@@ -30,10 +33,16 @@ __all__ = [
     "sweep_overview",
 ]
 
+_SMALL = 8.5  # points, of the smallest text
 STYLE: dict[Any, Any] = {
-    "font.family": "serif",
-    "mathtext.fontset": "cm",
-    "font.size": 10,
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look alike everywhere
+    "font.size": 9,
+    "xtick.labelsize": _SMALL,
+    "ytick.labelsize": _SMALL,
+    "legend.fontsize": _SMALL,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedjax_mm",  # equal figures are equal files
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -41,17 +50,21 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
-COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
+# Okabe and Ito's colors, which differ for people with color blindness.
+COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4c4c4c", "#8a5a2b")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 # Dashes and gaps of dotted lines, short enough to show three dots in a legend.
 _DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
 _DOT = (1.0, 1.2)
 _MOST_PANELS = 6
 _MOST_BARS = 12  # points with error bars; longer lines get an error band
+_MOST_BARRED = 40  # error bars in a panel, which would hide each other
 _SHIFT = 4.0  # points between neighboring error bars, so that they do not hide each other
 _MOST_INSIDE = 3  # maximum number of legend entries inside a panel
 GRAY = "0.55"
-WIDTH = 7.5  # inches, so that text is legible in a figure that is shown 600 pixels wide
+FORMATS = ("png", "pdf", "svg")
+WIDTH = 6.5  # inches: that of a column of text, in which figures are shown without scaling
+_IN_A_ROW = 2  # panels
 
 Entries = Mapping[str, Any]
 """Legend entries, from labels to the objects that matplotlib drew."""
@@ -186,47 +199,62 @@ def panels(
 def draw(
     rows: Sequence[Sequence[Panel]], *, title: str, caption: str, share: bool = True
 ) -> Figure:
-    """Draws a figure of panels.
+    """Draws a figure of panels, one column of text wide.
 
     Args:
-      rows: rows with the same number of panels.
-      title: the title above the panels.
-      caption: the caption below the panels.
+      rows: rows of panels; a row of more than two panels is continued in the next one.
+      title: a few words on all panels. Like the caption it is not drawn: a page shows both below
+        the figure.
+      caption: how the numbers were computed. `save_figure` writes it into the file.
       share: whether panels in a row with the same y-label share a y-axis.
 
     Example:
       >>> line = Line("FedAvg", np.array([0, 10]), np.array([3.0, 1.0]))
       >>> panel = Panel("Quadratic", "round", "loss", [line])
-      >>> len(draw([[panel, panel]], title="Two panels", caption="The loss.").axes)
-      2
+      >>> figure = draw([[panel, panel]], title="Two panels", caption="Loss of one seed.")
+      >>> len(figure.axes), figure.get_label()
+      (2, 'Two panels. Loss of one seed.')
     """
+    pairs = [row[i : i + _IN_A_ROW] for row in rows for i in range(0, len(row), _IN_A_ROW)]
     with mpl.rc_context(STYLE):
-        width, height = len(rows[0]), len(rows)
-        figure = Figure(figsize=(max(WIDTH, 2.5 * width), 0.9 + 2.9 * height))
+        width, height = max(map(len, pairs)), len(pairs)
+        figure = Figure(figsize=(WIDTH, 0.3 + 2.6 * height))
         grid = figure.subplots(height, width, squeeze=False)
         # Continue after "z" with "aa", because a grid of bounds can have more than 26 panels.
         letters = (first + last for first in ("", *ascii_lowercase) for last in ascii_lowercase)
-        for row, columns in zip(rows, grid, strict=True):
-            for j, (axes, panel) in enumerate(zip(columns, row, strict=True)):
+        for row, columns in zip(pairs, grid, strict=True):
+            for axes in columns[len(row) :]:
+                axes.remove()
+            for j, (axes, panel) in enumerate(zip(columns, row, strict=False)):
                 is_shared = share and j > 0 and panel.ylabel == row[j - 1].ylabel
                 if is_shared:
                     axes.sharey(columns[j - 1])
                 _fill(axes, panel)
                 ylabel = "" if is_shared else panel.ylabel
                 name = f"({next(letters)}) {panel.title}" if width * height > 1 else panel.title
-                finish(axes, name, panel.xlabel, ylabel)
-        below = _legends(figure, [panel for row in rows for panel in row])
+                finish(axes, _wrapped(name, 84 // width), panel.xlabel, ylabel)
+        below = _legends(figure, [panel for row in pairs for panel in row])
         arrange(figure, title, caption, below)
     return figure
 
 
+def _wrapped(text: str, width: int) -> str:
+    """Returns text in lines of a width, counting a formula by what is shown of it."""
+    shown = re.sub(r"\\[a-z]+", "x", text, flags=re.IGNORECASE)
+    is_short = len(re.sub(r"[$^_{}]", "", shown)) <= width
+    return text if is_short else textwrap.fill(text, width)
+
+
 def _fill(axes: Axes, panel: Panel) -> None:
-    barred = [n for n, line in enumerate(panel.lines) if _has_bars(line)]
+    is_crowded = sum(len(line.x) for line in panel.lines if _has_bars(line)) > _MOST_BARRED
+    is_crowded &= not any("?" in line.style for line in panel.lines)  # points have no bands
+    barred = [n for n, line in enumerate(panel.lines) if _has_bars(line) and not is_crowded]
     is_same = len({tuple(panel.lines[number].x) for number in barred}) == 1
     middle = (len(barred) - 1) / 2
     axes.margins(x=0.05 + 0.01 * len(barred))
     for number, line in enumerate(panel.lines):
-        drawn = _draw(axes, line, number)
+        is_banded = number not in barred
+        drawn = _draw(axes, line, number, _marked(panel, number), is_banded=is_banded)
         if is_same and number in barred:  # shift lines sideways, because their bars would overlap
             inches = _SHIFT * (barred.index(number) - middle) / 72
             offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
@@ -266,9 +294,9 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
     for axes, texts, full in zip(figure.axes, entries, is_full, strict=True):
         if full:  # place the legend below the panel's x-label
             below: dict[str, Any] = {"bbox_to_anchor": (0.5, 0), "borderaxespad": 6, "ncols": 2}
-            axes.legend(fontsize=8.5, loc="upper center", **below)
+            axes.legend(loc="upper center", **below)
         elif texts:
-            axes.legend(fontsize=8.5, loc="best")
+            axes.legend(loc="best")
     return {}
 
 
@@ -292,15 +320,34 @@ def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
     return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
 
 
-def _draw(axes: Axes, line: Line, number: int) -> Container:
+def _marked(panel: Panel, number: int) -> list[int]:
+    """Returns points of a long line that get a marker, to tell it from others without color."""
+    line = panel.lines[number]
+    x = np.asarray(line.x, float)
+    is_long = len(x) > _MOST_BARS // 2 and bool(np.isfinite(x).all())
+    if line.style != "-" or len(panel.lines) < 2 or not is_long:
+        return []
+    if panel.xscale == "log":
+        x = np.log(np.maximum(x, np.min(x[x > 0], initial=1)))
+    shares = (np.arange(6) + 0.15 + 0.7 * (number % len(MARKERS)) / len(MARKERS)) / 6
+    places = x.min() + np.ptp(x) * shares
+    return np.unique(np.abs(x[:, None] - places).argmin(0)).tolist()
+
+
+def _draw(
+    axes: Axes, line: Line, number: int, marked: Sequence[int], *, is_banded: bool
+) -> Container:
     color, style, dashes = _look(line, number)
     how: dict[str, Any] = {"color": color, "label": line.label or "_", "capsize": 2}
     if line.style == "bar":
         return axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
     errors = line.errors
-    if errors is not None and not _has_bars(line):  # denser error bars would overlap
+    if errors is not None and is_banded:  # error bars would overlap
         axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
         errors = None
+    if marked:
+        style += MARKERS[(line.color if isinstance(line.color, int) else number) % len(MARKERS)]
+        how |= {"markevery": list(marked)}
     curve = axes.errorbar(line.x, line.y, errors, fmt=style, ms=4.5, lw=1.3, **how)
     if dashes:
         curve[0].set_linestyle((0, dashes))
@@ -319,6 +366,95 @@ def _ticks(x: np.ndarray) -> dict[str, float]:
     if x.dtype.kind not in "fiu":
         return {str(word): float(place) for place, word in enumerate(x)}
     return {f"{value:g}": float(value) for value in x} if len(x) <= 12 else {}
+
+
+def curves(
+    result: xr.Dataset,
+    x: str = "round",
+    hue: str | None = None,
+    col: str | None = None,
+    *,
+    metric: str | None = None,
+    scale: str | None = None,
+) -> Figure:
+    """Draws means over models and seeds, with bands of a standard error over seeds.
+
+    Args:
+      result: the result of `sweep` or `run`.
+      x: "round", an axis, at the last record, or a metric that counts, such as "client_updates".
+      hue: the axis with one line for each value.
+      col: the axis with one panel for each value.
+      metric: the metric to draw; defaults to the excess loss, the loss, or else the first metric.
+      scale: of the y-axis, "linear" or "log"; by default logarithmic if all means are positive.
+
+    Returns:
+      The figure. Runs in which a model diverged are left out. A single seed has no band.
+
+    Raises:
+      ValueError: if the result lacks a name, or has another axis, of which a value must be chosen.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(assignment):
+      ...     return Setup(quadratic(4, 1, mu=0.5), fedavg(0.1, local_steps=2), assignment(4, 2))
+      >>> result = sweep(build, {"assignment": [mfa_rand, mfa_rr]}, num_rounds=20, num_seeds=3)
+      >>> curves(result, hue="assignment").axes[0].get_legend_handles_labels()[1]
+      ['mfa_rand', 'mfa_rr']
+    """
+    metric = _metric(result, metric)
+    result = result if "model" in result.dims else result.expand_dims("model", -1)
+    values = result[metric].astype(float).where((result.diverged < 0).all("model"))
+    axes = [str(dim) for dim in values.dims if dim not in ("seed", "round", "model")]
+    for name in {hue, col} - {None, *axes}:
+        raise ValueError(f"the result has no axis {name!r}, but {', '.join(axes) or 'none'}")
+    if x not in ("round", *axes, *result.data_vars):
+        raise ValueError(f"x is {x!r}; choose from round, {', '.join(map(str, result.variables))}")
+    if others := [name for name in axes if name not in (x, hue, col)]:
+        raise ValueError(
+            f"the result has the axis {others[0]!r}, too; choose a value of it, as in "
+            f"result.isel({others[0]}=0), or give it as hue or col"
+        )
+    runs = (values if x not in axes else values.isel(round=-1)).mean("model")
+    mean, num_seeds = runs.mean("seed"), runs.sizes["seed"]
+    error = mean.copy(data=standard_error(runs.values, runs.get_axis_num("seed")))
+    along = x if x in axes else "round"
+    drawn = []
+    for number in range(mean.sizes[col] if col else 1):
+        here = {col: number} if col else {}
+        order = (*[hue] * bool(hue), along)
+        parts = [each.isel(here).transpose(*order) for each in (mean, error)]
+        found = lines(parts[0], parts[1] if num_seeds > 1 else None, "-" if x not in axes else "-?")
+        if x in result.data_vars:
+            cost = result[x].mean(("seed", "model")).broadcast_like(mean).isel(here)
+            places = cost.transpose(*order).values.reshape(-1, mean.sizes["round"])
+            found = [line._replace(x=place) for line, place in zip(found, places, strict=True)]
+        title = in_words(str(col).replace("_", " "), mean[col].values[number]) if col else ""
+        drawn.append(Panel(title, x.replace("_", " "), _long_name(result[metric]), found))
+    is_positive = bool((mean > 0).any() and not (mean <= 0).any())
+    scale = scale or ("log" if is_positive else "linear")
+    spread = ", with bands of a standard error" * (num_seeds > 1)
+    return draw(
+        [[panel._replace(scale=scale) for panel in drawn]],
+        title="",
+        caption=f"Means over models and {num_seeds} seeds{spread}.",
+    )
+
+
+def _metric(dataset: xr.Dataset, metric: str | None) -> str:
+    """Returns the metric to draw, which the dataset must have."""
+    check_instance("dataset", dataset, xr.Dataset, "give the result of sweep or run")
+    known = [name for name in ("excess_loss", "loss") if name in dataset]
+    metric = metric or [*known, *map(str, dataset.data_vars)][0]
+    if metric not in dataset:
+        found = [name for name, values in dataset.data_vars.items() if "round" in values.dims]
+        raise ValueError(f"metric is {metric!r}; choose from {', '.join(map(str, found))}")
+    return metric
+
+
+def _long_name(values: xr.DataArray) -> str:
+    return str(values.attrs.get("long_name", str(values.name).replace("_", " ")))
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
@@ -344,12 +480,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
       >>> figure.axes[0].get_xlabel()
       'learning rate'
     """
-    check_instance("dataset", dataset, xr.Dataset, "give the result of sweep or run")
-    known = [name for name in ("excess_loss", "loss") if name in dataset]
-    metric = metric or [*known, *map(str, dataset.data_vars)][0]
-    if metric not in dataset:
-        found = [name for name, values in dataset.data_vars.items() if "round" in values.dims]
-        raise ValueError(f"metric is {metric!r}; choose from {', '.join(map(str, found))}")
+    metric = _metric(dataset, metric)
     if "algorithm" not in dataset.dims:  # use another axis of words, or draw a single line
         dims = list(map(str, dataset[metric].dims[:-3]))
         words = [dim for dim in dims if dataset[dim].dtype.kind not in "fiu"]
@@ -371,7 +502,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     titles = [f"{panel} = {name}" for name in _shown(end[panel])] if panel in axes else [""]
     end = end.assign_coords({panel: titles}).isel({panel: slice(_MOST_PANELS)})
     mean, num_seeds = end.mean("seed", skipna=False), end.sizes["seed"]
-    error = end.std("seed", ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else 0 * mean
+    error = mean.copy(data=standard_error(end.values, end.get_axis_num("seed")))
     order = (panel, "algorithm", x)
     is_positive = bool((mean > 0).any() and not (mean <= 0).any())
     is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
@@ -467,7 +598,9 @@ def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None =
 
 
 def save_figure(figure: Figure, path: Path | str) -> None:
-    """Writes a PNG file atomically.
+    """Writes a figure atomically, as a PNG, PDF or SVG file by the suffix of its name.
+
+    The caption of `draw` becomes the file's description.
 
     Example:
       >>> from tempfile import TemporaryDirectory
@@ -476,7 +609,17 @@ def save_figure(figure: Figure, path: Path | str) -> None:
       ...     Path(path).read_bytes()[1:4]
       b'PNG'
     """
-    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png", dpi=200))
+    kind = Path(path).suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(f"{Path(path).name} ends in none of .{', .'.join(FORMATS)}")
+    about: dict[str, Any] = {"Subject" if kind == "pdf" else "Description": figure.get_label()}
+    about |= {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+
+    def write(aside: Path) -> None:
+        with mpl.rc_context(STYLE):
+            figure.savefig(aside, format=kind, dpi=200, metadata=about)
+
+    write_aside(Path(path), write)
 
 
 def _shown(labels: xr.DataArray) -> list[str]:
@@ -488,7 +631,7 @@ def _shown(labels: xr.DataArray) -> list[str]:
 
 def finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
     """Sets the title and axis labels of a panel."""
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=9)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
 
@@ -496,24 +639,26 @@ def finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 def arrange(
     figure: Figure, title: str, caption: str, entries: Entries = MappingProxyType({})
 ) -> None:
-    """Lays out the title, the panels, a shared legend and the caption from top to bottom."""
+    """Lays out the panels and a shared legend below them, and keeps the caption for `save_figure`.
+
+    Args:
+      figure: the figure.
+      title: the first sentence of the caption.
+      caption: the rest of it.
+      entries: the shared legend.
+    """
+    figure.set_label(". ".join(filter(None, (title.rstrip("."), caption))))
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(caption, int(width * 13.5))
-    bottom, legend = 0.12 + 0.175 * len(lines), 0.0  # both in inches
     columns = max(1, int(width / (0.7 + 0.07 * max(map(len, entries), default=1))))
     rows = -(-len(entries) // columns)
+    legend = 0.1 + 0.18 * rows if entries else 0.0  # inches
     if entries:
-        columns, legend = -(-len(entries) // rows), 0.1 + 0.18 * rows
+        columns = -(-len(entries) // rows)
         height += legend  # the panels must keep their size
         figure.set_size_inches(width, height)
         # Reorder the entries to read row by row, because matplotlib fills column by column.
         texts = [text for i in range(columns) for text in list(entries)[i::columns]]
         handles = [entries[text] for text in texts]
-        place: dict[str, Any] = {"bbox_to_anchor": (0.5, bottom / height), "borderaxespad": 0.2}
-        figure.legend(handles, texts, fontsize=8.5, ncols=columns, loc="lower center", **place)
-    figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=9)
-    # Place the title in inches too, because a fraction of a tall figure's height would exceed the
-    # space that the layout leaves.
-    figure.suptitle(title, fontsize=11, y=1 - 0.08 / height, va="top")
-    rect = (0, (bottom + legend) / height, 1, 1 - 0.08 / height)
-    figure.set_layout_engine("tight", rect=rect)
+        place: dict[str, Any] = {"bbox_to_anchor": (0.5, 0), "borderaxespad": 0.2}
+        figure.legend(handles, texts, ncols=columns, loc="lower center", **place)
+    figure.set_layout_engine("tight", rect=(0, legend / height, 1, 1))

@@ -113,9 +113,9 @@ def wrap_assignment(
       >>> def change(rng_key, round, own, cohort, look):
       ...     arrives = cohort.participates() & (round % 2 == 0)
       ...     return dataclasses.replace(cohort, takes_part=arrives), own
-      >>> strategy = wrap_assignment(mfa_rr(24, 2), "every_second", change)
+      >>> assignment = wrap_assignment(mfa_rr(24, 2), "every_second", change)
       >>> task, algorithm = quadratic(24, 4, mu=0.1), fedavg(0.1, local_steps=5)
-      >>> simulate(0, task, algorithm, strategy, 4)[1].client_updates[:, 0].tolist()
+      >>> simulate(0, task, algorithm, assignment, 4)[1].client_updates[:, 0].tolist()
       [0, 0, 12, 0, 12]
     """
     split, join = (_alone, _first) if init is None else (tuple, Wrapping)

@@ -321,6 +321,8 @@ def test_reprs_do_not_grow_with_the_problem():
         axes = {"algorithm.local_steps": [i + 1 for i in range(size)]}
         grid = Grid(setup, axes, size, num_seeds=size)
         about = manifest(axes, seed=0, data="")
+        for each in (strategy(size, 2), setup, state, trace, grid):  # in a notebook
+            assert 100 < len(each._repr_html_()) < 4000
         return [len(repr(each)) for each in (task, setup, state, trace, grid, about)]
 
     small, large = shown(20), shown(200)

@@ -18,7 +18,7 @@ from jsonschema import Draft7Validator
 import fedjax_mm
 from docs import hooks
 from fedjax_mm import Experiment, sweeps
-from fedjax_mm.cli import app, page
+from fedjax_mm.cli import app, collected, page
 from fedjax_mm.experiments.executors import EXECUTORS
 from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES, METHOD_TABLES, Byzantine, Privacy
@@ -46,13 +46,21 @@ EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
 
 
 @pytest.mark.parametrize("rounds", [slow_unless(rounds == 20, rounds) for rounds in (20, 1000)])
-def test_readme_code_runs(rounds, capsys):
+def test_readme_code_runs(rounds, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(code.splitlines()) <= 15
     assert "num_rounds=1000" in code
     code = code.replace("num_rounds=1000", f"num_rounds={rounds}")
     exec(compile(code, "README.md", "exec"), {})
     assert "learning_rate" in capsys.readouterr().out
+    assert (tmp_path / "first.png").exists()
+    assert code_of_the_front_page() == re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def code_of_the_front_page():
+    """It has the first program of the README, and no other."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
 
 
 def test_readme_names_existing_commands_and_functions():
@@ -95,6 +103,11 @@ def test_readme_counts_the_statements_of_each_paper():
     assert [row for row in rows if row not in README.splitlines()] == []
 
 
+def card(index, item):
+    """The verdicts on an item's card on the page of results."""
+    return index.split(f"\n    `{item}`, ")[0].rpartition("](results/")[2]
+
+
 def test_all_counts_are_those_of_the_summaries():
     """README's and the index's, recomputed from the summaries and the statements alone."""
     index = (ROOT / "docs" / "results.md").read_text()
@@ -114,13 +127,10 @@ def test_all_counts_are_those_of_the_summaries():
                 marked[verdict] += bool(here and here[key]["reading"]) and verdict != "not tested"
             if here:
                 own = [each["verdict"] for each in here.values()]
-                row = next(line for line in plain.splitlines() if line.startswith(f"| [{item}]("))
-                shown = row.split(" | ")[2]
-                number = {
-                    name: int(n)
-                    for n, name in re.findall(r"(\d+) (\w[\w ]+?)(?= \(|,|$)", shown)
-                    if name in names
-                }
+                shown = re.findall(
+                    r'<span class="chip [\w-]+">(\d+) ([a-z ]+)</span>', card(index, item)
+                )
+                number = {name: int(n) for n, name in shown}
                 assert number == {name: own.count(name) for name in names if name in own}
         cells = [
             f"{counts[name]} ({marked[name]} under our reading)"
@@ -142,8 +152,7 @@ def test_all_counts_are_those_of_the_summaries():
         item: Counter(each["outcome"] for each in about["checks"]) for item, about in judged.items()
     }
     for item, found in outcomes.items():
-        row = next(line for line in plain.splitlines() if line.startswith(f"| [{item}]("))
-        shown = re.findall(r"(\d+) ([a-z ]+)", row.split(" | ")[3])
+        shown = re.findall(r"own: (\d+) ([a-z ]+)<", card(index, item))
         assert {word: int(number) for number, word in shown} == found
 
 
@@ -215,6 +224,7 @@ PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").
 SHORTER = {  # replacements that make the code on a page small
     "index.md": {"num_rounds=1000": "num_rounds=20", "num_seeds=20": "num_seeds=2"},
     "how-to/data.md": {"num_rounds=10": "num_rounds=2"},
+    "how-to/plots.md": {"num_rounds=200, num_seeds=10": "num_rounds=20, num_seeds=3"},
     "how-to/results.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
     "how-to/sweeps.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
 }
@@ -227,9 +237,10 @@ ELSEWHERE = {
 def blocks(path):
     """Yields the language and the text of each fenced or indented block of code on a page."""
     text = path.read_text()
-    for language, code in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        yield language, code
-    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^( *)```(\w+)\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    for indent, language, code in fences:  # of tabs too, which are indented
+        yield language, re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
+    plain = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
     for code in re.findall(r"(?<=\n\n)((?:    .*\n|\n(?=    ))+)", plain):
         if re.match(r"    (fedjax-mm|srun|pip) ", code):
             yield "sh", code
@@ -318,17 +329,23 @@ def test_the_commands_on_all_pages_can_be_parsed():
         parse("fedjax-mm run grid.toml --dry")
 
 
-def test_the_site_has_every_item_with_its_command_and_verdicts():
-    pages = hooks.papers()
+def test_the_site_has_every_item_with_its_command_verdicts_time_and_data():
+    index = (ROOT / "docs/results.md").read_text()
+    listed = [page for each in hooks.results() for pages in each.values() for page in pages]
+    assert [*hooks.results()[0]] == ["Bhuyan et al. 2022"]
     for name in ALL:
+        path = ROOT / "docs" / "summaries" / f"{name}.json"
+        if not path.exists():
+            assert f"- `{name}`: " in index
+            continue
+        assert {ALL.name(name): f"results/{name}.md"} in listed
         command = name.replace("bounds-", "bounds ") if "bounds-" in name else f"reproduce {name}"
-        (page,) = (text for text in pages.values() if f"    fedjax-mm {command}\n" in text)
-        assert ALL.title(name) in page
-        assert f"| [{name}](" in pages["papers/index.md"]
-    summary = json.loads((ROOT / "docs/summaries/maxfl-fig6.json").read_text())
-    counts = Counter(statement["verdict"] for statement in summary["statements"])
-    words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
-    assert words in pages["papers/index.md"]
+        text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
+        assert f"\nfedjax-mm {command}" in text
+        summary = collected.Summary.model_validate_json(path.read_text())
+        assert (ALL.runtime(name), ALL.needs(name)) == (summary.runtime, summary.needs)
+        assert f"Took {summary.runtime}" in text
+        assert f"`{name}`, {summary.runtime}, {summary.needs or 'no files of data'}, " in index
 
 
 def test_the_reference_has_every_public_name_once():

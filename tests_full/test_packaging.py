@@ -31,6 +31,22 @@ def test_the_description_has_only_absolute_links():
     assert description(kept) == kept
 
 
+def test_addresses_come_from_the_environment(monkeypatch):
+    addresses = runpy.run_path(str(ROOT / "setup.py"))["addresses"]
+    for name in ("REPO_URL", "SITE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert addresses() == {}
+    monkeypatch.setenv("REPO_URL", "https://a.example/r")
+    monkeypatch.setenv("SITE_URL", "https://s.example")
+    assert addresses() == {
+        "Documentation": "https://s.example",
+        "Source": "https://a.example/r",
+        "Issues": "https://a.example/r/issues",
+        "Changelog": "https://a.example/r/blob/main/CHANGELOG.md",
+    }
+    assert {"readme", "urls"} == set(PROJECT["dynamic"])
+
+
 def test_files_linked_from_the_readme_are_in_the_source_archive():
     manifest = (ROOT / "MANIFEST.in").read_text().split()
     paths = re.findall(r"\]\((?!https:)([^)#]*)|src=\"([^\"]*)\"", (ROOT / "README.md").read_text())

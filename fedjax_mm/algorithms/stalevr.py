@@ -69,9 +69,9 @@ def stalevr(
       >>> from fedjax_mm.tasks import least_squares
       >>> xs = [jax.numpy.eye(2)] * 6
       >>> task = least_squares(xs, [jax.numpy.full(2, k) for k in range(6)], ridge=0.1)
-      >>> strategy = variance_reduced(6, 2, expected_trainings=3)
+      >>> assignment = variance_reduced(6, 2, expected_trainings=3)
       >>> algorithm = stalevr(local_sgd(0.1, steps=5))
-      >>> _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 50)
+      >>> _, trace = simulate(jax.random.key(0), task, algorithm, assignment, 50)
       >>> bool((trace.metrics["excess_loss"][-1] < 0.1 * trace.metrics["excess_loss"][0]).all())
       True
 

@@ -37,10 +37,10 @@ def appealing(
       >>> import jax
       >>> import jax.numpy as jnp
       >>> from fedjax_mm import full_participation
-      >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
+      >>> assignment = appealing(full_participation(6), cohort_size=2, from_round=1)
       >>> appeals = jnp.array([[False, True, False, False, False, False]])
       >>> look = Look(losses=None, appeals=lambda: appeals, metric=None)
-      >>> cohort, _ = strategy.assign(jax.random.key(0), 1, (), look)
+      >>> cohort, _ = assignment.assign(jax.random.key(0), 1, (), look)
       >>> cohort.clients.tolist()
       [1, -1]
 

@@ -82,11 +82,11 @@ def bandit(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> strategy, key = bandit(3, 1, cohort_size=1), jax.random.key(0)
-      >>> cohort, state = strategy.assign(key, 1, strategy.init(key), None)
+      >>> assignment, key = bandit(3, 1, cohort_size=1), jax.random.key(0)
+      >>> cohort, state = assignment.assign(key, 1, assignment.init(key), None)
       >>> reports = {"loss": jnp.array([0.1, 0.9, 0.5])}
-      >>> state = strategy.observe(1, cohort, reports, state)
-      >>> strategy.assign(key, 2, state, None)[0].clients.tolist()
+      >>> state = assignment.observe(1, cohort, reports, state)
+      >>> assignment.assign(key, 2, state, None)[0].clients.tolist()
       [1, -1, -1]
 
     Reference: Bhuyan and Moharir, "Multi-Model Federated Learning" (2022).

@@ -70,12 +70,12 @@ def mfa_rand(
 
     Example:
       >>> import jax
-      >>> strategy = mfa_rand(6, 3)
-      >>> cohort, _ = strategy.assign(jax.random.key(0), 1, (), None)
+      >>> assignment = mfa_rand(6, 3)
+      >>> cohort, _ = assignment.assign(jax.random.key(0), 1, (), None)
       >>> sorted(cohort.clients.tolist()), cohort.models.tolist()
       ([0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2])
-      >>> strategy = mfa_rand(3, 2, processors=[1, 2, 2])
-      >>> cohort, _ = strategy.assign(jax.random.key(0), 1, (), None)
+      >>> assignment = mfa_rand(3, 2, processors=[1, 2, 2])
+      >>> cohort, _ = assignment.assign(jax.random.key(0), 1, (), None)
       >>> sorted(cohort.clients.tolist())
       [0, 1, 1, 2, 2]
 
@@ -145,10 +145,10 @@ def mfa_rr(
 
     Example:
       >>> import jax
-      >>> strategy = mfa_rr(4, 2)
-      >>> key, state = jax.random.key(0), strategy.init(jax.random.key(0))
-      >>> first, state = strategy.assign(key, 1, state, None)
-      >>> second, state = strategy.assign(key, 2, state, None)
+      >>> assignment = mfa_rr(4, 2)
+      >>> key, state = jax.random.key(0), assignment.init(jax.random.key(0))
+      >>> first, state = assignment.assign(key, 1, state, None)
+      >>> second, state = assignment.assign(key, 2, state, None)
       >>> rows = first.clients.reshape(2, 2), second.clients.reshape(2, 2)
       >>> bool((rows[0] == rows[1][::-1]).all())
       True
@@ -280,9 +280,9 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
 
     Example:
       >>> import jax
-      >>> strategy = fedcluster(6, 3)
-      >>> cohort, _ = strategy.assign(
-      ...     jax.random.key(1), 1, strategy.init(jax.random.key(0)), None)
+      >>> assignment = fedcluster(6, 3)
+      >>> cohort, _ = assignment.assign(
+      ...     jax.random.key(1), 1, assignment.init(jax.random.key(0)), None)
       >>> cohort.clients.shape
       (2,)
 
@@ -347,8 +347,8 @@ def sequential(
 
     Example:
       >>> import jax
-      >>> strategy = sequential(2, 2, rounds_per_model=10)
-      >>> cohort, _ = strategy.assign(jax.random.key(0), 11, (), None)
+      >>> assignment = sequential(2, 2, rounds_per_model=10)
+      >>> cohort, _ = assignment.assign(jax.random.key(0), 11, (), None)
       >>> cohort.clients.tolist(), cohort.models.tolist()
       ([0, 1], [1, 1])
 

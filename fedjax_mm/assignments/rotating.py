@@ -51,9 +51,9 @@ def mdh(
     Example: the second and fourth models take turns.
       >>> import jax
       >>> how = {"heterogeneous": [False, True, False, True], "from_round": 1}
-      >>> strategy = mdh(8, 4, cohort_size=8, **how)
+      >>> assignment = mdh(8, 4, cohort_size=8, **how)
       >>> for t in (1, 2):
-      ...     cohort, _ = strategy.assign(jax.random.key(0), t, (), None)
+      ...     cohort, _ = assignment.assign(jax.random.key(0), t, (), None)
       ...     print(cohort.sizes(4).tolist())
       [2, 4, 2, 0]
       [2, 0, 2, 4]
@@ -139,8 +139,8 @@ def dma_fl(
 
     Example:
       >>> import jax
-      >>> strategy, key = dma_fl(4, 2, cohort_size=4), jax.random.key(0)
-      >>> cohort, _ = strategy.assign(key, 1, strategy.init(key), None)
+      >>> assignment, key = dma_fl(4, 2, cohort_size=4), jax.random.key(0)
+      >>> cohort, _ = assignment.assign(key, 1, assignment.init(key), None)
       >>> sorted(cohort.clients.tolist()), cohort.models.tolist()
       ([0, 1, 2, 3], [0, 0, 1, 1])
 

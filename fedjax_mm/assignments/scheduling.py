@@ -95,9 +95,9 @@ def scheduled(
     Example: client 2 is the only one that may train the second model.
       >>> import jax
       >>> eligible = [[True, True, True], [False, False, True]]
-      >>> strategy = scheduled(3, 2, demand=[2, 1], policy="venn", eligible=eligible)
+      >>> assignment = scheduled(3, 2, demand=[2, 1], policy="venn", eligible=eligible)
       >>> key = jax.random.key(0)
-      >>> cohort, _ = strategy.assign(key, 1, strategy.init(key), None)
+      >>> cohort, _ = assignment.assign(key, 1, assignment.init(key), None)
       >>> sorted(zip(cohort.clients.tolist(), cohort.models.tolist()))
       [(0, 0), (1, 0), (2, 1)]
 

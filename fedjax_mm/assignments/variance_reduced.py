@@ -61,9 +61,9 @@ def variance_reduced(
       >>> from fedjax_mm.tasks import least_squares
       >>> xs = [jax.numpy.eye(2)] * 6
       >>> task = least_squares(xs, [jax.numpy.full(2, k) for k in range(6)], ridge=0.1)
-      >>> strategy = variance_reduced(6, 2, expected_trainings=3)
+      >>> assignment = variance_reduced(6, 2, expected_trainings=3)
       >>> algorithm = fedavg(0.1, local_steps=5, server_scale="1/N")
-      >>> _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 100)
+      >>> _, trace = simulate(jax.random.key(0), task, algorithm, assignment, 100)
       >>> bool(2 < trace.client_updates.sum() / 100 < 4)
       True
 

@@ -92,11 +92,11 @@ def bods(
     Example:
       >>> import jax
       >>> from fedjax_mm.asynchrony import bods
-      >>> strategy, key = bods(12, 2, cohort_size=3), jax.random.key(0)
-      >>> cohort, state = strategy.assign(key, 1, strategy.init(key), None)
+      >>> assignment, key = bods(12, 2, cohort_size=3), jax.random.key(0)
+      >>> cohort, state = assignment.assign(key, 1, assignment.init(key), None)
       >>> len(set(cohort.clients.tolist())), cohort.models.tolist()
       (6, [0, 0, 0, 1, 1, 1])
-      >>> strategy.metrics(state)["time"].shape
+      >>> assignment.metrics(state)["time"].shape
       (2,)
 
     Reference: Zhou et al., "Efficient Device Scheduling with Multi-Job Federated Learning" (2022),

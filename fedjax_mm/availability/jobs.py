@@ -74,8 +74,8 @@ def finishing(
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
       >>> from fedjax_mm.tasks import quadratic
       >>> task, algorithm = quadratic(6, 4, mu=0.5), fedavg(0.1, local_steps=5)
-      >>> strategy = finishing(mfa_rand(6, 3), "loss", at_most=[-9.0, -0.001, -0.001])
-      >>> _, trace = simulate(0, task, algorithm, strategy, 4)
+      >>> assignment = finishing(mfa_rand(6, 3), "loss", at_most=[-9.0, -0.001, -0.001])
+      >>> _, trace = simulate(0, task, algorithm, assignment, 4)
       >>> trace.client_updates.tolist()
       [[0, 0, 0], [2, 2, 2], [3, 3, 0], [3, 3, 0], [6, 0, 0]]
     """

@@ -49,9 +49,9 @@ def available(
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
       >>> from fedjax_mm.availability import available, bernoulli
       >>> from fedjax_mm.tasks import quadratic
-      >>> strategy = available(mfa_rand(100, 2), bernoulli(0.8))
+      >>> assignment = available(mfa_rand(100, 2), bernoulli(0.8))
       >>> task, algorithm = quadratic(100, 4, mu=0.1), fedavg(0.1, local_steps=5)
-      >>> _, trace = simulate(0, task, algorithm, strategy, 20)
+      >>> _, trace = simulate(0, task, algorithm, assignment, 20)
       >>> bool((trace.client_updates.sum(1) == trace.metrics["present"][:, 0])[1:].all())
       True
     """
@@ -187,9 +187,9 @@ def dropping(assignment: Assignment, probability: Probability) -> Assignment:
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
       >>> from fedjax_mm.availability import dropping
       >>> from fedjax_mm.tasks import quadratic
-      >>> strategy = dropping(mfa_rand(100, 2), 0.2)
+      >>> assignment = dropping(mfa_rand(100, 2), 0.2)
       >>> task, algorithm = quadratic(100, 4, mu=0.1), fedavg(0.1, local_steps=5)
-      >>> _, trace = simulate(0, task, algorithm, strategy, 20)
+      >>> _, trace = simulate(0, task, algorithm, assignment, 20)
       >>> int(trace.gradients.sum()), bool(1500 < trace.client_updates.sum() < 1700)
       (10000, True)
     """

@@ -6,6 +6,7 @@ import inspect
 import operator
 import reprlib
 from collections.abc import Callable
+from html import escape
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -109,10 +110,30 @@ def in_short(self: Any) -> str:
       >>> quadratic(200, 4, mu=0.5)
       Quadratic(mu=0.5, minimizer=float32[801], optimum=..., num_clients=200, block_size=4)
     """
-    short, kind = _Short().repr, type(self)
-    names = kind._fields if isinstance(self, tuple) else [x.name for x in dataclasses.fields(self)]
-    fields = [f"{name}={short(getattr(self, name))}" for name in names]
-    return f"{kind.__name__}({', '.join(fields)})"
+    fields = [f"{name}={_Short().repr(value)}" for name, value in _fields(self).items()]
+    return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def in_html(self: Any) -> str:
+    """Returns the same as a table for notebooks; of a part, the arguments of its call.
+
+    Example:
+      >>> from fedjax_mm import mfa_rr
+      >>> mfa_rr(24, 2)._repr_html_()[:60]
+      '<table><caption>mfa_rr</caption><tr><th>num_clients</th><td>'
+    """
+    call = getattr(self, "call", None)
+    name = call.factory.__name__ if call else type(self).__name__
+    rows = [
+        f"<tr><th>{escape(key)}</th><td><code>{escape(_Short().repr(value))}</code></td></tr>"
+        for key, value in (call.arguments if call else _fields(self)).items()
+    ]
+    return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
+
+
+def _fields(self: Any) -> dict[str, Any]:
+    fields = [x.name for x in dataclasses.fields(self)] if dataclasses.is_dataclass(self) else ()
+    return {name: getattr(self, name) for name in fields or self._fields}
 
 
 class Part:
@@ -150,6 +171,8 @@ class Part:
     def __repr__(self) -> str:
         """The call, or else the fields."""
         return super().__repr__() if self.call is None else repr(self.call)
+
+    _repr_html_ = in_html
 
     def __copy__(self) -> Self:
         """The part itself, because it does not change."""

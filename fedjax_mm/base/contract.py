@@ -357,7 +357,7 @@ class _AssignmentFields(NamedTuple):
 
 
 class Assignment(Part, _AssignmentFields):
-    """A strategy that chooses which clients train which models.
+    """A rule that chooses which clients train which models.
 
     Attributes:
       num_clients: N, the number of clients to choose from.

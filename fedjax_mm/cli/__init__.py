@@ -20,8 +20,17 @@ import typer
 
 import fedjax_mm
 from fedjax_mm.cli.experiments import export, init, merge, run, show
-from fedjax_mm.cli.options import ExecutorName, Out, Overrides, Overwrite, Resume, SaveEvery, number
-from fedjax_mm.cli.terminal import console, notes, printable, say, show_table
+from fedjax_mm.cli.options import (
+    ExecutorName,
+    FigureFormat,
+    Out,
+    Overrides,
+    Overwrite,
+    Resume,
+    SaveEvery,
+    number,
+)
+from fedjax_mm.cli.terminal import console, notes, printable, say
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
 from fedjax_mm.tools.compiler import OFF
@@ -210,9 +219,14 @@ def set_up(
 @app.command("list")
 def list_() -> None:
     """List all items that `reproduce` can reproduce."""
-    rows = [(name, ITEMS.title(name)) for name in ITEMS]
-    show_table(("id", "what it shows"), rows, box=None, header_style="bold")
-    console.print("\nMake one with: fedjax-mm reproduce ID [ID ...]", style="dim")
+    console.print(f"{'id':20} {'took':16} what it shows", style="bold")
+    for name in ITEMS:
+        needs = f"; needs {ITEMS.needs(name)}" if ITEMS.needs(name) else ""
+        line = f"{name:20} {ITEMS.runtime(name):16} {ITEMS.title(name)}{needs}"
+        console.print(line, soft_wrap=True, markup=False)
+    words = "Times are those of the published runs, on two CPU cores or on the GPU that is named."
+    console.print(f"\n{words} Data are read from the folder of --data.", style="dim")
+    console.print("Make one with: fedjax-mm reproduce ID [ID ...]", style="dim")
 
 
 @app.command()
@@ -246,6 +260,7 @@ def reproduce(
     overwrite: Overwrite = False,
     save_every: SaveEvery = 30.0,
     executor: ExecutorName = None,
+    kind: FigureFormat = "png",
 ) -> None:
     """Reproduce figures of the papers.
 
@@ -263,7 +278,11 @@ def reproduce(
     budget = reproductions.budget_of(is_auto, max_seeds, max_minutes)
     settings = _settings(overrides, num_seeds=None if is_auto else seeds, num_rounds=rounds)
     scale = {"clients": clients, "dataset": dataset}
-    _exit(reproductions.reproduce(ids, settings, scale, data, out, before, how, budget, executor))
+    _exit(
+        reproductions.reproduce(
+            ids, settings, scale, data, out, before, how, budget, executor, kind
+        )
+    )
 
 
 def _exit(none_is: bool) -> NoReturn:

@@ -34,6 +34,7 @@ from fedjax_mm.tools.files import load_json, read_regular
 Content = TypeVar("Content", bound=BaseModel)
 
 _LEADS = ("shows", "text")
+_TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 _ROWS = 30  # table rows of an item on the page; further tables stay in the summary
 _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _SIGNS = {"unfinished", "result.nc", "figure.png"}  # files of a result that may be incomplete
@@ -113,6 +114,23 @@ class Summary(BaseModel):
         return next((text for text in texts if isinstance(text, str)), "")
 
     @property
+    def runtime(self) -> str:
+        """Returns how long the run took, and on which GPU if on one."""
+        seconds, device = sum(self.manifest.wall_seconds.values()), self.manifest.device
+        units = ((3600, "h", ".1f"), (60, "min", ".0f"), (1, "s", ".0f"))
+        size, unit, form = next((each for each in units if seconds >= 1.5 * each[0]), units[-1])
+        gpu = re.search(r"[AHVL]\d{2,3}", device.kind)
+        return f"{max(seconds, 1) / size:{form}} {unit}{f', {gpu[0]} GPU' if gpu else ''}"
+
+    @property
+    def needs(self) -> str:
+        """Returns the data sets that the run read from the folder of `--data`, by name."""
+        is_read = any(setting.startswith("directory=") for setting in self.changed)
+        own = ("digits", "synthetic")  # which the package has or makes
+        names = [each for each in self.manifest.datasets if not each.startswith(own)]
+        return ", ".join(_TITLES.get(name, name) for name in names) if is_read else ""
+
+    @property
     def published(self) -> dict[str, str]:
         """Returns the published numbers and statements by name."""
         texts = _flat(self.paper.others | self.paper.values)
@@ -167,6 +185,19 @@ class Item(NamedTuple):
     paper: str
     summary: Summary
     figure: bytes
+
+    @property
+    def name(self) -> str:
+        """Returns the item's place in its paper and its title."""
+        return ALL.name(self.summary.id)
+
+    @property
+    def caption(self) -> str:
+        """Returns the caption that `plots.save_figure` wrote into the figure."""
+        if not self.figure:
+            return ""
+        with Image.open(BytesIO(self.figure)) as image:
+            return str(getattr(image, "text", {}).get("Description", ""))
 
 
 class Sentence(NamedTuple):

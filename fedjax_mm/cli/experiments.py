@@ -13,6 +13,7 @@ from fedjax_mm.cli.options import (
     ConfigFile,
     DryRun,
     ExecutorName,
+    FigureFormat,
     FirstSeed,
     Memory,
     Out,
@@ -74,6 +75,7 @@ def run(
         bool,
         typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
     ] = False,
+    kind: FigureFormat = "png",
 ) -> None:
     """Run an experiment described in a TOML file, at all points of its axes.
 
@@ -123,7 +125,9 @@ def run(
     if dry_run:
         runs.outline(config, overrides or [], which, how)
     else:
-        runs.run(config, overrides or [], which, out, before, how, with_params=save_params)
+        runs.run(
+            config, overrides or [], which, out, before, how, with_params=save_params, kind=kind
+        )
 
 
 def merge(

@@ -73,4 +73,8 @@ FirstSeed = Annotated[
         help="Number of the first seed: adds the file's seeds to a result of earlier ones.",
     ),
 ]
+FigureFormat = Annotated[
+    Literal["png", "pdf", "svg"],
+    typer.Option("--format", help="Write the figure in this format, too; text stays text."),
+]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml")]

@@ -16,8 +16,10 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, Template, select_autoescape
 from markupsafe import Markup
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from fedjax_mm.cli.collected import Collected, Item, Sentence, Summary, collect, readings_of
+from fedjax_mm.papers import ALL
 from fedjax_mm.papers.schema import LOOSE, OUTCOMES, VERDICTS, Reading
 from fedjax_mm.tools.files import prepare_directory, write_aside
 
@@ -94,7 +96,7 @@ def _template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"markdown": _markdown, "command": _command}
+    environment.filters |= {"markdown": _markdown, "command": _command, "caption": _caption}
     return environment.get_template(name)
 
 
@@ -110,7 +112,13 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
     papers = [
         (paper, list(items)) for paper, items in groupby(found.items, lambda item: item.paper)
     ]
+    made = {item.summary.id for item in found.items}
+    missing = {
+        paper: [name for name in ALL if ALL.paper(name) == paper and name not in made]
+        for paper, _ in papers
+    }
     about = {"found": found, "papers": papers, "figures": {}, **_SIGNS, **_statements(found)}
+    about |= {"missing": missing, "ALL": ALL}
     if kind == "md":
         return page.render(about | {"folder": Markup(quote(folder))})
     # Split the remaining bytes among the figures, because base64 turns three bytes into four.
@@ -169,6 +177,14 @@ def _markdown(value: Any) -> Any:
     return re.sub(r"[\\`*_>\[\]]|(?<!&)#", lambda match: "\\" + match[0], text)
 
 
+def _caption(text: str, is_markdown: bool = True) -> str:
+    """Returns a figure's caption with its formulas, which only Markdown shows as such."""
+    parts = re.split(r"(\$[^$]+\$)", text)
+    if not is_markdown:
+        return "".join(re.sub(r"\\,|[$\\{}]", "", part) for part in parts)
+    return "".join(part if part.startswith("$") else _markdown(part) for part in parts)
+
+
 def shrunk(figure: bytes, limit: int) -> bytes:
     """Returns a PNG of at most `limit` bytes, with fewer colors or pixels, or empty bytes."""
     for width in (1600, 1200, 900, 600, 300):
@@ -176,9 +192,11 @@ def shrunk(figure: bytes, limit: int) -> bytes:
             return figure
         buffer = BytesIO()
         with Image.open(BytesIO(figure)) as image:
-            fewer = image.convert("RGB")
+            fewer, about = image.convert("RGB"), PngInfo()
+            for key, text in getattr(image, "text", {}).items():
+                about.add_text(key, text)
         fewer.thumbnail((width, fewer.height))
         # Use octree quantization, which is the fastest and good enough for lines and text.
-        fewer.quantize(128, Image.Quantize.FASTOCTREE).save(buffer, "PNG")
+        fewer.quantize(128, Image.Quantize.FASTOCTREE).save(buffer, "PNG", pnginfo=about)
         figure = buffer.getvalue()
     return figure if len(figure) <= limit else b""

@@ -58,6 +58,7 @@ def reproduce(
     how: Execution,
     budget: Budget | None,
     executor: str | None,
+    kind: str = "png",
 ) -> bool:
     """Makes items, and returns whether no statement is contradicted.
 
@@ -71,6 +72,7 @@ def reproduce(
       how: how to execute the runs.
       budget: the limits of seeds and time, if seeds are added until all statements are settled.
       executor: the name of the executor that computes parts of the runs.
+      kind: the format in which figures are written, too.
     """
     with refusing():
         mine, overrides = split_off(overrides)
@@ -82,7 +84,7 @@ def reproduce(
             if budget and isinstance(config, Seeded):
                 budget.seeds(item, config)
     with by(workers, how) as how:
-        return _make(items, configs, out, before, how, budget)
+        return _make(items, configs, out, before, how, budget, kind)
 
 
 def bounds(
@@ -173,6 +175,7 @@ def _make(
     before: Existing,
     how: Execution,
     budget: Budget | None,
+    kind: str = "png",
 ) -> bool:
     """Makes items one by one, and returns whether no statement is contradicted."""
     folders, verdicts = [out / item.id for item in items], list[str]()
@@ -206,7 +209,7 @@ def _make(
                     if budget:
                         say(f"--seeds auto: {item.id} has no seeds to add", notes)
                     dataset = make(config, watched)
-                findings = _write(item, config, dataset, folder, remedy)
+                findings = _write(item, config, dataset, folder, remedy, kind)
                 verdicts += [each.verdict for each in findings.statements]
     return "contradicted" not in verdicts
 
@@ -229,7 +232,12 @@ def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget
 
 
 def _write(
-    item: Item, config: Config, dataset: xr.Dataset, directory: Path, remedy: str
+    item: Item,
+    config: Config,
+    dataset: xr.Dataset,
+    directory: Path,
+    remedy: str,
+    kind: str = "png",
 ) -> Findings:
     """Writes and prints a reproduction, in the first process only."""
     if jax.process_index() > 0:
@@ -240,7 +248,8 @@ def _write(
         try:
             findings = item.findings(dataset, config)
             figure = item.figure(dataset, findings.measured, config)
-            plots.save_figure(figure, directory / "figure.png")
+            for suffix in dict.fromkeys(("png", kind)):
+                plots.save_figure(figure, directory / f"figure.{suffix}")
         finally:
             saved.result()  # raises any error from saving
     about = item.summary(dataset, findings)

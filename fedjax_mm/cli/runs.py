@@ -59,6 +59,7 @@ def run(
     how: Execution,
     *,
     with_params: bool = False,
+    kind: str = "png",
 ) -> None:
     """Computes all or some runs of an experiment file."""
     experiment, workers = _read(path, overrides, which)
@@ -73,6 +74,8 @@ def run(
         with saving(directory, before, how) as how, by(workers, how) as how:
             how = how._replace(callbacks=[*plan, *how.callbacks])
             dataset = _run_and_save(experiment, directory, how, with_params)
+        if experiment.axes and kind != "png" and jax.process_index() == 0:
+            _draw_overview(dataset, directory / f"figure.{kind}")
         _show(dataset, directory)
 
 

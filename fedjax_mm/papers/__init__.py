@@ -37,6 +37,26 @@ class _Items(Mapping[str, Any]):
         key = self._prefix + name
         return str(entries(self._folders[key])[key]["title"])
 
+    def name(self, name: str) -> str:
+        """Returns an item's place in its paper and its title: "Fig. 3: MFA-Rand against ..."."""
+        key = self._prefix + name
+        shows, title = entries(self._folders[key])[key].get("shows", ""), self.title(name)
+        kind = {"Figure": "Fig."}
+        if place := re.match(r"(Figure|Table|Theorem|Corollary) ([\d.]*\d)(?:\((\w)\))?", shows):
+            word, number, part = place.groups("")
+            return f"{kind.get(word, word)} {number}{part}: {title}"
+        return title[0].upper() + title[1:]
+
+    def runtime(self, name: str) -> str:
+        """Returns how long the run of an item took whose result is published."""
+        key = self._prefix + name
+        return str(entries(self._folders[key])[key].get("runtime", "not measured"))
+
+    def needs(self, name: str) -> str:
+        """Returns the data that an item needs from the folder of `--data`, or an empty text."""
+        key = self._prefix + name
+        return str(entries(self._folders[key])[key].get("needs", ""))
+
     def paper(self, name: str) -> str:
         """Returns the citation of an item's paper."""
         folder = self._folders[self._prefix + name]

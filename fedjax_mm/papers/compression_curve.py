@@ -14,8 +14,9 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Count, Positive, Seeded, Share
 from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import check, estimate, finding, more
+from fedjax_mm.papers.rulings import check, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.training import train
@@ -63,8 +64,8 @@ class CompressionCurve(Seeded):
             rule, feedback = self.rules()[message]
             algorithm = compressed(algorithm, rule, error_feedback=feedback)
         task = classification(data, LogisticRegression(5))
-        strategy = mfa_rand(self.num_clients, self.num_models)
-        return Setup([task] * self.num_models, algorithm, strategy)
+        assignment = mfa_rand(self.num_clients, self.num_models)
+        return Setup([task] * self.num_models, algorithm, assignment)
 
 
 def run(config: CompressionCurve, execution: Execution | None = None) -> xr.Dataset:

@@ -51,14 +51,14 @@ def dots(
       values: values over ``(panel, row, series)``, with the first row at the top.
       errors: standard errors, over the same dimensions.
       xlabel: the x-axis label of every panel.
-      title: the title above the panels.
-      caption: the caption below the panels.
+      title: the first sentence of the caption.
+      caption: the rest of the caption.
     """
     panel, row, series = map(str, values.dims)
     names = values[row].values.tolist()
     places, shifts = np.arange(len(names)), _shifts(values.sizes[series])
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, max(3.0, 1.7 + 0.3 * len(names))))
+        figure = Figure(figsize=(WIDTH, max(2.2, 0.9 + 0.27 * len(names))))
         grid = figure.subplots(1, values.sizes[panel], sharey=True, squeeze=False)[0]
         for axes, letter, at in zip(grid, ascii_lowercase, values[panel].values, strict=False):
             for number, label in enumerate(values[series].values.tolist()):
@@ -82,12 +82,12 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
 
     Args:
       curves: logarithms to base 10 over ``(algorithm, seed, round)``.
-      title: the title above both panels.
+      title: the first sentence of the caption.
       ylabel: the y-axis label of both panels.
-      caption: the caption below the panels.
+      caption: the rest of the caption.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.7))
+        figure = Figure(figsize=(WIDTH, 2.9))
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         labels = [str(label) for label in curves.algorithm.values]
         colors = [COLORS[i % len(COLORS)] for i in range(len(labels))]
@@ -99,7 +99,6 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
             left.plot(rounds, runs.mean(0), color=color, lw=1.6)
             right.plot(rounds, runs.T, color=color, lw=0.5, alpha=0.55)
             inset.plot(rounds[last], runs.T[last], color=color, lw=0.5, alpha=0.7)
-        inset.tick_params("x", labelsize=8)
         inset.locator_params("y", nbins=3)  # few and large, so that exponents are legible
         for axes in (left, inset):  # also applies to the right panel, which shares the left axis
             axes.yaxis.set_major_formatter(lambda y, _: f"$10^{{{y:g}}}$")
@@ -109,7 +108,7 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
         finish(right, f"(b) {curves.sizes['seed']} runs each", "round $t$", "")
         legend = [Line2D([], [], color=color, lw=1.6) for color in colors]
         for axes in (left, right):
-            axes.legend(legend, labels, fontsize=8.5, loc="upper right")
+            axes.legend(legend, labels, loc="upper right")
             axes.set_xlim(rounds[0], rounds[-1])
         arrange(figure, title, caption)
     return figure
@@ -133,11 +132,11 @@ def heat_map(
       xlabel: the label of the second dimension.
       ylabel: the label of the first dimension.
       label: the label of the color bar.
-      title: the title above the map.
-      caption: the caption below the map.
+      title: the first sentence of the caption.
+      caption: the rest of the caption.
     """
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(WIDTH, 5.2))
+        figure = Figure(figsize=(WIDTH, 4.2))
         axes = figure.subplots()
         y, x = (values[dim].values.astype(float) for dim in values.dims)
         most = max(2.0, float(np.quantile(values.values, 0.95)))

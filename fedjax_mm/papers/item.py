@@ -25,7 +25,7 @@ _LARGEST = 4096
 """The size of the largest arrays that are stored in `summary.json`."""
 
 
-_ELSEWHERE = ("module", "title", "statements", "reading")
+_ELSEWHERE = ("module", "title", "statements", "reading", "runtime", "needs")
 """The keys of an item in `published.toml` that are not among its published numbers."""
 
 

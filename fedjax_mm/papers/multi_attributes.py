@@ -23,6 +23,7 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.bhuyan2022 import together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, beats_majority
 from fedjax_mm.papers.bhuyan2022.gains import gain_columns, gain_panels
@@ -30,7 +31,7 @@ from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
 from fedjax_mm.papers.multi_problems import deal
-from fedjax_mm.papers.rulings import compare, estimate, finding, more
+from fedjax_mm.papers.rulings import compare, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several, Some

@@ -31,11 +31,12 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx
 from fedjax_mm.experiments.fields import Count, Positive, Seeded
 from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_methods import METHODS
 from fedjax_mm.papers.multi_problems import FILES, Digits, Images, Synthetic
-from fedjax_mm.papers.rulings import check, compare, estimate
+from fedjax_mm.papers.rulings import check, compare
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.training import described, staged, train

@@ -30,12 +30,12 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Fraction, Positive, Seeded
 from fedjax_mm.local import local_sgd
-from fedjax_mm.metrics import completion
+from fedjax_mm.metrics import completion, estimate
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
 from fedjax_mm.papers.multi_problems import deal
-from fedjax_mm.papers.rulings import compare, estimate
+from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.training import described, staged, train

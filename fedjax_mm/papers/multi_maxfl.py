@@ -26,9 +26,10 @@ from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seeded, Share
 from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import compare, estimate
+from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.training import train

@@ -20,8 +20,9 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Count, Flag, Fraction, NonNegative, Positive, Seeded
 from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import estimate, finding, more
+from fedjax_mm.papers.rulings import finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.training import train
@@ -63,10 +64,10 @@ class PrivateCurve(Seeded):
 
     def epsilons(self) -> list[float]:
         """Returns the epsilon of each noise multiplier, for any number of models."""
-        strategy = mfa_rand(self.num_clients, self.num_models[0])
+        assignment = mfa_rand(self.num_clients, self.num_models[0])
         how: dict[str, Any] = {"num_rounds": self.num_rounds, "delta": self.delta}
         return [
-            epsilon(strategy, noise_multiplier=z, **how) if z else math.inf
+            epsilon(assignment, noise_multiplier=z, **how) if z else math.inf
             for z in self.noise_multipliers
         ]
 

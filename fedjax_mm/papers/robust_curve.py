@@ -14,8 +14,9 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Count, NonNegative, Positive, Seeded, Share
 from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import estimate, finding, more
+from fedjax_mm.papers.rulings import finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.training import train

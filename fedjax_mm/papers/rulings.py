@@ -39,13 +39,6 @@ _MOST_SEEDS = 10_000  # the largest number reported as needed to settle a statem
 _ROUNDOFF = 1e-9  # relative difference of numbers that count as equal
 
 
-class Estimate(NamedTuple):
-    """Means over seeds and their standard errors, over the remaining dimensions."""
-
-    mean: xr.DataArray
-    error: xr.DataArray
-
-
 class Evidence(NamedTuple):
     """Two one-sided tests of one comparison.
 
@@ -75,18 +68,6 @@ class Ruling(NamedTuple):
     about: str = ""
     takes: str = ""
     looseness: float | None = None
-
-
-def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
-    """Returns the mean over a dimension and its standard error.
-
-    The error is NaN for one or two samples, because that of two says nothing about their spread.
-    """
-    samples = samples.astype(float)
-    mean = samples.mean(over, skipna=False)
-    error = standard_error(samples.values, axis=samples.get_axis_num(over))
-    error = error if samples.sizes[over] > 2 else np.full_like(error, np.nan)
-    return Estimate(mean, mean.copy(data=error))
 
 
 def ruling(

@@ -43,7 +43,7 @@ def epsilon(
     Args:
       assignment: chooses clients and models; it must not depend on their data.
       noise_multiplier: z of `private`, the same for all models.
-      num_rounds: T.
+      num_rounds: T, the number of rounds.
       delta: the delta of (epsilon, delta).
       neighbors: "zero" replaces one client's contributions with zeros and keeps the assignment.
         Sampling amplifies privacy if clients participate independently, as in

@@ -22,7 +22,7 @@ from fedjax_mm.base import (
     Task,
     keys,
 )
-from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.calls import in_html, in_short
 from fedjax_mm.base.chunks import ClientMap, chunk_size_of
 from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance
@@ -66,6 +66,7 @@ class Trace:
     per_client: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     __repr__ = in_short
+    _repr_html_ = in_html
 
 
 class Counts(NamedTuple):

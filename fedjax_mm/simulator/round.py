@@ -31,7 +31,7 @@ from fedjax_mm.base import (
     keys,
     sums,
 )
-from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.calls import in_html, in_short
 from fedjax_mm.base.contract import ACTIVE
 from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
@@ -58,6 +58,9 @@ class State(NamedTuple):
 
     def __repr__(self) -> str:
         return in_short(self)
+
+    def _repr_html_(self) -> str:
+        return in_html(self)
 
 
 class Rounds(NamedTuple):

@@ -56,8 +56,10 @@ def simulate(
       assignment: chooses clients and models. A `Dispatch`, such as that of `asynchrony.fedast`,
         makes training asynchronous. A round is then `arrivals_per_round` arrivals, and reverse-mode
         differentiation is not supported.
-      num_rounds: T.
-      client_map: "auto", "vmap", "scan" or a chunk size. A chunk holds clients of all models if
+      num_rounds: T, the number of rounds.
+      client_map: how clients are computed: "vmap" all at once, "scan" one at a time, or a number at
+        a time. "auto" computes all at once on accelerators and for tasks with a closed form, and on
+        a CPU as many as have 32 KiB of parameters together. A chunk holds clients of all models if
         models share their data, and of one model otherwise. The choice affects speed and memory,
         but affects results only through the order of summation.
       record_every: the number of rounds between records, which must divide `num_rounds`.

@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.base.calls import Part, in_short
+from fedjax_mm.base.calls import Part, in_html, in_short
 from fedjax_mm.base.chunks import ClientMap
 from fedjax_mm.checks.annotations import refusing_unknown
 from fedjax_mm.checks.instances import check_instance, check_seed
@@ -61,6 +61,9 @@ class Setup(NamedTuple):
     def __repr__(self) -> str:
         return in_short(self)
 
+    def _repr_html_(self) -> str:
+        return in_html(self)
+
 
 @refusing_unknown
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +79,8 @@ class Grid:
         ``"algorithm.local.learning_rate"`` is called "learning_rate" in the result.
       axes: names and values, in the order of the result's dimensions. A value may be any object
         that `build` accepts. If one of several numbers is a float, all are.
-      num_rounds: T. With a `Dispatch`, a round is `arrivals_per_round` arrivals (see `fedast`).
+      num_rounds: T, the number of rounds. With a `Dispatch`, a round is `arrivals_per_round`
+        arrivals (see `fedast`).
       num_seeds: the number of replicas of each point. All points have the same seeds.
       seed: the root of all draws.
       record_every: the number of rounds between records, which must divide `num_rounds`.
@@ -114,6 +118,7 @@ class Grid:
     keep: Literal["params"] | None = None
 
     __repr__ = in_short
+    _repr_html_ = in_html
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, None, "params")

@@ -8,12 +8,12 @@ import xarray as xr
 from scipy.stats import binom
 from scipy.stats import t as student
 
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.rulings import (
     LEVEL,
     alike,
     check,
     compare,
-    estimate,
     fact,
     finding,
     median_more,

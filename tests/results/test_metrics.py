@@ -4,8 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
-from fedjax_mm.metrics import fairness, first_round_below, gain, log_gap, standard_error
+from fedjax_mm.metrics import (
+    compare,
+    fairness,
+    first_round_below,
+    gain,
+    log_gap,
+    standard_error,
+)
 from tests.oracles import multi_model as reference
 
 
@@ -102,3 +110,38 @@ def test_equal_values_are_fair_and_zeros_have_no_index():
     assert (zero.mean, zero.worst, zero.variance) == (0, 0, 0)
     assert np.isnan([zero.jain, zero.entropy, zero.evenness]).all()
     assert np.isnan(fairness(np.array([1.0, -0.5])).entropy)
+
+
+def paired_result():
+    """Losses of two methods and two rates, whose seeds differ more than the methods."""
+    method = np.array([[0.0, 0, 0], [-1, -0.7, -1.3]])
+    loss = np.array([10.0, 20, 40]) + method[:, None]
+    loss = np.broadcast_to(loss[..., None, None], (2, 2, 3, 2, 2))
+    dims = ("algorithm", "rate", "seed", "round", "model")
+    coords = {"algorithm": ["A", "B"], "rate": [0.1, 0.2], "round": [0, 10]}
+    return xr.Dataset({"loss": (dims, loss)}, coords)
+
+
+def test_methods_are_compared_seed_by_seed():
+    found = compare(paired_result(), "algorithm")
+    assert found.difference.dims == ("algorithm", "rate")
+    np.testing.assert_allclose(found.difference.sel(algorithm="B"), -1.0)
+    np.testing.assert_allclose(found.standard_error, 0.3 / np.sqrt(3))
+    other = compare(paired_result(), "algorithm", baseline="B")
+    np.testing.assert_allclose(other.difference.sel(algorithm="A"), 1.0)
+    two = compare(paired_result().isel(seed=[0, 1]), "algorithm")
+    assert np.isnan(two.standard_error).all()
+
+
+@pytest.mark.parametrize(
+    ("axis", "how", "message"),
+    [
+        ("method", {}, "no axis 'method', but algorithm, rate"),
+        ("seed", {}, "no axis 'seed'"),
+        ("algorithm", {"metric": "lss"}, "no 'lss', but loss"),
+        ("algorithm", {"baseline": "C"}, "baseline is 'C', and algorithm has A, B"),
+    ],
+)
+def test_unknown_comparisons_are_refused(axis, how, message):
+    with pytest.raises(ValueError, match=message):
+        compare(paired_result(), axis, **how)

@@ -374,16 +374,21 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     text = shown_markdown(out)
     tables = re.findall(r"<table>.*?</table>", text, re.DOTALL)
     measured = [table for table in tables if "<th>method</th>" in table]
-    assert len(tables) == 6  # one for each of 3 papers, and one for each of 3 items
+    assert len(tables) == 9  # of each of 3 items: statements, checks and numbers
     assert len(measured) == 3
     cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", measured[0])
     assert cells == ["method", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"]
     assert "In no paper" in text
     index = Reader(MarkdownIt().enable("table").render(out.read_text()))
-    assert index.links == [f"results/{name}.md" for name in names]
+    assert index.links == [
+        link
+        for name in names
+        for link in (f"results/{name}.md", f"figures/{name}.png", f"results/{name}.md")
+    ]
     for name in names:
         item = out.parent / "results" / f"{name}.md"
-        assert item.read_text().startswith(f"# {name}: ")
+        assert item.read_text().startswith(f"# {ITEMS.name(name)}\n")
+        assert "Took 7 s on 2 CPU cores; needs no files of data;\n3 seeds" in item.read_text()
         figure, back = Reader(MarkdownIt().render(item.read_text())).links
         expected = (tmp_path / "results" / name / "figure.png").read_bytes()
         assert (item.parent / figure).read_bytes() == expected

@@ -515,7 +515,7 @@ def test_published_rows_have_names_of_measured_rows_and_are_drawn(name):
         assert set(numbers) <= set(rows)
         assert all(len(row) == measured.sizes["metric"] for row in numbers.values())
     figure = item.figure(result, measured, config)
-    assert f"T = {config.num_rounds}" in figure.get_suptitle()
+    assert f"T = {config.num_rounds}" in figure.get_label()
     assert len(figure.axes) <= 6
     if item.table is not comparison.table:
         return

@@ -105,8 +105,7 @@ def test_small_instances_run_from_data_to_figure(name, tuning_steps, tmp_path):
     findings = item.findings(result, config)
     figure = item.figure(result, findings.measured, config)
     save_figure(figure, tmp_path / "figure.png")
-    text = " ".join(text.get_text() for text in figure.texts)
-    assert "standing in for fmnist" in figure.get_suptitle() + text
+    assert "standing in for fmnist" in figure.get_label()
     assert result.sizes["algorithm"] == 1
     assert result.sizes["round"] == 3
     about = result.attrs["manifest"]

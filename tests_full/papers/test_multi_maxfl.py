@@ -112,7 +112,7 @@ def test_a_small_instance_runs_from_data_to_figure(result, tmp_path):
     assert row[3].startswith(f"{mean:.1f}")
     figure = ITEM.figure(result, measured, SMALL)
     save_figure(figure, tmp_path / "figure.png")
-    assert f"6 clients, {len(multi_maxfl.QUESTIONS)} models at once" in figure.get_suptitle()
+    assert f"6 clients, {len(multi_maxfl.QUESTIONS)} models at once" in figure.get_label()
     assert len(figure.axes) == len(assignments)
 
 

@@ -19,12 +19,12 @@ from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Metrics
 from fedjax_mm.experiments.fields import Count, Positive, Recorded, Seed, TwoOrMore
 from fedjax_mm.experiments.point import Precision
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
     Evidence,
     Ruling,
     check,
-    estimate,
     fact,
     finding,
     no_less,
@@ -160,8 +160,8 @@ class _Probed(Quadratic):
 _CASE = ("algorithm", "mu", "num_models", "local_steps")
 _NAMES = {"num_models": "M", "local_steps": "E"}
 _MU = r"$\mu$"
-_PER_DECADE = 20  # points of a curve per decade of rounds
-_MOST_MODELS = 3  # most values of M in a panel, which draws two lines for each of them
+LOOSENESS = "round $t$", "bound / measured error"
+"""The labels of panels with ratios, because curves of a bound and its error lie too far apart."""
 
 
 def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset:
@@ -394,31 +394,20 @@ def table(measured: xr.Dataset, config: Bounds) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
-    """Draws measured errors and bounds over rounds, with one panel per method, mu and E."""
-    curves = result[["distance", "bound"]].mean("seed").assign_coords(round=result["round"] + 1)
-    curves = thinned(curves.rename(_NAMES | {"mu": _MU})).transpose(..., "M", "round")
-    some = np.linspace(0, curves.sizes["M"] - 1, min(_MOST_MODELS, curves.sizes["M"]))
-    curves, panels = curves.isel(M=some.round().astype(int)), []
-    for at, words in places(curves, "algorithm", _MU, "E"):
-        here = curves.sel(at)
-        drawn = plots.lines(here.distance, style="-")
-        drawn += plots.lines(here.bound, style="--", label="bound, ")
-        axes = (", ".join(words), "$t$ (the start is 1)", r"$E|w_t - w_*|$")
-        panels.append(plots.Panel(*axes, drawn, scale="log", xscale="log"))
-    width, runs = curves.sizes["E"], f"N = {config.num_clients}, {config.num_seeds} seeds"
+    """Draws how many times as large as the largest error the bound is, with one line per M."""
+    ratio = measured.ratio.assign_coords(round=measured["round"] + 1).rename(mu=_MU)
+    panels = []
+    for at, words in places(ratio, "algorithm", _MU, "E"):
+        drawn = plots.lines(ratio.sel(at).transpose("M", "round"))
+        panels.append(plots.Panel(", ".join(words), *LOOSENESS, drawn, scale="log", xscale="log"))
     return plots.draw(
-        [panels[i : i + width] for i in range(0, len(panels), width)],
-        title=f"Errors and their bounds, quadratic, {runs}",
-        caption="Solid: measured means over seeds, models and neighbouring rounds; dashed: the "
-        r"bound with $\mu$, $L$ and $\Gamma$ exact, and $G$ measured.",
+        [panels],
+        title=f"Errors and their bounds, quadratic, N = {config.num_clients}, "
+        f"{config.num_seeds} seeds",
+        caption="The bound divided by the largest error of a model, averaged over seeds; above 1 "
+        "the bound holds. In the bound mu, L and Gamma are exact, and G is measured. The start is "
+        "round 1.",
     )
-
-
-def thinned(curves: xr.Dataset) -> xr.Dataset:
-    """Returns means over rounds that are too close on a logarithmic axis to show oscillations."""
-    place = np.round(_PER_DECADE * np.log10(curves["round"].values))
-    near = curves.assign(t=curves["round"].astype(float)).assign_coords(place=("round", place))
-    return near.groupby("place").mean().swap_dims(place="t").drop_vars("place").rename(t="round")
 
 
 def _item(id: str, settings: Bounds, rule: Callable[..., Iterator[Ruling | Check]] = judge) -> Item:

@@ -13,11 +13,11 @@ from pydantic import model_validator
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.run import run
-from fedjax_mm.metrics import log_gap
+from fedjax_mm.metrics import estimate, log_gap
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.figures import mean_and_runs
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, alike, estimate, more, ruling
+from fedjax_mm.papers.rulings import Ruling, alike, more, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.sweeps.execution import Execution

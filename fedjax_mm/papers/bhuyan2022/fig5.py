@@ -12,11 +12,11 @@ from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.run import run
-from fedjax_mm.metrics import gain
+from fedjax_mm.metrics import estimate, gain
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_panels, rounds_to
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, estimate, median_more, ruling
+from fedjax_mm.papers.rulings import Ruling, median_more, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several

@@ -15,7 +15,7 @@ from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count
-from fedjax_mm.metrics import gain
+from fedjax_mm.metrics import Estimate, estimate, gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_columns, gain_panels
@@ -28,7 +28,7 @@ from fedjax_mm.papers.bhuyan2022.learners import (
 from fedjax_mm.papers.bhuyan2022.together import Aiming, aims
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Estimate, Ruling, alike, estimate, median_more, ruling
+from fedjax_mm.papers.rulings import Ruling, alike, median_more, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.training import described, stage, train
@@ -300,59 +300,22 @@ def _of_largest(measured: xr.Dataset) -> Table:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -> Figure:
-    """Draws FedAvg's test accuracy, gains, and gains against the largest share, by learner."""
-    curves = by_part(result, "accuracy").sel(algorithm="MFA-RR", num_models=1, part="test")
-    curves = 100 * curves.isel(model=0, drop=True).sel(round=slice(0, config.num_rounds))
-    panels = [row for source in config.sources for row in _rows(curves, measured, source)]
+    """Draws gains against M on training and test examples, with one row per learner."""
+    rows = []
+    for source in config.sources:
+        paper = measured.sel(source=source, target="g").rename(part="of")
+        panels = gain_panels(paper.gain, paper.gain_standard_error, "gain $g$")
+        rows.append([panel._replace(title=f"{source}, {panel.title}") for panel in panels])
     about, size = result.attrs["manifest"], config.cohort_size
     who = f"{f'K = {size} of ' if size else ''}N = {config.num_clients} clients"
     names = " and ".join(dict.fromkeys(about["datasets"]))
     return plots.draw(
-        panels,
+        rows,
         title=f"{names} ({about['data']} data), {who}, $T_1$ = {config.num_rounds}",
-        caption=f"Mean accuracies and median gains of {config.num_seeds} seeds, with standard "
-        "errors, where at $T_M$ every model first has FedAvg's accuracy after $T_1$ rounds, and "
-        f"$g=MT_1/T_M$ counts as the lowest if some model does not in {config.most_rounds} rounds.",
+        caption=f"Median gains of {config.num_seeds} seeds with standard errors, where at $T_M$ "
+        "every model first has FedAvg's accuracy after $T_1$ rounds, and $g=MT_1/T_M$ counts as "
+        f"the lowest if some model does not in {config.most_rounds} rounds.",
     )
-
-
-def _rows(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[list[plots.Panel]]:
-    """Returns two rows of two panels each, which stay legible at column width."""
-    flat = xr.DataArray(np.zeros(2), {"round": curves["round"].values[[0, -1]]})
-    here = measured.sel(source=source)
-    test = here.sel(part="test")
-    fedavg = [
-        *plots.lines(*estimate(curves.sel(source=source, drop=True)), "-", label="ours"),
-        *plots.lines(test.published + flat, style="--", label="published", color=1),
-        *plots.lines(
-            test.majority_per_seed.mean("seed") + flat,
-            style=":",
-            label="most frequent class",
-            color=2,
-        ),
-    ]
-    levels = plots.Panel(
-        f"{source}: FedAvg on one model", "round $t$", "test accuracy in percent", fedavg
-    )
-    paper = here.sel(target="g").rename(part="of")
-    gains = gain_panels(paper.gain, paper.gain_standard_error, "gain $g$")
-    excess = _excess(measured).sel(source=source)
-    points = [
-        plots.Line(
-            name, 100 * here.largest_share.values, excess.sel(algorithm=name).values, style="?"
-        )
-        for name in _ALGORITHMS
-    ]
-    ends = np.array([0.0, 100 * here.largest_share.values.max()])
-    level = plots.Line("g = M", ends, np.ones(2), style="--", color=plots.GRAY)
-    shares = plots.Panel(
-        f"{source}: test, every seed",
-        "largest client's percent of examples",
-        "mean of $g/M$ over $M>1$",
-        [*points, level],
-    )
-    named = [each._replace(title=f"{source}: gain, {each.title}") for each in gains]
-    return [[levels, shares], named]
 
 
 def _figure(id: str, settings: GainVersusModels) -> Item:

@@ -19,6 +19,7 @@ from fedjax_mm.assignments.partitions import fedcluster, mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Batching, Index, Metrics
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, tightest
 from fedjax_mm.papers.bhuyan2022.regression import (
     Growing,
@@ -30,17 +31,7 @@ from fedjax_mm.papers.bhuyan2022.regression import (
     theorem_2,
 )
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import (
-    Ruling,
-    alike,
-    check,
-    estimate,
-    fact,
-    finding,
-    more,
-    no_less,
-    ruling,
-)
+from fedjax_mm.papers.rulings import Ruling, alike, check, fact, finding, more, no_less, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Several

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm import plots
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.bhuyan2022 import accuracy, together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS
 from fedjax_mm.papers.bhuyan2022.learners import (
@@ -23,7 +24,7 @@ from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, alike, estimate, finding, more, ruling
+from fedjax_mm.papers.rulings import Ruling, alike, finding, more, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Some
@@ -161,8 +162,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Different) -> Figur
         here = measured.sel(part=part)
         series = {label: estimate(here.accuracy.sel(when=when)) for when, label in _WHEN.items()}
         printed = {f"published, ${w}$": (here.published.sel(when=w), None) for w in ("T_1", "T_M")}
-        title = f"{part}: gains (published g: {here.published_gain:g})\n{describe(here.gain)}"
-        panels.append(points(names, title, series | printed, "accuracy in percent"))
+        panels.append(points(names, part, series | printed, "accuracy in percent"))
     return plots.draw(
         [panels],
         title=f"{' and '.join(about['datasets'])} ({about['data']} data), "

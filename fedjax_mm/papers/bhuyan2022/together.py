@@ -18,10 +18,9 @@ from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_r
 from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count
-from fedjax_mm.metrics import gain
+from fedjax_mm.metrics import estimate, gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
-from fedjax_mm.papers.rulings import estimate
 from fedjax_mm.papers.training import described, stage, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution

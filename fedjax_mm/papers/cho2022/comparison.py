@@ -11,13 +11,14 @@ from matplotlib.figure import Figure
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.overrides import changes
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022.clients import source_of
 from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
 from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_comparison
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Evidence, Ruling, alike, estimate, no_less, ruling, untested
+from fedjax_mm.papers.rulings import Evidence, Ruling, alike, no_less, ruling, untested
 from fedjax_mm.papers.schema import Check, Reading, Table, published_statements
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places

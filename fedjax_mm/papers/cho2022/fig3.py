@@ -6,6 +6,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import comparison
 from fedjax_mm.papers.cho2022.comparison import (
     OURS,
@@ -17,7 +18,7 @@ from fedjax_mm.papers.cho2022.comparison import (
     unattacked,
 )
 from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
-from fedjax_mm.papers.rulings import Ruling, estimate, more, ruling
+from fedjax_mm.papers.rulings import Ruling, more, ruling
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "MW-Fed")
 _METRICS = ("appeal", "preferred_accuracy")

@@ -11,9 +11,10 @@ from pydantic import Field
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Distinct, NonNegative
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, ruling
+from fedjax_mm.papers.rulings import Ruling, check, fact, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execution import Execution

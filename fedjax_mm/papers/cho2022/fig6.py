@@ -12,10 +12,11 @@ from pydantic import Field
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import TwoOrMore
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, ruling
+from fedjax_mm.papers.rulings import Evidence, Ruling, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several

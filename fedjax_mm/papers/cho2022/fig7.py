@@ -6,9 +6,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022.comparison import draw, item, judged, unattacked
 from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
-from fedjax_mm.papers.rulings import Ruling, alike, estimate, ruling
+from fedjax_mm.papers.rulings import Ruling, alike, ruling
 
 _METHODS = ("FedAvg", "MaxFL")
 _NEARLY = 10.0  # allowed difference, in percent of the larger loss

@@ -4,20 +4,12 @@ from collections.abc import Iterator
 
 import xarray as xr
 
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import fig7
 from fedjax_mm.papers.cho2022.comparison import OURS, concordance, item, lead, squeezed
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import (
-    Ruling,
-    estimate,
-    finding,
-    more,
-    no_less,
-    ruling,
-    under,
-    untested,
-)
+from fedjax_mm.papers.rulings import Ruling, finding, more, no_less, ruling, under, untested
 from fedjax_mm.papers.schema import Check, Reading
 from fedjax_mm.results.labels import describe
 

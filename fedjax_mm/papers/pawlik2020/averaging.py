@@ -17,9 +17,10 @@ from pydantic import Field, model_validator
 from fedjax_mm import plots
 from fedjax_mm.base import Scalar
 from fedjax_mm.experiments.fields import Config, Count, NonNegative, Positive, Seed, TwoOrMore
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, fact, more, no_less, ruling
+from fedjax_mm.papers.rulings import Evidence, Ruling, fact, more, no_less, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Increasing

@@ -15,21 +15,12 @@ from fedjax_mm import plots
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.pawlik2020.setting import EVALUATIONS, Trained
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import (
-    Evidence,
-    Ruling,
-    alike,
-    estimate,
-    fact,
-    finding,
-    more,
-    ruling,
-    untested,
-)
+from fedjax_mm.papers.rulings import Evidence, Ruling, alike, fact, finding, more, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Increasing

@@ -17,9 +17,10 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Cohort, Index, Look, Params, Round, Scalar
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
+from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import check, estimate, finding
+from fedjax_mm.papers.rulings import check, finding
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Trend

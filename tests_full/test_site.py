@@ -1,0 +1,113 @@
+"""The built site: its search, its pages on phones, and its links to sources.
+
+`SITE_DIR` names a site that was built before; otherwise the site is built here, if mkdocs is there.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WORDS = {  # what somebody types, and the page that says how
+    "install": "install/",
+    "cuda": "install/",
+    "multi-gpu": "how-to/devices/",
+    "own data": "how-to/data/",
+    "dirichlet": "how-to/data/",
+    "neural network": "how-to/network/",
+    "custom algorithm": "extending/",
+    "choose a method": "how-to/methods/",
+    "client drift": "how-to/methods/",
+    "maxfl": "how-to/appeal/",
+    "thresholds": "how-to/appeal/",
+    "stragglers": "how-to/away/",
+    "client dropout": "how-to/away/",
+    "differential privacy": "how-to/privacy/",
+    "quantization": "how-to/compression/",
+    "staleness": "how-to/asynchronous/",
+    "checkpoint": "how-to/resuming/",
+    "slurm": "how-to/clusters/",
+    "optuna": "how-to/tuning/",
+    "hyperparameter": "how-to/tuning/",
+    "error bars": "how-to/plots/",
+    "tensorboard": "how-to/tracking/",
+    "toml": "experiments/",
+    "concept drift": "how-to/drift/",
+    "clustered": "how-to/groups/",
+}
+SEARCH = """
+const fs = require("fs"), vm = require("vm");
+const [worker, index, ...queries] = process.argv.slice(2);
+let listener;
+const answers = [];
+const place = {
+  console, URL, setTimeout, location: { href: "http://localhost/" }, importScripts: () => {},
+  addEventListener: (_, listen) => { listener = listen; },
+  postMessage: message => answers.push(message),
+};
+place.self = place;
+vm.runInNewContext(fs.readFileSync(worker, "utf8"), place);
+const wait = async () => { for (let i = 0; i < 50; i++) await new Promise(r => setTimeout(r, 5)); };
+(async () => {
+  const { config, docs } = JSON.parse(fs.readFileSync(index, "utf8"));
+  const options = { suggest: true };
+  listener({ data: { type: 0, data: { config, docs, options } } }); await wait();
+  const found = {};
+  for (const query of queries) {
+    answers.length = 0;
+    listener({ data: { type: 2, data: query } }); await wait();
+    const items = answers.at(-1).data.items;
+    found[query] = items.slice(0, 3).map(group => group[0].location);
+  }
+  console.log(JSON.stringify(found));
+})();
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    if made := os.environ.get("SITE_DIR"):
+        return Path(made)
+    pytest.importorskip("material")
+    out = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "--site-dir", str(out))
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return out
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the site's own search needs node")
+def test_the_first_hit_of_a_word_is_the_page_that_says_how(site, tmp_path):
+    """The search is that of the site: its own worker on its own index."""
+    (worker,) = (site / "assets" / "javascripts" / "workers").glob("search.*.min.js")
+    script = tmp_path / "search.js"
+    script.write_text(SEARCH)
+    index = site / "search" / "search_index.json"
+    done = subprocess.run(
+        ("node", script, worker, index, *WORDS), check=True, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout)
+    first = {word: hits[0].partition("#")[0] if hits else "" for word, hits in found.items()}
+    assert first == WORDS
+
+
+def test_formulas_are_formulas(site):
+    text = (site / "how-to" / "asynchronous" / "index.html").read_text()
+    assert text.count("<math") >= 5
+    assert "arithmatex" not in text
+
+
+def test_cells_of_statements_name_their_columns(site):
+    text = (site / "results" / "mfa-fig3" / "index.html").read_text()
+    labels = re.findall(r'<td data-label="(.*?)"', text)
+    assert labels[:4] == ["statement", "measure", "value", "verdict"]
+
+
+def test_pages_without_an_address_have_no_link_to_their_source(site):
+    if not os.environ.get("REPO_URL"):
+        assert "edit/main" not in (site / "install" / "index.html").read_text()
