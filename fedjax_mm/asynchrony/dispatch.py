@@ -103,6 +103,10 @@ def fedast(
     keep client states. With unweighted FedAvg and a server rate eta_g, this is FedAST: ``w <- w +
     (eta_g / b_m) sum Delta``.
 
+    Models can finish at a target, by `finishing`, and arrive later, by `arriving`. They do so
+    between rounds, so that training depends on `arrivals_per_round`. R_m is 0 for models that are
+    not at work, and M in the period 0.75 R M is the number of models at work.
+
     Raises:
       TypeError: if `delay` is not a function.
       ValueError: if a number is out of its range, or the delays are for another number of clients

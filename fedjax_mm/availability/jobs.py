@@ -1,6 +1,7 @@
 """Jobs: models that arrive after the first round, and models that finish when they are good enough.
 
-Both wrappers deal the clients to the models at work, by the assignment's argument `active`.
+Both wrappers deal the clients to the models at work, by the assignment's argument `active`. A
+`Dispatch` deals the jobs itself, see `asynchrony/lifetimes.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,13 +62,20 @@ def finishing(
     parameters and states do not change any more. A model that meets it at the start never trains.
     NaN meets no target.
 
+    In asynchronous runs, a round is `arrivals_per_round` arrivals. When model f finishes, its jobs
+    in progress are deleted and its buffer is dropped. Model i of those at work gets
+    ``floor(R_f R_i / sum R)`` more jobs, and the rest go to different models, drawn uniformly. As
+    many jobs as were deleted begin at once, on new clients. When all have finished, rounds go on
+    without arrivals, and time stands still.
+
     Records have ``active``, which is 1 for a model at work in the round of the record, and
     ``finished_at``, the number of rounds after which the model finished, or NaN until the next
     round. `metrics.completion` computes the models' times from them.
 
     Args:
       assignment: mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit or fedfair,
-        which deal clients to the models at work alone. Wrap the result with all other wrappers.
+        which deal clients to the models at work alone; wrap the result with all other wrappers.
+        Or the dispatch of an asynchronous run, `fedast`.
       metric: the name of a recorded metric that every task has, such as "test_accuracy".
       at_least: the target; one for all models, or one for each.
       at_most: the same for metrics such as the loss. Give one of the two.
@@ -85,6 +93,9 @@ def finishing(
       >>> _, trace = simulate(0, task, algorithm, strategy, 4)
       >>> trace.client_updates.tolist()
       [[0, 0, 0], [2, 2, 2], [3, 3, 0], [3, 3, 0], [6, 0, 0]]
+
+    Reference: in asynchronous runs, the code of Askin et al., "FedAST" (2024). At a finish, it
+    rounds ``b_m = R_m / ratio`` to the nearest number, and later up. Here b_m is always rounded up.
     """
     size = _size_of(assignment)
     targets = _one_each("at_least", at_least, size), _one_each("at_most", at_most, size)
@@ -118,6 +129,11 @@ def arriving(
     active: Bool[Array, " models"] | None = None,
 ) -> Rule:
     """Models arrive over time, and get clients from then on.
+
+    In asynchronous runs, the jobs of time 0 belong to the models that are there, as if the others
+    had finished. A model that arrives as one of A models at work gets ``R_m = floor(R / A)``, from
+    the others in proportion to their R_m, and the rest from the largest. Its jobs begin as theirs
+    end, or at once if nobody else is at work.
 
     Records have ``active``, as in `finishing`, and ``arrived_at``, which is NaN before.
 
