@@ -215,11 +215,16 @@ class Clock(NamedTuple):
         return len(self.targets) if active is None else jnp.sum(active, dtype=jnp.int32)
 
     @property
-    def next_number(self) -> Int[Array, ""]:
-        """The number of the next job to begin."""
-        number = len(self.jobs.number) + jnp.sum(self.arrived, dtype=jnp.int32)
+    def num_arrived(self) -> Int[Array, ""]:
+        """The number of updates since the start."""
+        return jnp.sum(self.arrived, dtype=jnp.int32)
+
+    def next_number(self, num_arrived: Int[Array, ""]) -> Int[Array, ""]:
+        """Returns the number of the next job to begin after `num_arrived` updates."""
+        number = len(self.jobs.number) + num_arrived
         return number + self.lives.replaced if isinstance(self.lives, Lives) else number
 
+    @property
     def period(self) -> Int[Array, ""] | int:
         """The number of arrivals between two reallocations, 0.75 R M for M models at work."""
         period = 3 * len(self.jobs.number) * self.num_active // 4
@@ -260,14 +265,13 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
     """Returns the clock at time 0, when all jobs begin."""
     M, lives = dispatch.num_models, first_lives(dispatch)
     number = jnp.arange(dispatch.num_jobs, dtype=jnp.int32)
+    model = jnp.asarray(np.repeat(np.arange(M), dispatch.at_work), jnp.int32)
     targets = jnp.asarray(dispatch.at_work, jnp.int32)
     if isinstance(lives, Lives):
         key = keys.assignment_key(keys.round_key(rng_key, 0))
         targets = given_up(targets, ~lives.active, lives.active, key)
         # If nobody is at work, these jobs do not exist: `replace_jobs` deletes them.
         model = jnp.minimum(lacking_model(targets, number), M - 1)
-    else:
-        model = jnp.asarray(np.repeat(np.arange(M), dispatch.at_work), jnp.int32)
     draws, zeros = draws_of(dispatch, rng_key, number), jnp.zeros(M, jnp.int32)
     finish = draws.delay[number, model]
     jobs = Jobs(
@@ -378,7 +382,7 @@ def replace_jobs(
     old = jax.tree.map(lambda x: x[jnp.argsort(~is_kept, stable=True)], jobs)
     i = jnp.arange(R, dtype=jnp.int32) - number_kept
     model = jnp.minimum(lacking_model(clock.targets - kept, i), len(stays) - 1)
-    number = clock.next_number + jnp.maximum(i, 0)
+    number = clock.next_number(clock.num_arrived) + jnp.maximum(i, 0)
     draws = draws_of(dispatch, rng_key, number)
     new = Jobs(
         finish=clock.time + draws.delay[jnp.arange(R), model],
@@ -404,18 +408,14 @@ def share_out(
 
     Models that are not at work get none.
     """
-    ratio, active, start = (
-        dispatch.ratio,
-        clock.active,
-        jnp.full_like(clock.targets, dispatch.ratio),
-    )
-    if active is not None:
-        variances, start = jnp.where(active, variances, 0), jnp.where(active, start, 0)
+    ratio, active = dispatch.ratio, clock.active
+    variances = variances if active is None else jnp.where(active, variances, 0)
     left = dispatch.num_jobs - clock.num_active * ratio
     total = jnp.sum(variances)
     wanted = jnp.floor(dispatch.num_jobs * variances / total) - ratio
+    start = jnp.full_like(clock.targets, ratio)
     if active is not None:
-        wanted = jnp.where(active, wanted, -jnp.inf)
+        wanted, start = jnp.where(active, wanted, -jnp.inf), jnp.where(active, start, 0)
 
     def give(i: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
         given, wanted = carry

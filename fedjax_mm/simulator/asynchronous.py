@@ -179,9 +179,9 @@ def compute_arrivals(
     stacks, dispatch = run.stacks, run.dispatch
     options = run.options._replace(with_reports=dispatch.reallocate)
     bounds = _bounds(stacks, dispatch, number)
-    first, period = state.assignment.clock, state.assignment.clock.period()
-    before = jnp.sum(first.arrived, dtype=jnp.int32)
-    numbers = first.next_number + jnp.arange(number, dtype=jnp.int32)
+    first, period = state.assignment.clock, state.assignment.clock.period
+    before = first.num_arrived
+    numbers = first.next_number(before) + jnp.arange(number, dtype=jnp.int32)
     draws = draws_of(dispatch, state.rng_key, numbers)
     wanted = number if first.active is None else jnp.where(jnp.any(first.active), number, 0)
 

@@ -214,7 +214,7 @@ def _followers(
     return ending.jobs._replace(
         finish=ending.jobs.finish + draws.delay[place_in_draws, model],
         start=ending.jobs.finish,
-        number=clock.next_number + i,
+        number=clock.next_number(clock.num_arrived) + i,
         model=model,
         client=draws.client[place_in_draws],
         key=draws.key[place_in_draws],
