@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
-from fedjax_mm.base import keys
+from fedjax_mm.asynchrony.lifetimes import Lifetime, Lives, given_up, made_room, observed
+from fedjax_mm.base import Look, chunks, keys
 from fedjax_mm.checks.values import check_count, check_known, described
 
 WINDOW = 8
@@ -35,6 +36,8 @@ class Dispatch(NamedTuple):
       delay: draws the duration of a job.
       reallocate: whether R_m adapts to the relative variance of recent updates.
       arrivals_per_round: the number of arrivals that count as one round.
+      lifetimes: when models are at work, as stated by `finishing` and `arriving`, from the inside
+        out; () means always.
     """
 
     num_clients: int
@@ -44,6 +47,7 @@ class Dispatch(NamedTuple):
     delay: Delay
     reallocate: bool
     arrivals_per_round: int
+    lifetimes: tuple[Lifetime, ...] = ()
 
     @property
     def num_jobs(self) -> int:
@@ -51,9 +55,9 @@ class Dispatch(NamedTuple):
         return sum(self.at_work)
 
     @property
-    def period(self) -> int:
-        """The number of arrivals between two reallocations, 0.75 R M."""
-        return max(1, 3 * self.num_jobs * self.num_models // 4)
+    def moves_jobs(self) -> bool:
+        """Whether a job's replacement may train another model."""
+        return self.reallocate or bool(self.lifetimes)
 
     @property
     def num_places(self) -> int:
@@ -98,6 +102,10 @@ def fedast(
     R_m. When a job begins, schedules are evaluated at the model's next step. The algorithm must not
     keep client states. With unweighted FedAvg and a server rate eta_g, this is FedAST: ``w <- w +
     (eta_g / b_m) sum Delta``.
+
+    Models can finish at a target, by `finishing`, and arrive later, by `arriving`. They do so
+    between rounds, so that training depends on `arrivals_per_round`. R_m is 0 for models that are
+    not at work, and M in the period 0.75 R M is the number of models at work.
 
     Raises:
       TypeError: if `delay` is not a function.
@@ -183,6 +191,7 @@ class Clock(NamedTuple):
       place: the storage place of each model's current version.
       targets: R_m.
       arrived: the number of updates of each model since the start.
+      lives: the models at work; () if all always are.
     """
 
     time: Float[Array, ""]
@@ -192,6 +201,39 @@ class Clock(NamedTuple):
     place: Int[Array, " models"]
     targets: Int[Array, " models"]
     arrived: Int[Array, " models"]
+    lives: Lives | tuple[()] = ()
+
+    @property
+    def active(self) -> Bool[Array, " models"] | None:
+        """A, the models at work, or None if all always are."""
+        return self.lives.active if isinstance(self.lives, Lives) else None
+
+    @property
+    def num_active(self) -> Int[Array, ""] | int:
+        """The number of models at work."""
+        active = self.active
+        return len(self.targets) if active is None else jnp.sum(active, dtype=jnp.int32)
+
+    @property
+    def num_arrived(self) -> Int[Array, ""]:
+        """The number of updates since the start."""
+        return jnp.sum(self.arrived, dtype=jnp.int32)
+
+    def next_number(self, num_arrived: Int[Array, ""]) -> Int[Array, ""]:
+        """Returns the number of the next job to begin after `num_arrived` updates."""
+        number = len(self.jobs.number) + num_arrived
+        return number + self.lives.replaced if isinstance(self.lives, Lives) else number
+
+    @property
+    def period(self) -> Int[Array, ""] | int:
+        """The number of arrivals between two reallocations, 0.75 R M for M models at work."""
+        period = 3 * len(self.jobs.number) * self.num_active // 4
+        return max(1, period) if isinstance(period, int) else jnp.maximum(1, period)
+
+    def buffer_sizes(self, ratio: int) -> Int[Array, " models"]:
+        """Returns b_m, which is 1 for models that are not at work."""
+        sizes = -(-self.targets // ratio)
+        return sizes if self.active is None else jnp.maximum(1, sizes)
 
 
 class Draws(NamedTuple):
@@ -221,9 +263,15 @@ def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jo
 
 def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
     """Returns the clock at time 0, when all jobs begin."""
-    M = dispatch.num_models
+    M, lives = dispatch.num_models, first_lives(dispatch)
     number = jnp.arange(dispatch.num_jobs, dtype=jnp.int32)
     model = jnp.asarray(np.repeat(np.arange(M), dispatch.at_work), jnp.int32)
+    targets = jnp.asarray(dispatch.at_work, jnp.int32)
+    if isinstance(lives, Lives):
+        key = keys.assignment_key(keys.round_key(rng_key, 0))
+        targets = given_up(targets, ~lives.active, lives.active, key)
+        # If nobody is at work, these jobs do not exist: `replace_jobs` deletes them.
+        model = jnp.minimum(lacking_model(targets, number), M - 1)
     draws, zeros = draws_of(dispatch, rng_key, number), jnp.zeros(M, jnp.int32)
     finish = draws.delay[number, model]
     jobs = Jobs(
@@ -242,19 +290,132 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
         steps=zeros,
         filled=zeros,
         place=jnp.arange(M, dtype=jnp.int32),
-        targets=jnp.asarray(dispatch.at_work, jnp.int32),
+        targets=targets,
         arrived=zeros,
+        lives=lives,
     )
 
 
+def first_lives(dispatch: Dispatch) -> Lives | tuple[()]:
+    """Returns which models are at work at time 0."""
+    if not dispatch.lifetimes:
+        return ()
+    each = dispatch.lifetimes, dispatch.num_models
+    events, active = observed(*each, lambda i, lifetime, active: lifetime.first())
+    # The jobs of time 0 are numbered from 0, also if they begin later.
+    replaced = jnp.where(jnp.any(active), 0, -dispatch.num_jobs)
+    return Lives(events, active, replaced.astype(jnp.int32))
+
+
+def lacking_model(lacks: Int[Array, " models"], number: Int[Array, " jobs"]) -> Int[Array, " jobs"]:
+    """Returns the models of consecutive new jobs, which go to the first models that lack jobs."""
+    ends = jnp.cumsum(jnp.maximum(lacks, 0), dtype=jnp.int32)
+    return jnp.sum(number[:, None] >= ends, axis=1, dtype=jnp.int32)
+
+
+def jobs_of(jobs: Jobs, num_models: int) -> Bool[Array, "jobs models"]:
+    """Returns which model each job trains."""
+    return jobs.model[:, None] == jnp.arange(num_models, dtype=jnp.int32)
+
+
+def between_rounds(
+    dispatch: Dispatch, clock: Clock, rng_key: PRNGKeyArray, round: Int[Array, ""], look: Look
+) -> Clock:
+    """Returns the clock after models have arrived and finished, between two rounds.
+
+    Args:
+      dispatch: the dispatch rule.
+      clock: the clock.
+      rng_key: the key of the seed.
+      round: the number of completed rounds.
+      look: evaluates the models.
+    """
+    if not isinstance(clock.lives, Lives):
+        return clock
+    old, done = clock.lives, jnp.asarray(round, jnp.int32)
+
+    def event_of(i: int, lifetime: Lifetime, active: Array) -> Array:
+        return lifetime.event(done, old.events[i], look, active)
+
+    events, active = observed(dispatch.lifetimes, dispatch.num_models, event_of)
+    stays = old.active & active
+
+    def changed() -> Clock:
+        key = keys.assignment_key(keys.round_key(rng_key, done))
+        targets = given_up(clock.targets, old.active & ~active, stays, key)
+        targets = made_room(targets, active & ~old.active, stays, dispatch.num_jobs)
+        filled = jnp.where(stays, clock.filled, 0)
+        now = clock._replace(targets=targets, filled=filled)
+        return replace_jobs(dispatch, now, rng_key, stays, jnp.any(active))
+
+    # Jobs are drawn only if a model arrives or finishes, in any replica.
+    is_changed = chunks.is_any(active != old.active)
+    after = lax.cond(is_changed, changed, lambda: clock)
+    lives: Any = after.lives
+    return after._replace(lives=lives._replace(events=events, active=active))
+
+
+def replace_jobs(
+    dispatch: Dispatch,
+    clock: Clock,
+    rng_key: PRNGKeyArray,
+    stays: Bool[Array, " models"],
+    begins: Bool[Array, ""],
+) -> Clock:
+    """Deletes jobs of models that have finished, and begins as many others in their place.
+
+    The new jobs begin at the time of the last arrival, and go to the first models that have fewer
+    than their R_m.
+
+    Args:
+      dispatch: the dispatch rule.
+      clock: the clock, with the new R_m.
+      rng_key: the key of the seed.
+      stays: the models whose jobs stay.
+      begins: whether jobs begin, because a model is at work.
+    """
+    jobs, R = clock.jobs, len(clock.jobs.number)
+    is_kept = stays[jobs.model]
+    number_kept = jnp.sum(is_kept, dtype=jnp.int32)
+    kept = jnp.sum(jobs_of(jobs, len(stays)) & is_kept[:, None], axis=0, dtype=jnp.int32)
+    # Jobs are kept in starting order, and the new ones are the last to begin.
+    old = jax.tree.map(lambda x: x[jnp.argsort(~is_kept, stable=True)], jobs)
+    i = jnp.arange(R, dtype=jnp.int32) - number_kept
+    model = jnp.minimum(lacking_model(clock.targets - kept, i), len(stays) - 1)
+    number = clock.next_number(clock.num_arrived) + jnp.maximum(i, 0)
+    draws = draws_of(dispatch, rng_key, number)
+    new = Jobs(
+        finish=clock.time + draws.delay[jnp.arange(R), model],
+        start=jnp.full_like(jobs.start, clock.time),
+        number=number,
+        model=model,
+        client=draws.client,
+        version=clock.steps[model],
+        place=clock.place[model],
+        key=draws.key,
+    )
+    both = jax.tree.map(lambda x, y: jnp.where(i < 0, x, y), old, new)
+    jobs = jax.tree.map(lambda x, y: jnp.where(begins, x, y), both, jobs)
+    lives: Any = clock.lives
+    replaced = lives.replaced + jnp.where(begins, R - number_kept, 0)
+    return clock._replace(jobs=jobs, lives=lives._replace(replaced=replaced.astype(jnp.int32)))
+
+
 def share_out(
-    dispatch: Dispatch, targets: Int[Array, " models"], variances: Float[Array, " models"]
+    dispatch: Dispatch, clock: Clock, variances: Float[Array, " models"]
 ) -> Int[Array, " models"]:
-    """Returns R_m in proportion to relative variances, or the old R_m if these are undefined."""
-    ratio, M = dispatch.ratio, dispatch.num_models
-    left = dispatch.num_jobs - M * ratio
+    """Returns R_m in proportion to relative variances, or the old R_m if these are undefined.
+
+    Models that are not at work get none.
+    """
+    ratio, active = dispatch.ratio, clock.active
+    variances = variances if active is None else jnp.where(active, variances, 0)
+    left = dispatch.num_jobs - clock.num_active * ratio
     total = jnp.sum(variances)
     wanted = jnp.floor(dispatch.num_jobs * variances / total) - ratio
+    start = jnp.full_like(clock.targets, ratio)
+    if active is not None:
+        wanted, start = jnp.where(active, wanted, -jnp.inf), jnp.where(active, start, 0)
 
     def give(i: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
         given, wanted = carry
@@ -262,6 +423,5 @@ def share_out(
         number = jnp.minimum(ratio, left - i * ratio)
         return given.at[model].add(number), wanted.at[model].add(-ratio)
 
-    start = jnp.full(M, ratio, jnp.int32), wanted
-    shared, _ = lax.fori_loop(0, -(-left // ratio), give, start)
-    return jnp.where(jnp.isfinite(total) & (total > 0), shared, targets)
+    shared, _ = lax.fori_loop(0, -(-left // ratio), give, (start, wanted))
+    return jnp.where(jnp.isfinite(total) & (total > 0), shared, clock.targets)

@@ -1,17 +1,20 @@
 """Jobs: models that arrive after the first round, and models that finish when they are good enough.
 
-Both wrappers deal the clients to the models at work, by the assignment's argument `active`.
+Both wrappers deal the clients to the models at work, by the assignment's argument `active`. A
+`Dispatch` deals the jobs itself, see `asynchrony/lifetimes.py`.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fedjax_mm.asynchrony.dispatch import Dispatch
+from fedjax_mm.asynchrony.lifetimes import Lifetime
 from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Scalar
 from fedjax_mm.base.calls import Wraps
 from fedjax_mm.base.contract import ACTIVE
@@ -20,8 +23,13 @@ from fedjax_mm.checks.annotations import TracedCount, checked
 from fedjax_mm.checks.instances import check_assignment
 from fedjax_mm.wrap import names_of
 
+Rule = TypeVar("Rule", Assignment, Dispatch)
+
 Targets: TypeAlias = Scalar | Sequence[float] | Float[Array, " models"]
 """A number for all models, or one for each."""
+
+
+_MOST_JOBS = 26_754  # 3 R^2 < 2^31
 
 
 class Job(NamedTuple):
@@ -40,19 +48,25 @@ class Job(NamedTuple):
 
 @checked
 def finishing(
-    assignment: Assignment,
+    assignment: Rule,
     metric: str,
     *,
     at_least: Targets | None = None,
     at_most: Targets | None = None,
     every: TracedCount = 1,
     active: Bool[Array, " models"] | None = None,
-) -> Assignment:
+) -> Rule:
     """Models finish when a metric meets its target, and the others get their clients.
 
     A model that meets its target after round t gets no client from round t + 1 on, so that its
     parameters and states do not change any more. A model that meets it at the start never trains.
     NaN meets no target.
+
+    In asynchronous runs, a round is `arrivals_per_round` arrivals. When model f finishes, its jobs
+    in progress are deleted and its buffer is dropped. Model i of those at work gets
+    ``floor(R_f R_i / sum R)`` more jobs, and the rest go to different models, drawn uniformly. As
+    many jobs as were deleted begin at once, on new clients. When all have finished, rounds go on
+    without arrivals, and time stands still.
 
     Records have ``active``, which is 1 for a model at work in the round of the record, and
     ``finished_at``, the number of rounds after which the model finished, or NaN until the next
@@ -60,7 +74,8 @@ def finishing(
 
     Args:
       assignment: mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit or fedfair,
-        which deal clients to the models at work alone. Wrap the result with all other wrappers.
+        which deal clients to the models at work alone; wrap the result with all other wrappers.
+        Or the dispatch of an asynchronous run, `fedast`.
       metric: the name of a recorded metric that every task has, such as "test_accuracy".
       at_least: the target; one for all models, or one for each.
       at_most: the same for metrics such as the loss. Give one of the two.
@@ -78,17 +93,20 @@ def finishing(
       >>> _, trace = simulate(0, task, algorithm, assignment, 4)
       >>> trace.client_updates.tolist()
       [[0, 0, 0], [2, 2, 2], [3, 3, 0], [3, 3, 0], [6, 0, 0]]
+
+    Reference: in asynchronous runs, the code of Askin et al., "FedAST" (2024). At a finish, it
+    rounds ``b_m = R_m / ratio`` to the nearest number, and later up. Here b_m is always rounded up.
     """
-    size = check_assignment(assignment).num_models
+    size = _size_of(assignment)
     targets = _one_each("at_least", at_least, size), _one_each("at_most", at_most, size)
     meets = checks.target_of(*targets)
-    if "arriving" in names_of(assignment):
+    if "arriving" in _names_of(assignment):
         raise ValueError(
             "finishing wraps arriving, but models finish after their arrival; write "
             "arriving(finishing(...), ...)"
         )
 
-    def event(round: Int[Array, ""], before: Array, look: Look) -> Array:
+    def event(round: Int[Array, ""], before: Array, look: Look, active: Any) -> Array:
         is_seen = round % every == 0
         nobody = jnp.zeros(size, bool)
         reached = lax.cond(is_seen, lambda: meets(look.metric(metric)), lambda: nobody)
@@ -98,17 +116,24 @@ def finishing(
     def first() -> Array:
         return jnp.full(size, jnp.nan)
 
-    return _wrapped(assignment, ("finishing", "finished_at"), first, event, jnp.isnan, active)
+    return _wrapped(
+        assignment, Lifetime("finishing", "finished_at", first, event, jnp.isnan, active)
+    )
 
 
 @checked
 def arriving(
-    assignment: Assignment,
+    assignment: Rule,
     rounds: Sequence[int] | Int[Array, " models"],
     *,
     active: Bool[Array, " models"] | None = None,
-) -> Assignment:
+) -> Rule:
     """Models arrive over time, and get clients from then on.
+
+    In asynchronous runs, the jobs of time 0 belong to the models that are there, as if the others
+    had finished. A model that arrives as one of A models at work gets ``R_m = floor(R / A)``, from
+    the others in proportion to their R_m, and the rest from the largest. Its jobs begin as theirs
+    end, or at once if nobody else is at work.
 
     Records have ``active``, as in `finishing`, and ``arrived_at``, which is NaN before.
 
@@ -130,7 +155,7 @@ def arriving(
       >>> trace.client_updates.tolist()
       [[0, 0], [6, 0], [6, 0], [3, 3], [3, 3]]
     """
-    size = check_assignment(assignment).num_models
+    size = _size_of(assignment)
     at = _one_each("rounds", rounds, size)
     if np.ndim(at) == 0:
         raise ValueError(f"rounds is {at}; give a list of {size} rounds, one for each model")
@@ -139,50 +164,52 @@ def arriving(
     def after(round: Int[Array, ""] | int) -> Array:
         return jnp.where(round >= jnp.asarray(at), jnp.asarray(at), jnp.nan)
 
-    def event(round: Int[Array, ""], before: Array, look: Look) -> Array:
-        del before, look
+    def event(round: Int[Array, ""], before: Array, look: Look, active: Any) -> Array:
+        del before, look, active
         return after(round)
 
     def has_arrived(arrived_at: Array) -> Bool[Array, " models"]:
         return ~jnp.isnan(arrived_at)
 
-    names, first = ("arriving", "arrived_at"), partial(after, 0)
-    return _wrapped(assignment, names, first, event, has_arrived, active)
+    first = partial(after, 0)
+    return _wrapped(
+        assignment, Lifetime("arriving", "arrived_at", first, event, has_arrived, active)
+    )
 
 
-def _wrapped(
-    assignment: Assignment,
-    names: tuple[str, str],
-    first: Callable[[], Array],
-    event: Callable[[Any, Array, Look], Array],
-    is_at_work: Callable[[Array], Bool[Array, " models"]],
-    active: Any,
-) -> Assignment:
-    """Wraps an assignment, which is made again in every round for the models at work.
+def _size_of(assignment: Rule) -> int:
+    is_async = isinstance(assignment, Dispatch)
+    return assignment.num_models if is_async else check_assignment(assignment).num_models
 
-    Args:
-      assignment: the assignment.
-      names: the wrapper's name, and that of the event in records.
-      first: returns the event before round 1.
-      event: returns the event after a number of rounds, given the one before.
-      is_at_work: tells from the event which models are at work, among those that may work.
-      active: the models that may work; None means all.
-    """
-    name, recorded = names
+
+def _names_of(assignment: Rule) -> list[str]:
+    if isinstance(assignment, Dispatch):
+        return [each.name for each in assignment.lifetimes]
+    return names_of(assignment)
+
+
+def _wrapped(assignment: Rule, lifetime: Lifetime) -> Rule:
+    """Adds a lifetime to a dispatch, or to an assignment, which is made again in every round."""
+    if isinstance(assignment, Dispatch):
+        _check_few(assignment)
+        return assignment._replace(lifetimes=(*assignment.lifetimes, lifetime))
+    name, recorded, active = lifetime.name, lifetime.recorded, lifetime.active
     deal, everyone = _dealing(assignment, name), np.ones(assignment.num_models, bool)
 
     def at_work(event: Array) -> Bool[Array, " models"]:
-        return is_at_work(event) if active is None else is_at_work(event) & active
+        is_at_work = lifetime.is_at_work(event)
+        return is_at_work if active is None else is_at_work & active
 
     def start(rng_key: PRNGKeyArray) -> Job:
-        now = first()
+        now = lifetime.first()
         return Job(deal(everyone).init(rng_key), now, at_work(now))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Job, look: Look) -> tuple[Cohort, Job]:
-        now = event(jnp.asarray(round, jnp.int32) - 1, state.event, look)
-        active = at_work(now)
-        cohort, inside = deal(active).assign(rng_key, round, state.inner, look)
-        return cohort, Job(inside, now, active)
+        done = jnp.asarray(round, jnp.int32) - 1
+        now = lifetime.event(done, state.event, look, active)
+        working = at_work(now)
+        cohort, inside = deal(working).assign(rng_key, round, state.inner, look)
+        return cohort, Job(inside, now, working)
 
     def observe(round: Round, cohort: Cohort, reports: Any, state: Job) -> Job:
         learn: Any = deal(state.active).observe
@@ -202,14 +229,22 @@ def _wrapped(
     )
 
 
+def _check_few(dispatch: Dispatch) -> None:
+    if dispatch.num_jobs > _MOST_JOBS:
+        raise ValueError(
+            f"at_work is {dispatch.num_jobs:,} in all; jobs are dealt again in int32, which holds "
+            f"products of numbers up to {_MOST_JOBS:,}: give fewer jobs"
+        )
+
+
 def _dealing(assignment: Assignment, name: str) -> Callable[[Any], Assignment]:
     """A function of the models at work that makes the assignment again for them."""
     call = assignment.call
     if call is None or "active" not in call.arguments:
         raise ValueError(
             f"{name} needs an assignment that can leave models out, and {assignment!r} cannot; "
-            "give mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit or fedfair, "
-            "and wrap the result"
+            "give mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair or "
+            "fedast, and wrap the result"
         )
     recipe = call.recipe
     return lambda active: recipe.made(active=active)

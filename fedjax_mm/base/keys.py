@@ -22,8 +22,9 @@ ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
 _METRICS = 2**31 - 1  # far from model indices, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from round numbers
-_DELAYS = 2**31 - 2  # this and the next two are far from values that assignments fold in
+_DELAYS = 2**31 - 2  # this and the next three are far from values that assignments fold in
 _WRAPPER = 2**31 - 3
+_LEAVING = 2**31 - 4
 _PROCESSORS = 2**31 - 5
 _SERVER = 2**31 - 1  # far from client numbers, which are folded into the same key
 _NOISE = 2**31 - 1  # far from local step numbers, which are folded into the same key
@@ -64,6 +65,11 @@ def wrapper_key(assignment_key: PRNGKeyArray, depth: int) -> PRNGKeyArray:
 def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key with which clients with several processors draw additional models."""
     return jax.random.fold_in(assignment_key, _PROCESSORS)
+
+
+def leaving_key(assignment_key: PRNGKeyArray, model: Index) -> PRNGKeyArray:
+    """Returns the key with which a model's jobs go to others when it finishes."""
+    return jax.random.fold_in(jax.random.fold_in(assignment_key, _LEAVING), model)
 
 
 def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:

@@ -2,8 +2,8 @@
 
 All methods train with FedAvg and the same settings on the same pool, and at most K clients train in
 a round. A model that has met its target gets no more clients. In "MFA-Rand, clients kept" the
-clients of finished models stay idle, as if each model had its own share of the pool, and in FedAST,
-which has no rounds, jobs of finished models go on. Their completion times are read off the curves.
+clients of finished models stay idle, as if each model had its own share of the pool. FedAST has as
+many jobs in progress as other methods have clients in a round, and a round is as many arrivals.
 """
 
 import functools
@@ -58,13 +58,14 @@ class Way(NamedTuple):
     """A method.
 
     Attributes:
-      assign: returns the assignment, given N, M, K, each model's demand and who is eligible.
+      assign: returns the assignment or the dispatch, given N, M, K, each model's demand and who is
+        eligible.
       algorithm: FedAvg as the method needs it.
       is_redealt: whether finished models leave their clients to the others.
       is_strict: whether the method keeps to who is eligible.
     """
 
-    assign: Callable[..., Assignment]
+    assign: Callable[..., Assignment | Dispatch]
     algorithm: Callable[..., Algorithm] = fedavg
     is_redealt: bool = True
     is_strict: bool = False
@@ -89,6 +90,12 @@ def _unequal(N: int, M: int, K: int, demand: int, eligible: Any) -> Assignment:
     return variance_reduced(N, M, expected_trainings=float(K))
 
 
+def _dispatched(N: int, M: int, K: int, demand: int, eligible: Any) -> Dispatch:
+    at_work = [len(part) for part in np.array_split(np.arange(K), M)]
+    how: dict[str, Any] = {"ratio": min(2, *at_work), "delay": shifted_exponential(N, mean=1.0)}
+    return fedast(N, M, at_work=at_work, arrivals_per_round=K, **how)
+
+
 METHODS: Mapping[str, Way] = {
     _BASE: _drawn(mfa_rand),
     _KEPT: _drawn(mfa_rand)._replace(is_redealt=False),
@@ -105,7 +112,7 @@ METHODS: Mapping[str, Way] = {
     "SRSF": _by("srsf"),
     "LAS": _by("las"),
     "Venn": _by("venn"),
-    "FedAST": Way(mfa_rand, is_redealt=False),
+    "FedAST": Way(_dispatched),
 }
 """All methods by name. To add a method, add a line."""
 
@@ -164,23 +171,19 @@ class MultiJCT(Seeded):
     def build(self, mix: str, arrivals: str, name: str, data: FederatedData, seed: int) -> Setup:
         """Sets up the simulation of one point of the grid."""
         way, (N, M, K) = METHODS[name], (self.num_clients, self.num_models, self.cohort_size)
-        delay = shifted_exponential(N, mean=1.0)
         steps, size = self.local_steps, self.batch_size
         algorithm = way.algorithm(local_sgd(self.learning_rate, steps=steps, batch_size=size))
         tasks = self.tasks(mix, data.select(seed - self.first_seed))
-        if name == "FedAST":
-            at_work = [len(part) for part in np.array_split(np.arange(K), M)]
-            how: dict[str, Any] = {"ratio": min(2, *at_work), "delay": delay}
-            dispatch: Dispatch = fedast(N, M, at_work=at_work, arrivals_per_round=K, **how)
-            return Setup(tasks, algorithm, dispatch)
-        rule = way.assign(N, M, K, self.demand, self.eligible(mix))
+        rule: Any = way.assign(N, M, K, self.demand, self.eligible(mix))
         # Give arrays, so that points with other targets or arrivals share a program.
         if way.is_redealt:
             targets = jnp.asarray(self.targets(mix), jnp.float32)
             rule = finishing(rule, _METRIC, at_least=targets, every=self.record_every)
         between = self.rounds_between if arrivals == "over time" else 0
         rule = arriving(rule, between * jnp.arange(M))
-        return Setup(tasks, algorithm, on_clock(rule, delay))
+        if not isinstance(rule, Dispatch):
+            rule = on_clock(rule, shifted_exponential(N, mean=1.0))
+        return Setup(tasks, algorithm, rule)
 
 
 def drawn(config: MultiJCT) -> FederatedData:
@@ -199,12 +202,10 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
         (name,), stack = alone.methods, data(config)
         build = functools.partial(alone.build, name=name, data=stack)
         length = alone.model_dump(include={"num_rounds", "record_every"})
-        # Models of FedAST are all there from the start.
-        when = [each for each in alone.arrivals if each == "at once" or name != "FedAST"]
         # Only some methods keep to who is eligible.
         strict = METHODS[name].is_strict
         mixes = [mix for mix in alone.mixes if strict or mix != "scarce"]
-        axes = {"mix": mixes, "arrivals": when}
+        axes = {"mix": mixes, "arrivals": list(alone.arrivals)}
         found = train([stack], build, axes, alone, saving, **length)
         found.attrs["manifest"] |= {"config": alone.model_dump(mode="json")}
         return found[[key for key in _SAVED if key in found]]
@@ -213,8 +214,7 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
     names = [
         name
         for name in config.methods
-        if (METHODS[name].is_strict or set(config.mixes) != {"scarce"})
-        and (name != "FedAST" or "at once" in config.arrivals)
+        if METHODS[name].is_strict or set(config.mixes) != {"scarce"}
     ]
     parts = [
         staged(f"method-{i}", config.model_copy(update={"methods": (name,)}), how, make)
@@ -223,8 +223,7 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
     joined: Any = {"join": "outer", "combine_attrs": "override"}
     index = xr.IndexVariable("algorithm", names)
     found = xr.concat(parts, index, **joined)
-    order = {"mix": list(config.mixes), "arrivals": list(config.arrivals)}
-    return described(found.reindex(order), parts)
+    return described(found.reindex(mix=list(config.mixes)), parts)
 
 
 def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
@@ -236,12 +235,10 @@ def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
     targets = xr.DataArray(
         [config.targets(mix) for mix in mixes], {"mix": mixes}, dims=("mix", "model")
     )
-    # Models of FedAST are there from the start.
-    seen = result.assign(arrived_at=result["arrived_at"].fillna(_at_once(result)))
     is_run = result[_METRIC].isel(round=0, drop=True).notnull().all("model")
     found = {}
     for clock in ("round", "time"):
-        times = completion(seen, _METRIC, at_least=targets, clock=clock)
+        times = completion(result, _METRIC, at_least=targets, clock=clock)
         is_all = times["finished_share"] == 1
         for key in ("mean_completion_time", "makespan"):
             found[f"{key} in {clock}s per seed"] = times[key].where(is_all)
@@ -253,12 +250,6 @@ def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
     last = 100 * result[_METRIC].isel(round=-1, drop=True).mean("model")
     found["accuracy"], found["accuracy error"] = estimate(last)
     return xr.Dataset(found)
-
-
-def _at_once(result: xr.Dataset) -> xr.DataArray:
-    """Returns 0 for algorithms without arrivals, and NaN for others."""
-    others = [dim for dim in result["arrived_at"].dims if dim != "algorithm"]
-    return xr.where(result["arrived_at"].notnull().any(others), np.nan, 0.0)
 
 
 _MARGIN = 1.0  # rounds

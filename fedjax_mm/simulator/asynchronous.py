@@ -24,17 +24,30 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base
-from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, first_jobs, share_out
+from fedjax_mm.asynchrony.dispatch import (
+    WINDOW,
+    Clock,
+    Dispatch,
+    between_rounds,
+    draws_of,
+    first_jobs,
+    share_out,
+)
+from fedjax_mm.asynchrony.lifetimes import Lives
 from fedjax_mm.base import Cohort, Contribution, Metrics, Params, Scalar, Task, chunks, keys, sums
+from fedjax_mm.base.contract import ACTIVE
 from fedjax_mm.simulator.asynchronous_batches import Arrived, Batch, Bounds, next_batch
 from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
-from fedjax_mm.simulator.round import State, start_models
+from fedjax_mm.simulator.round import State, in_turn, look, start_models
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.simulator.train import Jobs, Options, SendFn, Start, Trained, train
 from fedjax_mm.wrap import zero_message
 
-CLOCK_METRICS = "time", "steps", "staleness", "at_work"
-"""The names of the metrics of the clock."""
+
+def names_of_clock(dispatch: Dispatch) -> tuple[str, ...]:
+    """Names of the metrics of the clock."""
+    lifetimes = (ACTIVE, *(each.recorded for each in dispatch.lifetimes))
+    return "time", "steps", "staleness", "at_work", *(lifetimes if dispatch.lifetimes else ())
 
 
 class Version(NamedTuple):
@@ -120,9 +133,20 @@ class Arrivals(NamedTuple):
 
     def rounds(self, state: State, number: int) -> tuple[State, Work]:
         """Computes a static number of rounds, and returns their work."""
+        if self.dispatch.lifetimes:
+            return in_turn(self.one_round, state, self.no_work(), number)
         arrivals = number * self.dispatch.arrivals_per_round
         models, own, work = compute_arrivals(self, state, arrivals)
         return State(state.rng_key, state.round + number, models, own), work
+
+    def one_round(self, state: State) -> tuple[State, Work]:
+        """Lets models arrive and finish, computes the next round, and returns its work."""
+        asked = look(self.stacks, state.rng_key, state.round, state.models, self.options)
+        each = state.assignment.clock, state.rng_key, state.round, asked
+        clock = between_rounds(self.dispatch, *each)
+        state = state._replace(assignment=state.assignment._replace(clock=clock))
+        models, own, work = compute_arrivals(self, state, self.dispatch.arrivals_per_round)
+        return State(state.rng_key, state.round + 1, models, own), work
 
     def no_work(self) -> Work:
         """Work before the first arrival."""
@@ -131,7 +155,7 @@ class Arrivals(NamedTuple):
 
     def measure(self, state: State, work: Work) -> Measured:
         """Evaluates all models after a round, and the clock with the work since the last record."""
-        own = clock_metrics(state.assignment, work)
+        own = clock_metrics(self.dispatch, state.assignment.clock, work)
         at = state.rng_key, state.round, state.models
         return measure(self.stacks, *at, self.options.client_map, own)
 
@@ -148,23 +172,28 @@ class _Progress(NamedTuple):
 def compute_arrivals(
     run: Arrivals, state: State, number: int
 ) -> tuple[tuple[StackState, ...], AsyncState, Work]:
-    """Computes the next `number` arrivals, and returns the models, the clock and the work."""
+    """Computes the next `number` arrivals, and returns the models, the clock and the work.
+
+    There are none if no model is at work.
+    """
     stacks, dispatch = run.stacks, run.dispatch
     options = run.options._replace(with_reports=dispatch.reallocate)
     bounds = _bounds(stacks, dispatch, number)
-    before = jnp.sum(state.assignment.clock.arrived, dtype=jnp.int32)
-    numbers = dispatch.num_jobs + before + jnp.arange(number, dtype=jnp.int32)
+    first, period = state.assignment.clock, state.assignment.clock.period
+    before = first.num_arrived
+    numbers = first.next_number(before) + jnp.arange(number, dtype=jnp.int32)
     draws = draws_of(dispatch, state.rng_key, numbers)
+    wanted = number if first.active is None else jnp.where(jnp.any(first.active), number, 0)
 
     def is_missing(now: _Progress) -> Array:
         # Loop until all replicas are done. Finished ones compute only empty batches, which change
         # nothing.
-        return chunks.is_any(now.done[None] < number)
+        return chunks.is_any(now.done[None] < wanted)
 
     def one_batch(now: _Progress) -> _Progress:
-        (clock, stores), limit = now.own, number - now.done
+        (clock, stores), limit = now.own, wanted - now.done
         if dispatch.reallocate:
-            limit = jnp.minimum(limit, dispatch.period - (before + now.done) % dispatch.period)
+            limit = jnp.minimum(limit, period - (before + now.done) % period)
         clock, batch = next_batch(dispatch, clock, draws, bounds, now.done, limit)
         parts = list(zip(stacks, now.models, stores, strict=True))
         received = [_receive(*part, options, bounds, batch) for part in parts]
@@ -174,7 +203,7 @@ def compute_arrivals(
         models, stores = zip(*stepped, strict=True)
         done = now.done + batch.size
         if dispatch.reallocate:
-            is_due = (before + done) % dispatch.period == 0
+            is_due = (before + done) % period == 0
             clock = _reallocate(stacks, dispatch, clock, stores, is_due)
         return _Progress(models, AsyncState(clock, stores), done, work)
 
@@ -304,16 +333,19 @@ def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -
     return Work(counts, staleness)
 
 
-def clock_metrics(own: AsyncState, work: Work) -> Metrics:
+def clock_metrics(dispatch: Dispatch, clock: Clock, work: Work) -> Metrics:
     """Metrics of the clock and of the work since the last record."""
-    clock = own.clock
+    lifetimes: tuple[Array, ...] = ()
+    if isinstance(clock.lives, Lives):
+        lifetimes = clock.lives.active.astype(float), *clock.lives.events
     each = (
         jnp.full(clock.steps.shape, clock.time),
         clock.steps.astype(float),
         work.staleness / work.counts.client_updates,  # 0 / 0 is NaN for a model without arrivals
         clock.targets.astype(float),
+        *lifetimes,
     )
-    return dict(zip(CLOCK_METRICS, each, strict=True))
+    return dict(zip(names_of_clock(dispatch), each, strict=True))
 
 
 def _reallocate(
@@ -323,13 +355,14 @@ def _reallocate(
     stores: Sequence[Store],
     is_due: Array,
 ) -> Clock:
-    """Returns the clock with new R_m, if they are due and every model has enough updates."""
+    """Returns the clock with new R_m, if they are due and models at work have enough updates."""
 
     def share() -> Array:
         each = [jax.vmap(relative_variance)(store.recent) for store in stores]
-        return share_out(dispatch, clock.targets, by_model(stacks, each))
+        return share_out(dispatch, clock, by_model(stacks, each))
 
-    is_known = jnp.all(clock.arrived >= WINDOW)
+    has_enough = clock.arrived >= WINDOW
+    is_known = jnp.all(has_enough if clock.active is None else has_enough | ~clock.active)
     return clock._replace(targets=lax.cond(is_due & is_known, share, lambda: clock.targets))
 
 

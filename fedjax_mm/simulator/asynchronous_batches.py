@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, Jobs
+from fedjax_mm.asynchrony.dispatch import (
+    WINDOW,
+    Clock,
+    Dispatch,
+    Draws,
+    Jobs,
+    jobs_of,
+    lacking_model,
+)
 
 
 class Arrived(NamedTuple):
@@ -97,7 +105,7 @@ def next_batch(
     """
     ending = _next_to_end(dispatch, clock, bounds.arrivals)
     followers = _followers(dispatch, clock, draws, ending, first)
-    buffer_size = -(-clock.targets // dispatch.ratio)
+    buffer_size = clock.buffer_sizes(dispatch.ratio)
     missing = jnp.maximum(buffer_size - clock.filled, 1)
 
     def new_steps_after(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
@@ -122,6 +130,7 @@ def next_batch(
         place=_current_place(clock, places, jnp.arange(dispatch.num_models), new_steps),
         targets=clock.targets,
         arrived=clock.arrived + total,
+        lives=clock.lives,
     )
     arrivals = _arrivals(clock, after, ending, step, present)
     return after, Batch(size, arrivals, ending.jobs.key, clock.steps, new_steps, places)
@@ -189,7 +198,7 @@ def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
     # stored in starting order and `top_k` is stable.
     _, row = lax.top_k(-clock.jobs.finish, number)
     jobs = jax.tree.map(lambda x: x[row], clock.jobs)
-    is_model = jobs.model[:, None] == jnp.arange(dispatch.num_models, dtype=jnp.int32)
+    is_model = jobs_of(jobs, dispatch.num_models)
     count = jnp.cumsum(is_model, axis=0, dtype=jnp.int32)
     ending = _Ending(jobs, row, is_model, count, rank=jobs.model)
     return ending._replace(rank=ending.of_own(count) - 1)
@@ -200,12 +209,12 @@ def _followers(
 ) -> Jobs:
     """Returns each arrival's replacement, still with the old job's version."""
     i = jnp.arange(len(ending.rank), dtype=jnp.int32)
-    model = _models_of_followers(clock, ending) if dispatch.reallocate else ending.jobs.model
+    model = _models_of_followers(clock, ending) if dispatch.moves_jobs else ending.jobs.model
     place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
     return ending.jobs._replace(
         finish=ending.jobs.finish + draws.delay[place_in_draws, model],
         start=ending.jobs.finish,
-        number=dispatch.num_jobs + jnp.sum(clock.arrived, dtype=jnp.int32) + i,
+        number=clock.next_number(clock.num_arrived) + i,
         model=model,
         client=draws.client[place_in_draws],
         key=draws.key[place_in_draws],
@@ -218,13 +227,11 @@ def _models_of_followers(clock: Clock, ending: _Ending) -> Int[Array, " arrivals
     If a model has too many jobs, the replacements of its first arrivals go to the first models that
     have too few.
     """
-    models = jnp.arange(len(clock.targets), dtype=jnp.int32)
-    lacks = clock.targets - jnp.sum(clock.jobs.model[:, None] == models, axis=0, dtype=jnp.int32)
+    is_model = jobs_of(clock.jobs, len(clock.targets))
+    lacks = clock.targets - jnp.sum(is_model, axis=0, dtype=jnp.int32)
     gives = ending.rank < -ending.of_own(jnp.broadcast_to(lacks, ending.is_model.shape))
     given = jnp.cumsum(gives, dtype=jnp.int32) - 1
-    ends = jnp.cumsum(jnp.maximum(lacks, 0))
-    taker = jnp.sum(given[:, None] >= ends, axis=1, dtype=jnp.int32)
-    return jnp.where(gives, taker, ending.jobs.model)
+    return jnp.where(gives, lacking_model(lacks, given), ending.jobs.model)
 
 
 def _free_places(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.asynchrony.dispatch import Dispatch
+from fedjax_mm.asynchrony.dispatch import Dispatch, between_rounds, first_jobs
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -37,7 +37,7 @@ from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.instances import check_assignment, check_trained
 from fedjax_mm.checks.values import check_alike, described, tracing
-from fedjax_mm.simulator.asynchronous import CLOCK_METRICS, Arrivals, AsyncState
+from fedjax_mm.simulator.asynchronous import Arrivals, AsyncState, names_of_clock
 from fedjax_mm.simulator.personal import personal_metrics
 from fedjax_mm.simulator.record import (
     MESSAGE_BITS,
@@ -298,6 +298,7 @@ def _rehearse(
         updates = min(cohort.clients.size, run.assignment.num_clients)
     else:
         with tracing("an arrival"):
+            _observe_lifetimes(run, firsts, fold(2), now)
             sent = [_train(None, first, fold(3), now) for first in firsts]
         updates = run.dispatch.arrivals_per_round
     ups, downs = [each.update for each in sent], [_downloaded(first) for first in firsts]
@@ -416,7 +417,7 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
                 )
         of_run = {name: jnp.ndim(value) - 1 for name, value in others.items()}
     else:
-        of_run = dict.fromkeys(CLOCK_METRICS, 0)
+        of_run = dict.fromkeys(names_of_clock(run.dispatch), 0)
     check_no_repeats(dims, of_run)
     check_dims(dims | of_run, of_clients)
 
@@ -446,10 +447,7 @@ def _assign(
       TypeError: if `assign` does not return a `Cohort` and a state.
       ValueError: if shapes do not fit.
     """
-    assignment, look_key = run.assignment, jax.random.fold_in(rng_key, 0)
-    models = [_models(first) for first in firsts]
-    asked = look(run.stacks, look_key, now.round, models, run.options)
-    asked = asked._replace(metric=partial(_metric, firsts, asked))
+    assignment, asked = run.assignment, _look(run, firsts, jax.random.fold_in(rng_key, 0), now)
     what, wanted = name_of(assignment), "return two from assign: a Cohort, and the state"
     with told(assignment, "assign(rng_key, round, state, look)"):
         answer = assignment.assign(jax.random.fold_in(rng_key, 1), now.next, own, asked)
@@ -466,6 +464,22 @@ def _assign(
     if assignment.observe is None:  # otherwise `observe` returns the next state
         check_state(f"{what} returns", own, new)
     return cohort, new
+
+
+def _look(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now) -> Look:
+    """Functions that evaluate the models, and refuse metrics that a model does not have."""
+    models = [_models(first) for first in firsts]
+    asked = look(run.stacks, rng_key, now.round, models, run.options)
+    return asked._replace(metric=partial(_metric, firsts, asked))
+
+
+def _observe_lifetimes(
+    run: Arrivals, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now
+) -> None:
+    """Lets models of an asynchronous run arrive and finish."""
+    clock_key, look_key = jax.random.split(rng_key)
+    clock = first_jobs(run.dispatch, clock_key)
+    between_rounds(run.dispatch, clock, clock_key, now.round, _look(run, firsts, look_key, now))
 
 
 def _models(first: _First) -> StackState:

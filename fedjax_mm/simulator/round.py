@@ -110,14 +110,7 @@ class Rounds(NamedTuple):
 
     def rounds(self, state: State, number: int) -> tuple[State, Work]:
         """Computes a static number of rounds, and returns their work."""
-
-        def one_more(carry: tuple[State, Work], _: None) -> tuple[tuple[State, Work], None]:
-            state, work = self.one_round(carry[0])
-            return (state, add_counts(carry[1], work)), None
-
-        if number == 1:
-            return self.one_round(state)
-        return lax.scan(one_more, (state, self.no_work()), length=number)[0]
+        return in_turn(self.one_round, state, self.no_work(), number)
 
     def no_work(self) -> Work:
         """Work before round 1."""
@@ -130,6 +123,20 @@ class Rounds(NamedTuple):
         own = measured(state.assignment) if measured else {}
         at = state.rng_key, state.round, state.models
         return measure(stacks_at(self.stacks, state.round), *at, self.options.client_map, own)
+
+
+def in_turn(
+    one_round: Callable[[State], tuple[State, Work]], state: State, no_work: Work, number: int
+) -> tuple[State, Work]:
+    """Computes a static number of rounds one by one, and returns their work."""
+
+    def one_more(carry: tuple[State, Work], _: None) -> tuple[tuple[State, Work], None]:
+        state, work = one_round(carry[0])
+        return (state, add_counts(carry[1], work)), None
+
+    if number == 1:
+        return one_round(state)
+    return lax.scan(one_more, (state, no_work), length=number)[0]
 
 
 class CurrentRound(NamedTuple):

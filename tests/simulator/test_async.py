@@ -96,15 +96,12 @@ def start_of(name):
     return list(np.random.default_rng(2).normal(size=(len(CASES[name][0]), 4)))
 
 
-@functools.cache
-def event_loop(name):
-    """The tasks, and all arrivals of the NumPy event loop."""
-    at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
-    dispatch, start = dispatch_of(name), start_of(name)
-    data = regressions(len(at_work), alike)
+def problems_of(dispatch, alike, num_jobs):
+    """The tasks, the local training of the event loop, and the draws of the first jobs."""
+    data = regressions(dispatch.num_models, alike)
     tasks = [with_metrics(least_squares(*each, ridge=0.3), {"w": itself}) for each in data]
     problems = [reference.LeastSquares(*each, 0.3) for each in data]
-    drawn, how = draws(dispatch, sum(at_work) + num_arrivals), Batching(2)
+    drawn, how = draws(dispatch, num_jobs), Batching(2)
     rows = [
         drawn_rows(
             dataclasses.replace(task.task.data, examples=row_numbers(targets)), drawn.client, how
@@ -121,9 +118,18 @@ def event_loop(name):
         )
         return local - w
 
-    return tasks, oracle.fedast(
+    return tasks, train, drawn
+
+
+@functools.cache
+def event_loop(name):
+    """The tasks, and all arrivals of the NumPy event loop."""
+    at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
+    num_jobs = sum(at_work) + num_arrivals
+    tasks, train, drawn = problems_of(dispatch_of(name), alike, num_jobs)
+    arrivals, _ = oracle.fedast(
         train,
-        start,
+        start_of(name),
         at_work,
         ratio,
         drawn.client.item,
@@ -132,6 +138,7 @@ def event_loop(name):
         SERVER_RATE,
         reallocate,
     )
+    return tasks, arrivals
 
 
 def dispatch_of(name):

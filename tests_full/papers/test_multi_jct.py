@@ -41,7 +41,7 @@ def test_a_small_instance_runs_from_data_to_figure(result, tmp_path):
         [[True, True], [False, False]],
         [[True, True], [False, False]],
         [[True, True], [True, True]],
-        [[True, False], [False, False]],
+        [[True, True], [False, False]],
     ]
     updates = result["client_updates"].sel(mix="unequal")
     total = updates.sum("model").isel(round=-1, seed=0).sel(arrivals="at once")
