@@ -170,23 +170,14 @@ class Assigned(Config):
             )
         delay = self.delay and self.delay.build(num_clients)
         if "delay" in parameters_of(factory):  # the factory has its own clock
-            why = "draws clients one by one" if factory is fedast else "plans with all its clients"
-            for name in (
-                "finishing",
-                "arriving",
-                "appealing",
-                "available",
-                "dropping",
-                "first",
-                "deadline",
-            ):
+            of_fedast = factory is fedast
+            why = "draws clients one by one" if of_fedast else "plans with all its clients"
+            jobs = () if of_fedast else ("finishing", "arriving")
+            for name in (*jobs, "appealing", "available", "dropping", "first", "deadline"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is not for {self.name}, which {why}")
-            on_its_clock: Assignment | Dispatch = self.call(**sizes, delay=delay)
-            return on_its_clock
-        drawn: Assignment = self.call(**sizes)
-        drawn = finishing(drawn, **dict(self.finishing)) if self.finishing else drawn
-        drawn = drawn if self.arriving is None else arriving(drawn, self.arriving)
+            return self._as_jobs(self.call(**sizes, delay=delay))
+        drawn: Assignment = self._as_jobs(self.call(**sizes))
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
         drawn = self.available.wrap(drawn) if self.available else drawn
         if delay:
@@ -196,6 +187,10 @@ class Assigned(Config):
                 "first and deadline are for a clock; add a delay, such as delay = { mean = 1.0 }"
             )
         return drawn if self.dropping is None else dropping(drawn, self.dropping)
+
+    def _as_jobs(self, rule: Any) -> Any:
+        rule = finishing(rule, **dict(self.finishing)) if self.finishing else rule
+        return rule if self.arriving is None else arriving(rule, self.arriving)
 
 
 _OWN_TYPES: dict[str, Any] = {
