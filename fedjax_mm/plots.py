@@ -31,6 +31,7 @@ __all__ = [
     "panels",
     "save_figure",
     "sweep_overview",
+    "timelines",
 ]
 
 _SMALL = 8.5  # points, of the smallest text
@@ -595,6 +596,58 @@ def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None =
         caption=f"Values of {num_clients} clients, sorted in every run and averaged over "
         f"{num_seeds} seeds, with standard errors{more}.",
     )
+
+
+def timelines(result: xr.Dataset) -> Figure:
+    """Draws the clients that train each model per round, stacked, from record to record.
+
+    With `finishing` and `arriving`, it shows who gets the clients of a model that is done.
+
+    Args:
+      result: a result over ``(round, model)`` or ``(seed, round, model)``, over whose seeds numbers
+        are averaged.
+
+    Raises:
+      ValueError: if the result has other axes, of which values must be chosen, or one record.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, simulate, to_dataset
+      >>> from fedjax_mm.availability import arriving
+      >>> from fedjax_mm.tasks import quadratic
+      >>> assignment = arriving(mfa_rr(6, 2), [0, 3])
+      >>> _, trace = simulate(0, quadratic(6, 1, mu=0.5), fedavg(0.1, local_steps=1), assignment, 6)
+      >>> timelines(to_dataset(trace)).axes[0].get_ylabel()
+      'clients per round'
+    """
+    check_instance("result", result, xr.Dataset, "give the result of sweep, run or to_dataset")
+    total = result["client_updates"]
+    if others := [str(dim) for dim in total.dims if dim not in ("seed", "round", "model")]:
+        raise ValueError(
+            f"the result has the axis {others[0]!r}, too; choose a value of it, as in "
+            f"result.isel({others[0]}=0)"
+        )
+    if total.sizes["round"] < 2:
+        raise ValueError("the result has one record; record more often (record_every)")
+    total = total.mean("seed") if "seed" in total.dims else total
+    rounds = total["round"].values
+    each = total.transpose("model", "round").diff("round").values / np.diff(rounds)
+    # The number of a record is that of the rounds since the record before.
+    stacked = np.cumsum([0 * each[0], *each], axis=0)[:, [0, *range(each.shape[1])]]
+    names = total["model"].values if "model" in total.coords else range(1, len(each) + 1)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3.0))
+        axes = figure.subplots()
+        drawn = {}
+        for number, name in enumerate(names):
+            look: dict[str, Any] = {"color": COLORS[number % len(COLORS)], "lw": 0}
+            below, above = stacked[number : number + 2]
+            area = axes.fill_between(rounds, below, above, step="pre", alpha=0.8, **look)
+            drawn[in_words("model", name)] = area
+        axes.set_xlim(rounds[0], rounds[-1])
+        axes.set_ylim(0, None)
+        finish(axes, "", "round", "clients per round")
+        arrange(figure, "", "The clients that train each model, from record to record.", drawn)
+    return figure
 
 
 def save_figure(figure: Figure, path: Path | str) -> None:
