@@ -51,6 +51,7 @@ def test_ids_are_unique_and_in_order():
         "compression_curve",
         "multi_attributes",
         "multi_compare",
+        "multi_jct",
         "multi_maxfl",
         "private_curve",
         "robust_curve",
