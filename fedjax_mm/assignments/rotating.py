@@ -130,7 +130,7 @@ def dma_fl(
     Args:
       num_clients: N.
       num_models: M <= K.
-      cohort_size: K.
+      cohort_size: K of the N clients take part in a round.
       threshold: the share.
       weight: w.
 
