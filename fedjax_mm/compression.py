@@ -24,12 +24,15 @@ from fedjax_mm.base import (
     keys,
 )
 from fedjax_mm.base.calls import Part
-from fedjax_mm.base.sums import dense_update, root
+from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked, root
 from fedjax_mm.checks.annotations import TracedCount, checked
-from fedjax_mm.checks.instances import check_algorithm, check_instance
+from fedjax_mm.checks.instances import check_algorithm, check_instance, check_task
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm, zero_message
 
-__all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
+__all__ = [
+    *("Compressor", "MessageBytes", "compressed", "message_bytes", "qsgd", "random_k", "sign"),
+    "top_k",
+]
 
 _BITS = 32  # per number
 
@@ -260,6 +263,74 @@ def compressed(
     return wrap_algorithm(
         algorithm, "compressed", send=send, serve=serve, init=init, metrics=metrics
     )
+
+
+class MessageBytes(NamedTuple):
+    """Bytes of one client's messages in a round.
+
+    Attributes:
+      up: the upload, which may be traced.
+      down: the download.
+    """
+
+    up: Scalar
+    down: Scalar
+
+
+@checked
+def message_bytes(task: Task, algorithm: Algorithm) -> MessageBytes:
+    """Computes how many bytes a client sends and receives in a round, without a run.
+
+    The upload is the update after compression, and the download is the part of the parameters that
+    the server sends. All models take 4 bytes per number, as in results, where ``parameters_up`` and
+    ``parameters_down`` count numbers.
+
+    Args:
+      task: the learning problem, of which only shapes matter.
+      algorithm: the algorithm with its wrappers, such as `compressed` and `personal`.
+
+    Raises:
+      TypeError: if an argument has another type.
+
+    Example:
+      >>> from fedjax_mm import fedavg
+      >>> from fedjax_mm.compression import compressed, message_bytes, top_k
+      >>> from fedjax_mm.tasks import quadratic
+      >>> task, algorithm = quadratic(24, 4, mu=0.1), fedavg(0.1, local_steps=5)
+      >>> message_bytes(task, algorithm)  # 97 numbers
+      MessageBytes(up=388.0, down=388.0)
+      >>> message_bytes(task, compressed(algorithm, top_k(0.1)))  # 10 of 97, with their places
+      MessageBytes(up=48.75, down=388.0)
+    """
+    check_task(task)
+    check_algorithm(algorithm)
+
+    def messages(rng_key: PRNGKeyArray, task: Task) -> tuple[Any, Any, Any]:
+        params = task.init(rng_key)
+        server, state = algorithm.init(task, params)
+        # Rules of aggregation refuse scaled weights, which other methods need.
+        is_scaled = "robust" not in names_of(algorithm)
+        given = rng_key, 1, task, jnp.int32(0), params
+        context = ClientContext(*given, is_scaled=is_scaled)
+        sent = as_arrays(algorithm.client(context, server, state)[0])._replace(report=())
+        update = sent.update
+        update = update.update if is_stacked(update) else dense_update(sent, params).update
+        down = params if algorithm.download is None else algorithm.download(params)
+        others = {} if algorithm.metrics is None else algorithm.metrics(task, params, server)
+        return update, down, others.get("message_bits", ())
+
+    rng_key = jax.random.key(0)
+    update, down, bits = jax.eval_shape(messages, rng_key, task)
+    up: Scalar = float(_BITS * _size(update))
+    if jax.tree.leaves(bits):
+        # XLA computes the number of bits alone, and drops the training.
+        value: Any = jax.jit(lambda *given: messages(*given)[2])(rng_key, task)
+        up = value if isinstance(value, jax.core.Tracer) else float(value)
+    return MessageBytes(up / 8, float(_BITS * _size(down)) / 8)
+
+
+def _size(shapes: Any) -> int:
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
 def _warn_of_divergence(compressor: Compressor, size: int) -> None:

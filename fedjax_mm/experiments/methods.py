@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from pydantic import Field, GetPydanticSchema, create_model
+from pydantic import Field, create_model
 
 from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
@@ -16,7 +16,7 @@ from fedjax_mm.algorithms.sharing import personal
 from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.asynchrony.clock import on_clock
-from fedjax_mm.asynchrony.delays import Delay, shifted_exponential
+from fedjax_mm.asynchrony.delays import Delay, device_time, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.availability.jobs import arriving, finishing
@@ -120,18 +120,33 @@ _LAW_TABLES = {
 
 
 class Delays(Config):
-    """Settings of `shifted_exponential`, the duration of a local training."""
+    """A law of delays, the durations of local trainings, selected by name."""
 
     factory = shifted_exponential
+    name: str
 
     def build(self, num_clients: int) -> Delay:
         """Builds the delays."""
         return self.call(num_clients=num_clients)
 
 
-_DelayTable: Any = create_model(
-    "Delays", __base__=Delays, **columns_of(shifted_exponential, "num_clients")
-)
+DEFAULT_DELAYS = "shifted_exponential"
+"""The law of a table without a `name`."""
+
+_AMOUNTS = NonNegative | tuple[NonNegative, ...]
+_RATES = Positive | tuple[Positive, ...]
+_DELAY_TYPES: dict[str, Any] = {
+    **dict.fromkeys(["flops", "bytes_down", "bytes_up", "latency"], _AMOUNTS),
+    "steps": _AMOUNTS | tuple[tuple[NonNegative, ...], ...],
+    **dict.fromkeys(["speed", "down"], _RATES),
+    "up": _RATES | None,
+    **dict.fromkeys(["speed_spread", "bandwidth_spread"], NonNegative),
+}
+_DELAY_TABLES = {
+    law.__name__: table_of(Delays, law, "num_clients", **_DELAY_TYPES)
+    for law in (shifted_exponential, device_time)
+}
+"""The tables of all laws of delays, by `name`."""
 
 
 class Assigned(Config):
@@ -155,7 +170,7 @@ class Assigned(Config):
     dropping: fields.Share | None = None
     first: Count | None = None
     deadline: Positive | None = None
-    delay: Annotated[Delays, GetPydanticSchema(lambda _, make: make(_DelayTable))] | None = None
+    delay: Annotated[Delays, one_of(_DELAY_TABLES), named(DEFAULT_DELAYS)] | None = None
 
     def build(self, num_clients: int, num_models: int | Padded) -> Assignment | Dispatch:
         """Builds the assignment."""

@@ -6,7 +6,7 @@ from typing import Any
 from fedjax_mm.experiments.axes import NEVER_SWEPT, NOT_SWEPT
 from fedjax_mm.experiments.errors import alternatives
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.methods import DEFAULT_METHOD
+from fedjax_mm.experiments.methods import DEFAULT_DELAYS, DEFAULT_METHOD
 
 Schema = dict[str, Any]
 
@@ -31,7 +31,8 @@ def schema() -> Schema:
     """
     made: Schema = _plain(Experiment.model_json_schema(ref_template="#/definitions/{model}"))
     tables = made.pop("$defs")
-    tables[DEFAULT_METHOD]["required"].remove("name")  # as in `named`
+    for default in (DEFAULT_METHOD, DEFAULT_DELAYS):  # as in `named`
+        tables[default]["required"].remove("name")
     made["properties"]["axes"] = _axes(made, tables)
     made["required"].remove("num_models")
     has_axis = {"required": ["axes"], "properties": {"axes": {"required": ["num_models"]}}}

@@ -46,11 +46,13 @@ from fedjax_mm import (
 )
 from fedjax_mm.asynchrony import (
     bods,
+    device_time,
     fedast,
     on_clock,
     shifted_exponential,
 )
 from fedjax_mm.base import Cohort, Padded
+from fedjax_mm.compression import message_bytes
 from fedjax_mm.data import federate
 from fedjax_mm.metrics import client_fairness
 from fedjax_mm.metrics import fairness as over_clients
@@ -236,6 +238,13 @@ UNEVEN = classification(
 )
 LONG = fedavg(local_sgd(0.1, epochs=2**30, batch_size=2))
 LOCAL = local_sgd(0.1, steps=2)
+
+
+def devices(num_clients=4, **changes):
+    how = {"steps": 5, "flops": 1e9, "bytes_down": 1e6, "bytes_up": 1e6, "speed": 1e9, "down": 1e7}
+    return lambda: on_clock(mfa_rand(4, 2), device_time(num_clients, **how | changes))
+
+
 ORDER = r"simulate takes \(rng_key, tasks, algorithm, assignment, num_rounds\)"
 
 CASES = TRACED | {
@@ -287,6 +296,45 @@ CASES = TRACED | {
     "too many slow and fast": (
         lambda: shifted_exponential(4, slow=0.6, fast=0.6),
         r"slow \+ fast is 1.2; it must lie between 0 and 1",
+    ),
+    "devices of others": (
+        devices(3),
+        r"delay is for 3 clients, and there are 4; give device_time\(4, ...\)",
+    ),
+    "devices for three models": (
+        devices(bytes_up=[1e6, 1e6, 1e6]),
+        "delay has steps, flops or bytes of 3 models, and there are 2; give one number for each",
+    ),
+    "flops of two models, bytes of three": (
+        devices(flops=[1e9, 1e9], bytes_up=np.ones(3)),
+        "flops of 2 and bytes_up of 3 models differ; give one number for each model, or one for",
+    ),
+    "speeds of three clients": (
+        devices(speed=[1e9, 1e9, 1e9]),
+        r"speed is an array of shape \(3,\), and there are 4 clients; give one number for",
+    ),
+    "steps of three clients": (
+        devices(steps=np.ones((2, 3))),
+        r"steps is an array of shape \(2, 3\), and there are 4 clients; give one number for each",
+    ),
+    "bytes of clients": (
+        devices(bytes_up=np.ones((2, 4))),
+        r"bytes_up is of shape \(2, 4\); give one number, or one axis",
+    ),
+    "a device that stands still": (
+        devices(speed=[1e9, 0.0, np.inf, 1e9]),
+        r"speed is 0 at \[1\]; it must be positive; infinite takes no time",
+    ),
+    "bandwidth rounded to 0": (devices(down=1e-60), "down is 1e-60; it must be positive; infin"),
+    "endless steps": (devices(steps=np.inf), "steps is inf; it must be finite and not negative"),
+    "bytes to come": (devices(bytes_down=-1), "bytes_down is -1; it must be finite and not neg"),
+    "latency unknown": (devices(latency=np.nan), "latency is nan; it must be finite and not neg"),
+    "speed in words": (devices(speed="fast"), "speed is 'fast'; give a number, or an a", TypeError),
+    "spread negative": (devices(speed_spread=-1.0), "speed_spread is -1.0; it must not be negat"),
+    "bytes of no algorithm": (
+        lambda: message_bytes(QUADRATIC, 0.1),
+        "algorithm is 0.1, not an algorithm",
+        TypeError,
     ),
     "clock of no assignment": (
         lambda: on_clock(FEDAVG, shifted_exponential(4)),

@@ -25,7 +25,7 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
-from fedjax_mm.asynchrony import fedast, shifted_exponential
+from fedjax_mm.asynchrony import device_time, fedast, on_clock, shifted_exponential
 from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.privacy import private
 from fedjax_mm.tasks import quadratic
@@ -56,6 +56,24 @@ PARTS = {
     "scaffold": (
         lambda x: (scaffold(local_sgd(x, steps=2), server_rate=x), mfa_rr(N, 2)),
         (0.1, 0.3),
+    ),
+    "devices": (
+        lambda x: (
+            fedavg(x, local_steps=1),
+            on_clock(
+                mfa_rand(N, 2),
+                device_time(
+                    N,
+                    steps=1,
+                    flops=[1.0, 2.0],
+                    bytes_down=x,
+                    bytes_up=x,
+                    speed=np.full(N, 2.0),
+                    down=x,
+                ),
+            ),
+        ),
+        (0.5, 0.75),
     ),
     "optax": (
         lambda x: (

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
-from fedjax_mm.asynchrony import bods, fedast, on_clock, shifted_exponential
+from fedjax_mm.asynchrony import bods, device_time, fedast, on_clock, shifted_exponential
 from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Grid, Setup
@@ -70,6 +70,23 @@ def test_bods_in_a_file_plans_by_simulated_times():
     xr.testing.assert_equal(result.isel(algorithm=0, drop=True), expected)
 
 
+def test_a_file_describes_devices():
+    sizes = {"steps": [2, 4], "flops": 1e6, "bytes_down": 36.0, "bytes_up": [36.0, 9.0]}
+    rates = {"speed": 1e9, "down": 2e3, "up": [1e3] * 8, "bandwidth_spread": 0.5}
+    delays = {"name": "device_time", **sizes, **rates}
+    rounds = {"A": LOCAL | {"assignment": {"name": "mfa_rand", "delay": delays}}}
+    result = run(experiment(algorithms=rounds, axes={"assignment.delay.down": [1e3, 2e3]}))
+    assert (result.time.sel(down=1e3) > result.time.sel(down=2e3)).isel(round=-1).all()
+
+    def by_hand():
+        rule = on_clock(mfa_rand(8, 2), device_time(8, **sizes, **rates))
+        return Setup(quadratic(8, 2, mu=0.1), fedavg(0.1, local_steps=2), rule)
+
+    expected = sweep(Grid(by_hand, {}, num_rounds=4, num_seeds=2))
+    found = result.sel(down=2e3).isel(algorithm=0, drop=True).drop_vars("down")
+    xr.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_the_parameters_of_delays_are_axes_of_one_program():
     swept = experiment(axes={"assignment.delay.mean": [1.0, 2.0]})
     assert len(programs_of(grid_of(swept))) == 2  # one for each algorithm
@@ -86,6 +103,7 @@ def test_the_parameters_of_delays_are_axes_of_one_program():
         (JOBS | {"ratio": 20}, "at_work is 12 in all, fewer than ratio = 20"),
         (JOBS | {"delay": {"men": 1.0}}, "delay.men = 1.0: unknown key, did you mean 'mean'?"),
         (JOBS | {"delay": {"mean": -1.0}}, "mean is -1"),
+        (JOBS | {"delay": {"name": "device_tim"}}, "device_time"),
         (
             JOBS | {"appealing": {"cohort_size": 2}},
             "appealing is not for fedast, which draws clients one by one",
