@@ -290,7 +290,7 @@ CASES = {
     ),
     "a function that cannot be hashed": (
         learn(lambda: DATA, (init, Unhashable())),
-        "apply of the pair is an Unhashable, which cannot be hashed; give a function",
+        "apply of the pair is a Unhashable, which cannot be hashed; give a function",
         TypeError,
     ),
     "init of a key alone": (
@@ -313,7 +313,12 @@ CASES = {
     ),
     "a pair swapped": (
         learn(lambda: DATA, (apply, init)),
-        r"module \(apply, init\) does not take features of shape \[batch, 4\]",
+        r"apply of the pair has the arguments \(rng_key, x\); give a function of \(params, x\)",
+        TypeError,
+    ),
+    "features of another shape for a pair": (
+        learn(lambda: DATA, (init, lambda params, x: params["kernel"] @ x)),
+        r"module \(init, <lambda>\) does not take features of shape \[batch, 4\]",
     ),
     "a pair with too few outputs": (
         learn(lambda: DATA, (init, lambda params, x: x[:, :2])),

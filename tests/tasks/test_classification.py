@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, full_participation, local_sgd, simulate
+from fedjax_mm import fedavg, full_participation, local_sgd, simulate, sweep
 from fedjax_mm.base.capabilities import EpochTask
-from fedjax_mm.sweeps import Grid, Setup, sweep
+from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
@@ -177,7 +177,15 @@ def test_wrong_arguments_are_refused(data, options, message):
         classification(data, Plain(), **options)
 
 
-MODULE = MLP(3, hidden=(5,))
+class Dense(nn.Module):
+    """Two layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="classes")(nn.relu(nn.Dense(5, name="hidden")(x)))
+
+
+MODULE = Dense()
 
 
 def plain_init(rng_key, x):
@@ -187,8 +195,7 @@ def plain_init(rng_key, x):
 
 def plain_apply(params, x):
     """The flax module's logits, computed without flax."""
-    x = x.reshape(len(x), -1)
-    x = jax.nn.relu(x @ params["dense1"]["kernel"] + params["dense1"]["bias"])
+    x = jax.nn.relu(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
     return x @ params["classes"]["kernel"] + params["classes"]["bias"]
 
 
