@@ -11,12 +11,14 @@ from .idx import check_idx, load_idx
 from .leaf import load_leaf
 from .npz import check_npz, load_npz
 from .sent140 import check_sent140, load_sent140
+from .summary import PartitionSummary, partition_summary
 from .surrogate import surrogate_faces, surrogate_tweets
 from .synthetic import synthetic
 
 __all__ = [
     "ClientData",
     "FederatedData",
+    "PartitionSummary",
     "Pool",
     "check_celeba",
     "check_cifar",
@@ -36,6 +38,7 @@ __all__ = [
     "load_npz",
     "load_sent140",
     "partition",
+    "partition_summary",
     "shared_client_data",
     "stack_data",
     "surrogate_faces",

@@ -5,12 +5,12 @@ may assign an example to several clients.
 """
 
 import math
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from annotated_types import Ge, Gt
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 
 from fedjax_mm.checks.annotations import Count, Percent, check_argument, checked
 from fedjax_mm.checks.values import check_between
@@ -20,15 +20,21 @@ __all__ = [
     "by_id",
     "dirichlet",
     "dirichlet_clients",
+    "extended_dirichlet",
     "iid",
     "iid_clients",
     "iid_share",
     "label_clusters",
+    "quantity_skew",
     "shards",
+    "sizes",
 ]
 
 Parts = list[np.ndarray]
 """The rows of each client's examples."""
+
+SizeLaw: TypeAlias = Literal["equal", "linear", "square", "exponential", "lognormal", "dirichlet"]
+"""A law of the clients' sizes."""
 
 _MAX_DRAWS = 1000
 
@@ -159,6 +165,231 @@ def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.nda
         drawn = rng.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + drawn, left)
     return taken
+
+
+@checked
+def extended_dirichlet(
+    labels: np.ndarray,
+    num_clients: Count,
+    alpha: Annotated[float, Gt(0)],
+    *,
+    labels_per_client: Count = 2,
+    min_examples: Count = 1,
+    seed: int = 0,
+) -> Parts:
+    """Gives every client a few labels, and examples of them in proportions from Dirichlet(alpha).
+
+    Every client draws C of the K labels; all draw again until every label has at least
+    ``max(floor(C N / K / 5), 1)`` clients. Each label's examples are then divided among its clients
+    in proportions p ~ Dirichlet(alpha). A client with n / N or more examples gets none of later
+    labels, unless this holds for all clients of a label; the last client of a label gets what
+    rounding leaves. Proportions are redrawn until every client has `min_examples`. With C = K it is
+    a Dirichlet partition with such a balance of sizes, and with a large alpha and C = 1 clients
+    have one label and almost equal shares of it.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N, the number of clients.
+      alpha: the concentration parameter.
+      labels_per_client: C, the maximum number of labels per client.
+      min_examples: the minimum number of examples per client; 10 in the authors' code.
+      seed: the seed of all draws.
+
+    Raises:
+      ValueError: if alpha is not positive, clients would have more labels than there are, or no
+        draw gives every label clients and every client `min_examples`.
+
+    Example:
+      >>> labels = np.arange(1000) % 10
+      >>> parts = extended_dirichlet(labels, 20, alpha=10.0, labels_per_client=2)
+      >>> max(len(set(labels[rows].tolist())) for rows in parts)
+      2
+
+    Reference:
+      Li and Lyu, "Convergence analysis of sequential federated learning on heterogeneous data",
+      2023, appendix, and the code of its authors.
+    """
+    _check(labels, num_clients, examples_per_client=min_examples)
+    rng = generator(seed)
+    by_label = [rng.permutation(rows) for rows in by_id(labels)]
+    num_labels = len(by_label)
+    check_between("labels_per_client", labels_per_client, 1, num_labels, "the number of labels")
+    least = max(labels_per_client * num_clients // num_labels // 5, 1)
+    if labels_per_client * num_clients < num_labels:
+        raise ValueError(
+            f"{num_clients} clients with {labels_per_client} labels each cannot have all "
+            f"{num_labels} labels; raise labels_per_client or num_clients"
+        )
+    for _ in range(_MAX_DRAWS):
+        order = np.argsort(rng.random((num_clients, num_labels)), axis=1)
+        has_label = (order < labels_per_client).T  # [labels, clients]
+        if has_label.sum(1).min() >= least:
+            break
+    else:
+        raise ValueError(
+            f"in {_MAX_DRAWS} draws a label had fewer than {least} clients; raise "
+            "labels_per_client or num_clients"
+        )
+    for _ in range(_MAX_DRAWS):
+        counts = _balanced_counts(rng, alpha, [len(rows) for rows in by_label], has_label)
+        if counts.sum(axis=0).min() >= min_examples:
+            break
+    else:
+        raise ValueError(
+            f"in {_MAX_DRAWS} draws of Dirichlet({alpha}) a client had fewer than {min_examples} "
+            "examples; raise alpha, or lower min_examples or num_clients"
+        )
+    cuts = np.cumsum(counts[:, :-1], axis=1)
+    pieces = [np.split(rows, cut) for rows, cut in zip(by_label, cuts, strict=True)]
+    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+
+
+def _balanced_counts(
+    rng: np.random.Generator, alpha: float, num_examples: Sequence[int], has_label: np.ndarray
+) -> Int64[np.ndarray, "labels clients"]:
+    limit = sum(num_examples) / has_label.shape[1]
+    counts = np.zeros(has_label.shape, np.int64)
+    for label, size in enumerate(num_examples):
+        mine = np.flatnonzero(has_label[label])
+        shares = rng.dirichlet(np.full(len(mine), alpha))
+        is_below = counts[:, mine].sum(0) < limit
+        if not (shares * is_below).sum() > 0:  # also if a small alpha makes all these shares 0
+            is_below[:] = True
+        shares = shares * is_below / (shares * is_below).sum()
+        counts[label, mine] = (shares * size).astype(np.int64)
+        counts[label, mine[-1]] += size - counts[label].sum()
+    return counts
+
+
+@checked
+def sizes(
+    num_examples: Count,
+    num_clients: Count,
+    law: SizeLaw,
+    *,
+    sigma: Annotated[float, Gt(0)] = 1.0,
+    beta: Annotated[float, Gt(0)] = 0.5,
+    min_examples: Count = 1,
+    shuffled: bool = True,
+    seed: int = 0,
+) -> Int64[np.ndarray, " clients"]:
+    """Divides a number of examples among clients of unequal sizes.
+
+    Client i of 1, ..., N gets ``n f_i / sum_j f_j`` examples, rounded by the largest remainder,
+    with f_i = 1 (equal), i (linear), i^2 (square), e^i (exponential), e^(sigma z_i) with standard
+    normal z_i (lognormal), or f ~ Dirichlet(beta) (dirichlet). Clients below `min_examples` get
+    exactly `min_examples`, and the others divide the remaining examples by the same law.
+
+    Args:
+      num_examples: n, the number of examples.
+      num_clients: N, the number of clients.
+      law: f, the law of the sizes.
+      sigma: the standard deviation of the logarithm of a lognormal size.
+      beta: the concentration parameter of Dirichlet sizes; the smaller, the less equal.
+      min_examples: the minimum number of examples per client.
+      shuffled: whether it is random who is large. If false, sizes are in the order of the law.
+      seed: the seed of all draws.
+
+    Returns:
+      Sizes ``[clients]`` with the sum n.
+
+    Raises:
+      ValueError: if the law is unknown, sigma or beta is not positive, or there are fewer than
+        ``N min_examples`` examples.
+
+    Example:
+      >>> sizes(100, 5, "linear", shuffled=False).tolist()
+      [7, 13, 20, 27, 33]
+
+    Reference:
+      Li et al., "Federated learning on non-IID data silos", 2022, for Dirichlet sizes.
+    """
+    if num_examples < num_clients * min_examples:
+        raise ValueError(
+            f"{num_examples} examples are too few for {num_clients} clients with {min_examples} or "
+            "more each; lower num_clients or min_examples"
+        )
+    draws, order = (np.random.Generator(np.random.PCG64(x)) for x in seed_sequence(seed).spawn(2))
+    place = np.arange(1, num_clients + 1)
+    # Scale by the largest value, because e^i is infinite for more than 709 clients.
+    share = {
+        "equal": lambda: np.ones(num_clients),
+        "linear": lambda: place / num_clients,
+        "square": lambda: (place / num_clients) ** 2,
+        "exponential": lambda: np.exp(place - float(num_clients)),
+        "lognormal": lambda: _exp(sigma * draws.standard_normal(num_clients)),
+        "dirichlet": lambda: draws.dirichlet(np.full(num_clients, beta)),
+    }[law]()
+    quotas = share / share.sum() * num_examples
+    is_small = np.zeros(num_clients, bool)
+    # Repeat, because what the small clients gain may bring others below the minimum.
+    while ((made := _rounded(quotas)) < min_examples).any():
+        is_small |= made < min_examples
+        rest = num_examples - is_small.sum() * min_examples
+        quotas = np.where(is_small, min_examples, share / share[~is_small].sum() * rest)
+    return order.permutation(made) if shuffled else made
+
+
+def _exp(x: np.ndarray) -> np.ndarray:
+    return np.exp(x - x.max())
+
+
+def _rounded(quotas: Float[np.ndarray, " clients"]) -> Int64[np.ndarray, " clients"]:
+    """Rounds numbers with a whole sum by the largest remainder; the first of equal ones gains."""
+    floors = np.floor(quotas + 1e-9).astype(np.int64)
+    missing = round(float(quotas.sum())) - int(floors.sum())
+    first = np.argsort(floors - quotas, kind="stable")[:missing]
+    floors[first] += 1
+    return floors
+
+
+@checked
+def quantity_skew(
+    labels: np.ndarray,
+    num_clients: Count,
+    law: SizeLaw,
+    *,
+    sigma: Annotated[float, Gt(0)] = 1.0,
+    beta: Annotated[float, Gt(0)] = 0.5,
+    min_examples: Count = 1,
+    seed: int = 0,
+) -> Parts:
+    """Divides all examples at random among clients of unequal sizes, which are those of `sizes`.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N, the number of clients.
+      law: the law of the sizes: "equal", "linear", "square", "exponential", "lognormal" with
+        `sigma`, or "dirichlet" with `beta`.
+      sigma: the standard deviation of the logarithm of a lognormal size.
+      beta: the concentration parameter of Dirichlet sizes.
+      min_examples: the minimum number of examples per client.
+      seed: the seed of all draws.
+
+    Raises:
+      ValueError: if the law is unknown, sigma or beta is not positive, or there are fewer than
+        ``N min_examples`` examples.
+
+    Example:
+      >>> parts = quantity_skew(np.zeros(100), 5, "square")
+      >>> sorted(len(rows) for rows in parts)
+      [2, 7, 16, 29, 46]
+
+    Reference:
+      Li et al., "Federated learning on non-IID data silos", 2022.
+    """
+    _check(labels, num_clients, examples_per_client=min_examples)
+    first, second = seed_sequence(seed).generate_state(2).tolist()
+    numbers = sizes(
+        len(labels),
+        num_clients,
+        law,
+        sigma=sigma,
+        beta=beta,
+        min_examples=min_examples,
+        seed=first,
+    )
+    return np.split(generator(second).permutation(len(labels)), np.cumsum(numbers)[:-1])
 
 
 @checked

@@ -233,7 +233,7 @@ class Partition(Config):
 PARTITION_TABLES = {
     name: table_of(Partition, function, "num_clients", "seed", "overlap")
     for name, function in inspect.getmembers(partition, inspect.isfunction)
-    if "num_clients" in parameters_of(function) and not name.startswith("_")
+    if {"labels", "num_clients"} <= {*parameters_of(function)} and not name.startswith("_")
 }
 """The tables of all partitions in a file, by `name`."""
 

@@ -1,12 +1,10 @@
-"""Classification of clients' examples with a flax module."""
+"""Classification of clients' examples with a network."""
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,7 +16,15 @@ from fedjax_mm.checks.annotations import Count, Positive, checked
 from fedjax_mm.checks.values import check_between
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData, check_federated
-from fedjax_mm.tasks.modules import check_module, check_outputs, initial, logits_of
+from fedjax_mm.tasks.modules import (
+    Network,
+    check_module,
+    check_outputs,
+    initial,
+    logits_of,
+    streams_of,
+    takes_weights,
+)
 
 _BLOCK_BYTES = 2**20  # bytes of features to evaluate at a time
 
@@ -33,7 +39,8 @@ class Classification:
       test: test examples, either per client or in one pool that all clients share.
       column: the label column to learn, if labels have columns.
       scale: the factor that multiplies the features.
-      module: the network, from features ``[batch, ...]`` to logits ``[batch, classes]``.
+      module: the network, from features ``[batch, ...]`` to logits ``[batch, classes]``: a flax
+        module, or a pair of functions.
       rngs: names of the random streams that the module uses in training, such as "dropout".
       takes_weights: whether the module also gets the examples' weights.
       reduction: the reduction of the loss over a batch.
@@ -44,7 +51,7 @@ class Classification:
     test: ClientData
     column: Array | None
     scale: Array | None
-    module: nn.Module = dataclasses.field(metadata={"static": True})
+    module: Network = dataclasses.field(metadata={"static": True})
     rngs: tuple[str, ...] = dataclasses.field(metadata={"static": True})
     takes_weights: bool = dataclasses.field(metadata={"static": True})
     reduction: Literal["mean", "sum"] = dataclasses.field(metadata={"static": True})
@@ -60,7 +67,7 @@ class Classification:
     def init(self, rng_key: PRNGKeyArray) -> Params:
         """Returns the module's initial parameters."""
         features = jax.tree.map(lambda x: x[:1], self.train.examples[0])
-        return initial(self.module, rng_key, self._scaled(features), self.rngs)["params"]
+        return initial(self.module, rng_key, self._scaled(features), self.rngs)
 
     def weight(self, client: Index) -> Float[Array, ""]:
         """Returns n_k."""
@@ -186,8 +193,8 @@ class Classification:
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
         """Returns each example's cross-entropy, and 1 if its prediction is correct, else 0."""
         labels = labels if self.column is None else labels[:, self.column]
-        more = [weights] if self.takes_weights else []
-        logits = logits_of(self.module, params, self._scaled(features), *more, rngs=rngs)
+        given = weights if self.takes_weights else None
+        logits = logits_of(self.module, params, self._scaled(features), given, rngs)
         # Put examples on the last axis, because XLA vectorizes along it on CPUs.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels
@@ -204,7 +211,7 @@ class Classification:
 @checked
 def classification(
     data: FederatedData,
-    module: nn.Module,
+    module: Network | tuple[Callable[..., Any], Callable[..., Any]],
     *,
     reduction: Literal["mean", "sum"] = "mean",
     column: Any = None,
@@ -213,24 +220,30 @@ def classification(
     block_size: Count | None = None,
     check: bool = True,
 ) -> Classification:
-    """Returns the task of training a module on clients' examples.
+    """Returns the task of training a network on clients' examples.
 
     Args:
       data: examples ``(features [examples, ...], labels [examples])``.
-      module: a network from features to logits. If it has an argument `weights`, it also gets the
-        examples' weights, so that it can ignore padding rows of weight 0.
+      module: a network from features ``[batch, ...]`` to logits ``[batch, classes]``: a flax
+        module, or functions ``(init, apply)``, where ``init(rng_key, x)`` returns a pytree of float
+        arrays and ``apply(params, x)`` logits. If the module or `apply` has an argument `weights`,
+        it also gets the examples' weights, so that it can ignore padding rows of weight 0. An
+        argument `rng_key` of `apply` is a key in training and None in evaluation. Points of a sweep
+        are computed together if they have the same functions, so define them outside `build`.
       reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF,
         which makes steps larger by a factor of B.
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.
-      rngs: names of random streams that the module uses in training, such as ("dropout",).
+      rngs: names of random streams that a flax module uses in training, such as ("dropout",).
       scale: the factor that multiplies the features; 1 / 255 maps bytes to [0, 1].
       block_size: the number of examples to evaluate at a time; defaults to as many as fit in 1 MiB.
       check: False skips the checks of labels and of the module's outputs.
 
     Raises:
-      TypeError: if `data` or `module` has the wrong type, such as a class instead of an instance.
+      TypeError: if `data` or `module` has the wrong type, such as a class instead of an instance,
+        or functions have other arguments.
       ValueError: if arguments do not fit together, labels are not 0 ... C - 1, the module does not
-        have one output per class, or `rngs` are not the streams that it uses.
+        have one output per class, parameters are not arrays of floats, or `rngs` are not the
+        streams that the module uses.
 
     Example:
       >>> import flax.linen as nn, jax, numpy as np
@@ -242,8 +255,18 @@ def classification(
       >>> params = task.init(jax.random.key(0))
       >>> sorted(task.metrics(jax.random.key(0), params))
       ['loss', 'test_accuracy', 'test_loss', 'train_accuracy']
+
+      The same network as two functions:
+
+      >>> def init(rng_key, x):
+      ...     return {"kernel": jnp.zeros((x.shape[-1], 2)), "bias": jnp.zeros(2)}
+      >>> def apply(params, x):
+      ...     return x @ params["kernel"] + params["bias"]
+      >>> task = classification(data, (init, apply))
+      >>> round(float(task.evaluate(task.init(jax.random.key(0)), task.train)["loss"]), 4)
+      0.6931
     """
-    check_module(module)
+    network = check_module(module)
     if check:
         check_federated(data)
     features, labels = data.train.examples
@@ -260,9 +283,8 @@ def classification(
     column = None if column is None else jnp.asarray(column, jnp.int32)
     if scale is not None:
         scale = jnp.asarray(scale, float)
-    rngs = (rngs,) if isinstance(rngs, str) else tuple(rngs)
-    takes_weights = "weights" in inspect.signature(module.__call__).parameters
+    streams, has_weights = streams_of(network, rngs), takes_weights(network)
     if check:
-        check_outputs(module, features, data.num_classes, rngs, takes_weights)
-    static = module, rngs, takes_weights, reduction, block_size
+        check_outputs(network, features, data.num_classes, streams, has_weights)
+    static = network, streams, has_weights, reduction, block_size
     return Classification(data.train, data.test, column, scale, *static)

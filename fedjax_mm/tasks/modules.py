@@ -1,46 +1,135 @@
-"""Flax modules as networks of a task: checks, initial parameters and outputs."""
+"""Networks of a task, flax modules or pairs of functions: checks, parameters and outputs."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
+from fedjax_mm.base import Params
 from fedjax_mm.checks.values import NO_VALUE, described
 
 _BATCH = 1009
 
 
-def check_module(module: Any) -> nn.Module:
-    """Checks that a flax module can be part of a compiled program, and returns it."""
+class Network(Protocol):
+    """A flax module or a `Pair`."""
+
+    @property
+    def init(self) -> Callable[..., Any]:
+        """Draws initial parameters."""
+
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """Computes logits."""
+
+
+class Pair(NamedTuple):
+    """A network of plain functions.
+
+    Attributes:
+      init: from a key and features ``[1, ...]`` to a pytree of float arrays.
+      apply: from parameters and features ``[batch, ...]`` to logits ``[batch, classes]``. It may
+        have an argument `weights`, ``[batch]``, and an argument `rng_key`, which is None in
+        evaluation.
+    """
+
+    init: Callable[..., Any]
+    apply: Callable[..., Any]
+
+
+_GIVE = "give a flax.linen module, such as tasks.MLP(10), or a pair of functions (init, apply)"
+_KEY = "rng_key"
+
+
+def check_module(module: Any) -> Network:
+    """Checks that a network can be part of a compiled program, and returns it, or the `Pair`."""
+    if type(module) in (tuple, list, Pair):
+        return _checked_pair(module)
     if isinstance(module, type):
         raise TypeError(
             f"module is {described(module)}; give an instance, such as {module.__name__}(...)"
         )
-    if any(base.__module__.startswith("flax.nnx") for base in type(module).__mro__) and not (
-        isinstance(module, nn.Module)
+    # Ask for the loaded flax, because no other one could have made the module.
+    linen = sys.modules.get("flax.linen")
+    is_linen = linen is not None and isinstance(module, linen.Module)
+    name = type(module).__name__
+    if not is_linen and any(
+        base.__module__.startswith("flax.nnx") for base in type(module).__mro__
     ):
-        name = type(module).__name__
         raise TypeError(
             f"module is an nnx module; give flax.nnx.bridge.to_linen({name}, ...), with the "
             f"arguments of {name} except rngs"
         )
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"module is {described(module)}; give a flax.linen module, such as tasks.MLP(10)"
-        )
+    if not is_linen:
+        raise TypeError(f"module is {described(module)}; {_GIVE}")
     try:
         hash(module)
     except TypeError as error:
         raise TypeError(
-            f"module {type(module).__name__} has an attribute that cannot be hashed; give tuples "
+            f"module {name} has an attribute that cannot be hashed; give tuples "
             "instead of lists and arrays"
         ) from error
-    return module
+    network: Network = module
+    return network
+
+
+def _checked_pair(functions: Sequence[Any]) -> Pair:
+    if len(functions) != 2:
+        raise TypeError(f"module is a {type(functions).__name__} of {len(functions)}; {_GIVE}")
+    pair = Pair(*functions)
+    for name, function, first in zip(Pair._fields, pair, (_KEY, "params"), strict=True):
+        if not callable(function):
+            raise TypeError(f"{name} of the pair is {described(function)}; {_GIVE}")
+        try:
+            hash(function)
+        except TypeError as error:
+            raise TypeError(
+                f"{name} of the pair is {described(function)}, which cannot be hashed; give a "
+                "function, which may use such a value"
+            ) from error
+        signature = inspect.signature(function)
+        named = {*signature.parameters} & {"weights", _KEY} if name == "apply" else ()
+        try:
+            signature.bind(None, None, **dict.fromkeys(named))
+        except TypeError as error:
+            more = " and, if it needs them, weights and rng_key" if name == "apply" else ""
+            raise TypeError(
+                f"{name} of the pair has the arguments {signature}; give a function of ({first}, "
+                f"x){more}"
+            ) from error
+    return pair
+
+
+def takes_weights(module: Any) -> bool:
+    """Returns whether a network has an argument `weights`."""
+    call = module.apply if isinstance(module, Pair) else module.__call__
+    return "weights" in inspect.signature(call).parameters
+
+
+def streams_of(module: Network, rngs: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of a network's random streams; those of a pair are its `rng_key`."""
+    rngs = (rngs,) if isinstance(rngs, str) else tuple(rngs)
+    if not isinstance(module, Pair):
+        return rngs
+    if rngs:
+        raise ValueError(
+            f"rngs is {rngs}, but streams have names in flax modules only; give apply an argument "
+            "rng_key instead, which is a key in training and None in evaluation"
+        )
+    return (_KEY,) if _KEY in inspect.signature(module.apply).parameters else ()
+
+
+def _name(module: Any) -> str:
+    if isinstance(module, Pair):
+        return f"({', '.join(getattr(f, '__name__', type(f).__name__) for f in module)})"
+    return str(getattr(module, "nnx_class", type(module)).__name__)
 
 
 class _Traced(NamedTuple):
@@ -58,57 +147,58 @@ class _Traced(NamedTuple):
 
 
 def check_outputs(
-    module: nn.Module,
+    module: Any,
     features: Any,
     num_classes: int,
     rngs: tuple[str, ...],
-    takes_weights: bool,
+    has_weights: bool,
 ) -> None:
     """Raises `ValueError` unless a module has one output per class and `rngs` are its streams.
 
     The module is only traced, so nothing is computed.
 
     Args:
-      module: the network.
+      module: the network, checked.
       features: the features of all examples; only their shape and dtype are used.
       num_classes: C, the number of classes.
       rngs: the names of the module's random streams.
-      takes_weights: whether the module is also called with weights.
+      has_weights: whether the module is also called with weights.
     """
     size = _BATCH + num_classes  # a batch size that is unlikely to equal another dimension
     example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
-    shape, drawn, allowed = _traced(module, example, size, rngs, takes_weights)
+    shape, drawn, allowed = _traced(module, example, size, rngs, has_weights)
     if shape != (size, num_classes):
         words = ", ".join("batch" if each == size else str(each) for each in shape)
         raise ValueError(
-            f"module {type(module).__name__} returns logits of shape [{words}]; give one output "
+            f"module {_name(module)} returns logits of shape [{words}]; give one output "
             f"for each class, [batch, {num_classes}]"
         )
     right = tuple(sorted(drawn | (allowed & {*rngs})))
     if {*right} != {*rngs}:
         source = f"from {' and '.join(map(repr, sorted(drawn)))}" if drawn else "nothing"
         raise ValueError(
-            f"rngs is {rngs}, but module {type(module).__name__} draws {source} in training; give "
+            f"rngs is {rngs}, but module {_name(module)} draws {source} in training; give "
             f"rngs={right}"
         )
 
 
-class _StatisticsError(ValueError):
-    """Raised if a module keeps batch statistics."""
+class _RefusedError(ValueError):
+    """Raised for variables that cannot be parameters."""
 
 
 @functools.lru_cache(maxsize=64)  # a sweep rebuilds its tasks whenever it is traced
 def _traced(
-    module: nn.Module,
+    module: Any,
     example: jax.ShapeDtypeStruct,
     size: int,
     rngs: tuple[str, ...],
-    takes_weights: bool,
+    has_weights: bool,
 ) -> _Traced:
-    name = getattr(module, "nnx_class", type(module)).__name__
+    name = _name(module)
     # Allow both names, because flax hides nnx layers, which substitute one stream for another.
     is_nnx = hasattr(module, "nnx_class")
     allowed = {"dropout", "default"} if is_nnx else set()
+    is_pair = isinstance(module, Pair)
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         fields = {field.name for field in dataclasses.fields(context.module)}
@@ -117,19 +207,18 @@ def _traced(
         return call(*args, **kwargs)
 
     def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
-        variables = initial(module, rng_key, features[:1], rngs)
-        if "batch_stats" in variables:
-            raise _StatisticsError(
-                f"module {name} keeps batch_stats, which no client may change for others; give a "
-                "norm without them, such as GroupNorm"
-            )
-        more = [weights] if takes_weights else []
-        params = variables["params"]
-        return logits_of(module, params, features, *more, rngs={}), params
+        params = initial(module, rng_key, features[:1], rngs)
+        for path, leaf in jax.tree.leaves_with_path(params):
+            if not jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating):
+                raise _RefusedError(
+                    f"module {name} has the parameter params{jax.tree_util.keystr(path)}, which is "
+                    f"{described(leaf)}; parameters are arrays of floats: keep other values out of "
+                    "them, for example by equinox.partition or flax.nnx.split"
+                )
+        return logits_of(module, params, features, weights if has_weights else None, {}), params
 
     def trained(rngs: Any, params: Any, features: Array, weights: Array) -> Any:
-        more = [weights] if takes_weights else []
-        return logits_of(module, params, features, *more, rngs=rngs)
+        return logits_of(module, params, features, weights if has_weights else None, rngs)
 
     shapes = (size, *example.shape)
     kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
@@ -137,12 +226,13 @@ def _traced(
     inputs = jax.ShapeDtypeStruct(shapes, kind), weights
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
-        with nn.intercept_methods(note):
+        linen: Any = sys.modules.get("flax.linen")
+        with contextlib.nullcontext() if is_pair else linen.intercept_methods(note):
             logits, params = jax.eval_shape(evaluated, key, *inputs)
-        asked = {*rngs} if is_nnx else {"dropout", *allowed, *rngs}
+        asked = {*rngs} if is_nnx or is_pair else {"dropout", *allowed, *rngs}
         streams = dict.fromkeys(sorted(asked), key)
         is_used = _used(jax.make_jaxpr(trained)(streams, params, *inputs).jaxpr)
-    except _StatisticsError as error:
+    except _RefusedError as error:
         raise ValueError(str(error)) from None
     except Exception as error:  # flax and the module itself can raise any exception
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
@@ -178,23 +268,49 @@ def _used(program: Any) -> list[bool]:
 
 
 def initial(
-    module: nn.Module, rng_key: PRNGKeyArray, features: Array, rngs: Sequence[str] = ()
+    module: Network, rng_key: PRNGKeyArray, features: Array, rngs: Sequence[str] = ()
 ) -> Any:
-    """Returns the module's initial variables, including "params"."""
+    """Returns the network's initial parameters."""
+    if isinstance(module, Pair):
+        return module.init(rng_key, features)
     # Provide all streams, because nnx modules need them here. They can share a key, because flax
     # folds the location of each draw into it and only the parameters are kept.
-    return module.init(dict.fromkeys(("params", *rngs), rng_key), features)
+    variables = module.init(dict.fromkeys(("params", *rngs), rng_key), features)
+    if "batch_stats" in variables:
+        raise _RefusedError(
+            f"module {_name(module)} keeps batch_stats, which no client may change for others; "
+            "give a norm without them, such as GroupNorm"
+        )
+    return variables["params"]
 
 
-def logits_of(module: nn.Module, params: Any, *inputs: Array, rngs: dict[str, PRNGKeyArray]) -> Any:
-    """Returns the logits, in evaluation mode if no random streams are given."""
-    call: Any = module.apply  # flax's type allows for additional results
+def logits_of(
+    module: Network,
+    params: Params,
+    features: Array,
+    weights: Array | None,
+    rngs: dict[str, PRNGKeyArray],
+) -> Any:
+    """Returns the logits, in evaluation mode if no random streams are given.
+
+    Args:
+      module: the network.
+      params: its parameters.
+      features: ``[batch, ...]``.
+      weights: the examples' weights ``[batch]``, or None for a network without such an argument.
+      rngs: the keys of the random streams by name.
+    """
+    named: dict[str, Any] = {} if weights is None else {"weights": weights}
+    if isinstance(module, Pair):
+        if _KEY in inspect.signature(module.apply).parameters:
+            named[_KEY] = rngs.get(_KEY)
+        return module.apply(params, features, **named)
     if not rngs and hasattr(module, "nnx_class"):
         # Without streams, an nnx module would always draw with the same keys.
-        return call({"params": params}, *inputs, nnx_method=_evaluated)
-    return call({"params": params}, *inputs, rngs=rngs)
+        return module.apply({"params": params}, features, **named, nnx_method=_evaluated)
+    return module.apply({"params": params}, features, **named, rngs=rngs)
 
 
-def _evaluated(module: Any, *inputs: Array) -> Any:
+def _evaluated(module: Any, *inputs: Array, **named: Array) -> Any:
     module.eval()
-    return module(*inputs)
+    return module(*inputs, **named)

@@ -52,6 +52,25 @@ def learn(data, module=LINEAR, **options):
     return lambda: classification(data(), module, **options)
 
 
+def init(rng_key, x):
+    """Initial parameters of the pair (init, apply)."""
+    return {"kernel": jnp.zeros((x.shape[1], 3))}
+
+
+def apply(params, x):
+    """Its logits."""
+    return x @ params["kernel"]
+
+
+class Unhashable:
+    """A callable object with an equality alone."""
+
+    __hash__ = None
+
+    def __call__(self, params, x):
+        return apply(params, x)
+
+
 def images(shape):
     """Clients' images of a shape."""
     return federate((np.ones((24, *shape), np.float32), Y), PARTS)
@@ -261,6 +280,49 @@ CASES = {
     "stream of an nnx module too many": (
         learn(lambda: DATA, nnx.bridge.to_linen(Net), rngs=("dropout", "noise")),
         r"draws from 'dropout' in training; give rngs=.'dropout',.$",
+    ),
+    # Pairs of functions.
+    "a pair of three": (learn(lambda: DATA, (init, apply, apply)), "a tuple of 3; give", TypeError),
+    "params in a pair": (
+        learn(lambda: DATA, ({"w": X}, apply)),
+        r"init of the pair is a dict of 1; give .* or a pair of functions \(init, apply\)",
+        TypeError,
+    ),
+    "a function that cannot be hashed": (
+        learn(lambda: DATA, (init, Unhashable())),
+        "apply of the pair is a Unhashable, which cannot be hashed; give a function",
+        TypeError,
+    ),
+    "init of a key alone": (
+        learn(lambda: DATA, (lambda rng_key: X, apply)),
+        r"init of the pair has the arguments \(rng_key\); give a function of \(rng_key, x\)$",
+        TypeError,
+    ),
+    "apply with a third argument": (
+        learn(lambda: DATA, (init, lambda params, x, train: x)),
+        r"\(params, x, train\); give a function of \(params, x\) and, if it needs them, weights",
+        TypeError,
+    ),
+    "streams of a pair": (
+        learn(lambda: DATA, (init, apply), rngs="dropout"),
+        "rngs is .'dropout',., but streams .*; give apply an argument rng_key instead",
+    ),
+    "parameters of a pair that are no floats": (
+        learn(lambda: DATA, (lambda rng_key, x: {"steps": np.arange(3)}, apply)),
+        r"has the parameter params\['steps'\], which is .*; parameters are arrays of floats: keep",
+    ),
+    "a pair swapped": (
+        learn(lambda: DATA, (apply, init)),
+        r"apply of the pair has the arguments \(rng_key, x\); give a function of \(params, x\)",
+        TypeError,
+    ),
+    "features of another shape for a pair": (
+        learn(lambda: DATA, (init, lambda params, x: params["kernel"] @ x)),
+        r"module \(init, <lambda>\) does not take features of shape \[batch, 4\]",
+    ),
+    "a pair with too few outputs": (
+        learn(lambda: DATA, (init, lambda params, x: x[:, :2])),
+        r"module \(init, <lambda>\) returns logits of shape \[batch, 2\]; give one output for each",
     ),
     "reduction": (learn(lambda: DATA, reduction="max"), "'max'; it must be 'mean' or 'sum'"),
     "scale 0": (learn(lambda: DATA, scale=0), "scale is 0; it must be positive"),

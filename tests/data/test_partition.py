@@ -15,17 +15,25 @@ from fedjax_mm.data.partition import (
     by_id,
     dirichlet,
     dirichlet_clients,
+    extended_dirichlet,
     iid,
     iid_clients,
     iid_share,
     label_clusters,
+    quantity_skew,
     shards,
+    sizes,
 )
+from fedjax_mm.data.summary import partition_summary
 
 PARTITIONERS = {
     "iid": iid,
     "dirichlet": lambda labels, n, seed=0: dirichlet(labels, n, alpha=1.0, seed=seed),
     "dirichlet_clients": lambda labels, n, seed=0: dirichlet_clients(labels, n, 1.0, seed=seed),
+    "extended_dirichlet": lambda labels, n, seed=0: extended_dirichlet(
+        labels, n, 5.0, labels_per_client=4, seed=seed
+    ),
+    "quantity_skew": lambda labels, n, seed=0: quantity_skew(labels, n, "linear", seed=seed),
     "shards": shards,
     "label_clusters": label_clusters,
     "iid_clients": lambda labels, n, seed=0: iid_clients(labels, n, percent=60, seed=seed),
@@ -381,3 +389,158 @@ def test_flipped_clients_are_uniform():
 def test_ids_may_be_a_pandas_series(kind):
     ids = pd.Series(["3", "1", "3"]).astype("int64" if kind == "Int64" else "str").astype(kind)
     assert [rows.tolist() for rows in by_id(ids)] == [[1], [0, 2]]
+
+
+FLOWER = {  # n = 100 and N = 5: quotas rounded down, and what is left to the last client
+    "linear": (6, 13, 20, 26, 35),
+    "square": (1, 7, 16, 29, 47),
+    "exponential": (1, 3, 8, 23, 65),
+}
+LAWS = ["equal", *FLOWER, "lognormal", "dirichlet"]
+
+
+@pytest.mark.parametrize("law", FLOWER)
+def test_sizes_round_the_quotas_of_flower_by_the_largest_remainder(law):
+    made = sizes(100, 5, law, shuffled=False)
+    f = [{"linear": i, "square": i**2, "exponential": np.exp(i)}[law] for i in range(1, 6)]
+    quotas = 100 * np.array(f) / sum(f)
+    floors = np.floor(quotas + 1e-9)
+    assert floors[:4].tolist() == [*FLOWER[law][:4]]
+    gain = sorted(range(5), key=lambda i: floors[i] - quotas[i])[: 100 - int(floors.sum())]
+    assert made.tolist() == [floors[i] + (i in gain) for i in range(5)]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@given(
+    n=st.integers(60, 3000),
+    num_clients=st.integers(1, 20),
+    minimum=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=20, deadline=None)
+def test_sizes_have_their_sum_and_their_minimum(law, n, num_clients, minimum, seed):
+    options = {"sigma": 3.0, "beta": 0.05, "min_examples": minimum, "seed": seed}
+    made = sizes(n, num_clients, law, **options)
+    assert made.sum() == n
+    assert made.min() >= minimum
+    ordered = sizes(n, num_clients, law, shuffled=False, **options)
+    np.testing.assert_array_equal(np.sort(made), np.sort(ordered))
+
+
+def test_sizes_of_thousands_of_clients_are_finite():
+    made = sizes(10_000, 2000, "exponential", shuffled=False, min_examples=2)
+    assert (made[0], made.sum()) == (2, 10_000)
+    assert made[-1] == pytest.approx(6000 * (1 - np.exp(-1)), rel=0.01)
+
+
+def test_it_is_random_who_is_large():
+    largest = [np.argmax(sizes(100, 4, "square", seed=seed)) for seed in range(400)]
+    shares = np.bincount(largest, minlength=4) / 400
+    assert np.abs(shares - 0.25).max() < 4 * np.sqrt(0.25 * 0.75 / 400)
+
+
+def test_random_sizes_have_their_moments():
+    logs, squares = [], []
+    for seed in range(300):
+        made = sizes(10**6, 10, "lognormal", sigma=0.5, shuffled=False, seed=seed)
+        logs.append(np.log(made).var(ddof=1))
+        squares.append((sizes(10**6, 10, "dirichlet", beta=0.5, seed=seed) ** 2.0).sum() / 1e12)
+    for drawn, expected in ((logs, 0.25), (squares, 1.5 / 6)):  # (beta + 1) / (N beta + 1)
+        assert abs(np.mean(drawn) - expected) < 4 * np.std(drawn) / np.sqrt(300)
+
+
+def test_parts_of_quantity_skew_have_the_sizes_and_all_labels():
+    parts = quantity_skew(LABELS, 6, "square", seed=3)
+    want = sizes(len(LABELS), 6, "square", shuffled=False)
+    assert sorted(map(len, parts)) == want.tolist()
+    assert max(len(set(LABELS[rows].tolist())) for rows in parts) == 10
+
+
+@pytest.mark.parametrize("labels_per_client", [1, 2, 5, 10])
+@given(seed=st.integers(0, 2**32 - 1), alpha=st.sampled_from([1e-4, 0.5, 100.0]))
+@settings(max_examples=15, deadline=None)
+def test_clients_of_extended_dirichlet_have_few_labels(labels_per_client, seed, alpha):
+    options = {"labels_per_client": labels_per_client, "seed": seed}
+    if alpha < 0.1:
+        with pytest.raises(ValueError, match="raise alpha, or lower"):
+            extended_dirichlet(LABELS, 40, alpha, min_examples=20, **options)
+        return
+    parts = extended_dirichlet(LABELS, 40, alpha, **options)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    held = np.array([histogram(rows) > 0 for rows in parts])
+    assert held.sum(1).max() <= labels_per_client
+    assert held.sum(0).min() >= 1
+
+
+def test_one_label_per_client_and_a_large_alpha_give_equal_shares_of_it():
+    parts = extended_dirichlet(LABELS, 60, 1e8, labels_per_client=1, seed=2)
+    for label in range(10):
+        mine = [len(rows) for rows in parts if LABELS[rows[0]] == label]
+        assert max(mine) - min(mine) <= len(mine)  # the last one has what rounding leaves
+
+
+def test_large_clients_get_no_later_labels():
+    """A client with n / N examples after label c has none of c + 1, ..., but for the remainder."""
+    parts = extended_dirichlet(LABELS, 8, 0.5, labels_per_client=10, seed=1)
+    before = np.cumsum([histogram(rows) for rows in parts], axis=1)[:, :-1]
+    later = np.array([histogram(rows)[1:] for rows in parts])
+    is_full = before >= len(LABELS) / 8
+    assert is_full.any(), "the case is tested"
+    assert later[:-1][is_full[:-1]].max() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: sizes(10, 4, "cubic"), "law is 'cubic'; it must be 'equal', 'linear'"),
+        (lambda: sizes(10, 4, "equal", min_examples=3), "10 examples are too few for 4 clients"),
+        (lambda: sizes(10, 4, "lognormal", sigma=0), "sigma is 0; it must be positive"),
+        (lambda: quantity_skew(LABELS, 4, "dirichlet", beta=-1), "beta is -1"),
+        (lambda: extended_dirichlet(LABELS, 4, 1.0, labels_per_client=11), "labels_per_client is"),
+        (lambda: extended_dirichlet(LABELS, 4, 1.0), "cannot have all 10 labels; raise labels_per"),
+        (lambda: partition_summary(LABELS, [[]]), "no client has an example"),
+        (lambda: partition_summary(LABELS[None], [[0]]), r"labels has shape \(1, 1950\)"),
+    ],
+)
+def test_wrong_laws_and_numbers_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_summary_has_the_numbers_of_three_clients():
+    """Counts (8, 2, 0), (0, 5, 5) and (4, 4, 2), and a client without examples."""
+    labels = np.repeat([0, 1, 2], [12, 11, 7])
+    parts = [np.r_[:8, 12:14], np.r_[14:19, 23:28], np.r_[8:12, 19:23, 28:30], np.array([], int)]
+    found = partition_summary(labels, parts)
+    assert found.counts.tolist() == [[8, 2, 0], [0, 5, 5], [4, 4, 2], [0, 0, 0]]
+    assert found.num_examples.tolist() == [10, 10, 10, 0]
+    assert found.present.tolist() == [2, 2, 3, 0]
+    for name, want in {
+        "distance": [0.4, 0.4, 0.033333],
+        "effective": [1.649385, 2, 2.871746],
+        "effective_squares": [1.470588, 2, 2.777778],
+    }.items():
+        np.testing.assert_allclose(getattr(found, name), [*want, np.nan], atol=1e-6)
+    assert found.mean_distance == pytest.approx(0.277778, abs=1e-6)
+    assert found.label_clients.tolist() == [2, 3, 2]
+    np.testing.assert_allclose(found.label_share, [8 / 12, 5 / 11, 5 / 7])
+    assert "4 clients, 1 of them empty, 3 labels" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "squares", "entropy"),
+    [(0.1, 0.55, 0.846539), (0.5, 0.25, 1.669628), (1.0, 0.181818, 1.928968)],
+)
+def test_summaries_of_dirichlet_proportions_have_their_expectations(alpha, squares, entropy):
+    """E sum p^2 = (alpha + 1) / (K alpha + 1) and E H = psi(K alpha + 1) - psi(alpha + 1)."""
+    rng, size = np.random.default_rng(0), 20_000
+    counts = rng.multinomial(size, rng.dirichlet(np.full(10, alpha), size=500))
+    labels = np.repeat(np.tile(np.arange(10), 500), counts.ravel())
+    found = partition_summary(labels, np.split(np.arange(len(labels)), 500))
+    np.testing.assert_array_equal(found.counts, counts)
+    for drawn, expected in (
+        (1 / found.effective_squares, squares),
+        (np.log(found.effective), entropy),
+    ):
+        # Rounding to examples changes both by less than 10 / size.
+        assert abs(drawn.mean() - expected) < 4 * drawn.std() / np.sqrt(500) + 10 / size

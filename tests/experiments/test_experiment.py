@@ -354,6 +354,8 @@ TASKS = {
     "shards": {"name": "digits", "partition": {"name": "shards", "shards_per_client": 3}},
     "clusters": {"name": "digits", "partition": {"name": "label_clusters", "num_clusters": 2}},
     "share": {"name": "digits", "partition": {"name": "iid_share", "percent": 50}},
+    "sizes": {"name": "digits", "partition": {"name": "quantity_skew", "law": "square"}},
+    "few labels": {"name": "digits", "partition": {"name": "extended_dirichlet", "alpha": 9.0}},
     "IID clients": {"name": "digits", "partition": {"name": "iid_clients", "percent": 50}},
 }
 

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_mm import fedavg, full_participation, local_sgd, simulate, sweep
 from fedjax_mm.base.capabilities import EpochTask
+from fedjax_mm.sweeps import Grid, Setup
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import labelled_data, slow_unless
@@ -172,3 +175,78 @@ class Plain(nn.Module):
 def test_wrong_arguments_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         classification(data, Plain(), **options)
+
+
+class Dense(nn.Module):
+    """Two layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="classes")(nn.relu(nn.Dense(5, name="hidden")(x)))
+
+
+MODULE = Dense()
+
+
+def plain_init(rng_key, x):
+    """The flax module's initial parameters."""
+    return MODULE.init(rng_key, x)["params"]
+
+
+def plain_apply(params, x):
+    """The flax module's logits, computed without flax."""
+    x = jax.nn.relu(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+    return x @ params["classes"]["kernel"] + params["classes"]["bias"]
+
+
+def test_a_pair_of_functions_trains_like_the_flax_module():
+    """To the bit."""
+
+    def run(task):
+        algorithm = fedavg(local_sgd(0.1, epochs=1, batch_size=4))
+        return simulate(jax.random.key(1), task, algorithm, full_participation(7), num_rounds=3)
+
+    networks = MODULE, (plain_init, plain_apply)
+    states = [jax.jit(run)(classification(DATA, network, scale=0.5)) for network in networks]
+    for one, other in zip(*map(jax.tree.leaves, states), strict=True):
+        if not jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_points_with_the_same_pair_are_one_program():
+    def build(learning_rate):
+        task = classification(DATA, (plain_init, plain_apply))
+        return Setup(task, fedavg(learning_rate, local_steps=1), full_participation(7))
+
+    grid = Grid(build, {"learning_rate": [0.1, 0.2, 0.4]}, 2)
+    assert len(programs_of(grid)) == 1
+    loss = sweep(grid).loss.values[:, 0, -1, 0]
+    assert len({*loss.tolist()}) == 3
+
+
+def test_a_pair_gets_a_key_in_training_alone_and_weights_always():
+    """The logits of class 0 have noise, and those of class 1 the weights."""
+
+    def init(rng_key, x):
+        return jnp.zeros((x.shape[1], 3))
+
+    def apply(params, x, *, rng_key, weights):
+        logits = x @ params
+        if rng_key is not None:
+            logits = logits.at[:, 0].add(jax.random.normal(rng_key, len(x)))
+        return logits.at[:, 1].add(weights)
+
+    task = classification(DATA, (init, apply))
+    params = task.init(jax.random.key(0))
+    rows, weights = jnp.array([3, 5]), jnp.array([1.0, 0.0])
+    losses = [float(task.loss(params, (rows, weights, jax.random.key(i)))) for i in range(3)]
+    assert len({*losses}) == 3
+    label = DATA.train.examples[1][3]
+    noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), 0), 2)[0]
+    want = -jax.nn.log_softmax(jnp.array([noise, 1.0, 0.0]))[label]
+    assert losses[0] == pytest.approx(float(want), rel=1e-6)
+    labels = DATA.train.examples[1]
+    want = -jax.nn.log_softmax(jnp.array([0.0, 1.0, 0.0]))[labels].mean()
+    assert float(task.metrics(jax.random.key(0), params)["loss"]) == pytest.approx(
+        float(want), rel=1e-5
+    )
