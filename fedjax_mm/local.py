@@ -132,6 +132,12 @@ def train_locally(
     return params, losses / num_steps
 
 
+def unit_steps(rate: Scalar) -> optax.GradientTransformation:
+    """Returns SGD of rate 1, for gradients that a method has multiplied by the rate itself."""
+    del rate
+    return optax.sgd(1.0)
+
+
 def _all_at_once(gradients: Params) -> Params:
     # XLA copies all parameters in every step if it may update one layer before computing another
     # layer's gradient. Make every update depend on all gradients, by a comparison with infinity,

@@ -198,7 +198,7 @@ def time_to_target(
             raise ValueError(f"the result has no {name!r}, but {', '.join(map(str, result))}")
     met = meets(result[metric])
     if "arrived_at" in result:
-        met &= result["arrived_at"].notnull()
+        met &= result["round"] >= result["arrived_at"].max("round")  # false without an arrival
     return result[clock].where(met).min("round")
 
 

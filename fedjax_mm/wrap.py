@@ -31,7 +31,7 @@ from fedjax_mm.base import (
     keys,
 )
 from fedjax_mm.base.calls import Wraps
-from fedjax_mm.base.sums import as_arrays, dense_update
+from fedjax_mm.base.sums import Joint, as_arrays, dense_update
 from fedjax_mm.checks.instances import check_algorithm, check_assignment
 from fedjax_mm.checks.values import described
 
@@ -222,6 +222,11 @@ def wrap_algorithm(
     ) -> tuple[Contribution, Any]:
         (server, server_own), (inside, own) = split(server_state), split(client_state)
         sent, inside = inner.client(receive(context, own), server, inside)
+        if isinstance(sent.update, Joint):
+            raise ValueError(
+                f"{name} changes the clients' updates, but the algorithm sends two parts that the "
+                "server multiplies, as fednova does; use another algorithm, such as fedavg"
+            )
         found = send(context, as_arrays(sent), server_own, own)
         sent, own = _two(name, "send", found, "a Contribution", has_state=init is not None)
         return sent, join(inside, own)

@@ -19,7 +19,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Mixture, checked
-from fedjax_mm.local import LocalSGD, loss_and_gradient, plain_server, steps_of
+from fedjax_mm.local import LocalSGD, loss_and_gradient, plain_server, steps_of, unit_steps
 
 ApflState = dict[str, Any]
 """State of a client: its own model ``v``, and ``alpha``."""
@@ -75,10 +75,12 @@ def apfl(local: LocalSGD, *, alpha: Mixture = 0.5, adaptive: bool = True) -> Alg
             away = jax.tree.map(jnp.subtract, own["v"], own["w"])
             slope = optax.tree.vdot(away, of_mixed) if adaptive else 0.0
             new = jnp.clip(own["alpha"] - rate * slope, 0, 1)
-            step = ((own["alpha"] - new) / rate).astype(own["alpha"].dtype)
-            return loss, {"w": of_shared, "v": of_mixed, "alpha": step}
+            moves = [jax.tree.map(lambda g: rate * g, x) for x in (of_shared, of_mixed)]
+            step = (own["alpha"] - new).astype(own["alpha"].dtype)
+            return loss, {"w": moves[0], "v": moves[1], "alpha": step}
 
-        trained = local.train(
+        # Moves already have the rate, because a rate of 0 could not be divided out of alpha's.
+        trained = local._replace(optimizer=unit_steps).train(
             context, gradient_fn=gradient_fn, start={"w": context.params, **client_state}
         )
         shared, weight = trained.update.pop("w"), context.weight()

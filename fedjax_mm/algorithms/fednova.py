@@ -6,7 +6,7 @@ import optax
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
-from fedjax_mm.base.sums import scale_update
+from fedjax_mm.base.sums import Joint, scale_update
 from fedjax_mm.checks.annotations import checked
 from fedjax_mm.local import LocalSGD, check_local, check_only_sgd, plain_server
 
@@ -19,6 +19,8 @@ def fednova(local: LocalSGD) -> Algorithm:
     sum n`` are those of the participants. FedAvg favours clients that take more steps; FedNova
     does not, and equals FedAvg if all tau_k are equal. They differ with `epochs`, because clients
     with more examples take more steps.
+
+    Wrappers that change what clients send are refused, because the server multiplies two sums.
 
     Args:
       local: eta, the epochs (or the steps) and the other settings of `local_sgd`, except
@@ -57,12 +59,12 @@ def fednova(local: LocalSGD) -> Algorithm:
         del server_state
         trained, weight = local.train(context), context.weight()
         tau = jnp.int32(local.num_steps(context.task, context.client))
-        sent = {"params": scale_update(trained.update, weight / tau), "steps": weight * tau}
+        sent = Joint(scale_update(trained.update, weight / tau), weight * tau)
         return Contribution(sent, weight, tau, trained.report), client_state
 
     def step(params: Params, total: Contribution) -> Params:
-        length = total.update["steps"] / total.weight  # tau_eff
-        mean = jax.tree.map(lambda x: length / total.weight * x, total.update["params"])
+        length = total.update.factor / total.weight  # tau_eff
+        mean = jax.tree.map(lambda x: length / total.weight * x, total.update.update)
         return optax.apply_updates(params, mean)
 
     return Algorithm(init, client, plain_server(step), lambda task, k, _: local.num_steps(task, k))

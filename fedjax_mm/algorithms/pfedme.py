@@ -12,7 +12,14 @@ from jaxtyping import Array, Float
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Count, Positive, checked
-from fedjax_mm.local import LocalSGD, equal_weight, loss_and_gradient, plain_server, steps_of
+from fedjax_mm.local import (
+    LocalSGD,
+    equal_weight,
+    loss_and_gradient,
+    plain_server,
+    steps_of,
+    unit_steps,
+)
 
 
 @checked
@@ -77,15 +84,16 @@ def pfedme(
                 return jax.tree.map(step, theta, gradient, own["w"]), loss
 
             theta, losses = lax.scan(inner, own["theta"], length=inner_steps)
-            pull = jax.tree.map(lambda w, x: (lam * (w - x)).astype(w.dtype), own["w"], theta)
-            # SGD at this rate sets theta to its new value.
-            move = jax.tree.map(
-                lambda x, new: ((x - new) / rate).astype(x.dtype), own["theta"], theta
+            pull = jax.tree.map(
+                lambda w, x: (rate * lam * (w - x)).astype(w.dtype), own["w"], theta
             )
-            return losses[0], {"w": pull, "theta": move}
+            return losses[0], {"w": pull, "theta": jax.tree.map(jnp.subtract, own["theta"], theta)}
 
         start = {"w": context.params, "theta": client_state}
-        trained = local.train(context, gradient_fn=gradient_fn, start=start)
+        # Moves already have the rate, because a rate of 0 could not be divided out of theta's.
+        trained = local._replace(optimizer=unit_steps).train(
+            context, gradient_fn=gradient_fn, start=start
+        )
         new = jax.tree.map(jnp.add, client_state, trained.update["theta"])
         takes_part, weight = jnp.asarray(context.takes_part), equal_weight(context)
         new = jax.tree.map(partial(jnp.where, takes_part), new, client_state)

@@ -35,7 +35,7 @@ def fedfair(
 
     With `memory` it is the authors' Bayesian allocation: the probability is multiplied by
     ``1 - s_km / sum_m s_km``, where s_km counts the rounds before, plus those in which client k
-    trained model m, each weighted by d to the power of its age.
+    was given model m, each weighted by d to the power of its age.
 
     Args:
       num_clients: N.

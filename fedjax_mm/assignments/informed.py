@@ -66,14 +66,17 @@ def power_of_choice(
     checks.check_sizes(num_clients, num_models, cohort_size)
     checks.check_between("candidates", candidates, -(-cohort_size // num_models), num_clients)
     dealt = dealt_to(num_models, active)
-    width = _width(num_models, cohort_size, active is not None, candidates)
+    num_drawn = candidates if active is None else max(candidates, cohort_size)
+    width = _width(num_models, cohort_size, active is not None, num_drawn)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         losses = look.losses()
         lots = jnp.log(look.weights()) + jax.random.gumbel(rng_key, losses.shape, jnp.float32)
 
         def choose(model: Array, is_taken: Array, size: Array) -> Array:
-            lot, those = lax.top_k(jnp.where(is_taken, -jnp.inf, lots[model]), candidates)
+            lot, those = lax.top_k(jnp.where(is_taken, -jnp.inf, lots[model]), num_drawn)
+            # A model that has the clients of others, too, needs more candidates.
+            lot = jnp.where(jnp.arange(num_drawn) < jnp.maximum(candidates, size), lot, -jnp.inf)
             _, first = lax.top_k(
                 jnp.where(jnp.isneginf(lot), -jnp.inf, losses[model, those]), width
             )
@@ -199,7 +202,7 @@ def oort(
 
         def choose(model: Array, is_taken: Array, size: Array) -> Array:
             is_seen = (state.last[model] > 0) & ~is_taken
-            is_new = (state.last[model] == 0) & ~is_taken
+            is_new = (state.last[model] == 0) & ~is_taken & (weights[model] > 0)
             wanted = jnp.minimum(jnp.round(share * size), jnp.sum(is_new))
             known = jnp.minimum(size - wanted, jnp.sum(is_seen)).astype(jnp.int32)
             of_known = jnp.where(is_seen, score[model], -jnp.inf)

@@ -23,6 +23,7 @@ from fedjax_mm.assignments.sampling import (
     dealt_to,
     draw_cohort,
     no_state,
+    part_of,
     uniform_sampling,
 )
 from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Padded, Round, Sampling
@@ -191,19 +192,17 @@ def _rotated_groups(
     """MFA-RR with one partition of all clients, which stays."""
     dealt = dealt_to(num_models, active)
     most_models, number, drawn = cohort_sizes(num_clients, num_models, cohort_size)
+    number = number if dealt is None else dealt.number
 
     def init(rng_key: PRNGKeyArray) -> Int[Array, " clients"]:
-        groups = draw_cohort(rng_key, num_clients, num_models, num_clients)
-        clients = jnp.where(groups.clients < 0, num_clients, groups.clients)
-        return jnp.zeros(num_clients, jnp.int32).at[clients].set(groups.models, mode="drop")
+        return permutation(rng_key, num_clients, num_clients)  # each client's place in a row
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
         clients = permutation(rng_key, num_clients, drawn)
-        turned = state[clients] + jnp.asarray(round, jnp.int32) - 1
-        if dealt is not None:
-            return dealt.named(Cohort(clients, turned % dealt.number)), state
-        return Cohort(clients, turned % number), state
+        groups = part_of(state[clients], num_clients, number)
+        cohort = Cohort(clients, (groups + jnp.asarray(round, jnp.int32) - 1) % number)
+        return cohort if dealt is None else dealt.named(cohort), state
 
     sampling = uniform_sampling(num_clients, drawn)
     return Assignment(num_clients, most_models, init, assign).sampled(sampling)

@@ -30,7 +30,7 @@ def draw_cohort(
     cohort_key, order_key = jax.random.split(rng_key)
     cohort = permutation(cohort_key, num_clients, cohort_size)
     if isinstance(num_models, Padded):
-        group = _parts(jnp.arange(cohort_size, dtype=jnp.int32), cohort_size, num_models.number)
+        group = part_of(jnp.arange(cohort_size, dtype=jnp.int32), cohort_size, num_models.number)
         order = permutation(order_key, num_models)
         models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
         is_equal = cohort_size % num_models.number == 0
@@ -121,7 +121,7 @@ def add_models(
     return Cohort(clients[slots], order.ravel()[slots])
 
 
-def _parts(
+def part_of(
     places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
 ) -> Int[Array, " places"]:
     """Index of each place's part in a split of `size` places.

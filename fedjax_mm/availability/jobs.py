@@ -73,7 +73,8 @@ def finishing(
     round. `metrics.completion` computes the models' times from them.
 
     Args:
-      assignment: mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit or fedfair,
+      assignment: mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair,
+        power_of_choice or oort,
         which deal clients to the models at work alone; wrap the result with all other wrappers.
         Or the dispatch of an asynchronous run, `fedast`.
       metric: the name of a recorded metric that every task has, such as "test_accuracy".
@@ -243,8 +244,8 @@ def _dealing(assignment: Assignment, name: str) -> Callable[[Any], Assignment]:
     if call is None or "active" not in call.arguments:
         raise ValueError(
             f"{name} needs an assignment that can leave models out, and {assignment!r} cannot; "
-            "give mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair or "
-            "fedast, and wrap the result"
+            "give mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair, "
+            "power_of_choice, oort or fedast, and wrap the result"
         )
     recipe = call.recipe
     return lambda active: recipe.made(active=active)

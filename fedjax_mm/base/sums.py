@@ -48,6 +48,18 @@ class Stacked(NamedTuple):
     client: Int[Array, "*slots"]
 
 
+class Joint(NamedTuple):
+    """An update and a factor whose sums the server multiplies, so that no wrapper may change them.
+
+    Attributes:
+      update: a pytree of arrays or `SparseUpdate`s.
+      factor: a number of the client.
+    """
+
+    update: Any
+    factor: Float[Array, ""]
+
+
 def unstacked(contribution: Contribution) -> tuple[Contribution, Stacked | tuple[()]]:
     """Splits a contribution into the part that is summed and the update that is not."""
     update = contribution.update

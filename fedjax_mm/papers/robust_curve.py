@@ -64,7 +64,7 @@ class RobustCurve(Seeded):
     def rule(self, name: str) -> Rule:
         """Returns a rule by its label."""
         f = self.tolerated
-        rules = (mean(), median(), trimmed_mean(f), multi_krum(f), geometric_median())
+        rules = (mean(weighted=False), median(), trimmed_mean(f), multi_krum(f), geometric_median())
         return dict(zip(RULES, (*rules, centered_clipping(self.radius)), strict=True))[name]
 
     def attack(self, name: str) -> Attack:

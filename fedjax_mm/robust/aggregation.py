@@ -95,6 +95,12 @@ def robust(algorithm: Algorithm, rule: Rule) -> Algorithm:
     """
     check_algorithm(algorithm)
     check_instance("rule", rule, Rule, "give one, such as median()")
+    inside = {"attacking", "noisy"} & {*names_of(algorithm)}
+    if rule.root is not None and inside:
+        raise ValueError(
+            f"{' and '.join(inside)} is inside robust with a rule whose server trains, too, and "
+            "would be attacked; put attackers around robust"
+        )
     if "robust" in names_of(algorithm):
         raise ValueError(
             "robust is around robust; apply one rule, or join two, as in bucketing(median(), 2)"
@@ -177,7 +183,7 @@ def _check_slots(rule: Rule, slots: int) -> None:
 
 def _own_update(algorithm: Algorithm, root: Task, context: ServerContext) -> Float[Array, " d"]:
     """Update of the server, which trains on its own data."""
-    rng_key = keys.client_key(keys.rule_key(context.rng_key), jnp.int32(0))
+    rng_key = keys.noise_key(keys.rule_key(context.rng_key))  # a key of its own
     local = ClientContext(
         *(rng_key, context.round, root, jnp.int32(0), context.params), is_scaled=False
     )

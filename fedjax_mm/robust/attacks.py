@@ -227,6 +227,11 @@ def attacking(algorithm: Algorithm, clients: Any, attack: Attack) -> Algorithm:
     """
     check_algorithm(algorithm)
     check_instance("attack", attack, Attack, "give one, such as sign_flip()")
+    if "attacking" in names_of(algorithm):
+        raise ValueError(
+            "attacking is around attacking, whose attackers would count as honest; give all "
+            "attackers at once"
+        )
     attacks, sees_all = check_flags("clients", clients), "robust" in names_of(algorithm)
     if attack.sees_others and not sees_all:
         raise ValueError(

@@ -137,7 +137,9 @@ def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | Non
         del rng_key, weights
         n = jnp.sum(here)
         # In float32 beta n may lie a little below a whole number. Add a little.
-        b: Any = num_trimmed if share is None else jnp.floor(jnp.asarray(share) * n + 1e-4)
+        most = (n - 1) // 2
+        of_share = jnp.minimum(jnp.floor(jnp.asarray(share or 0) * n + 1e-4), most)
+        b: Any = of_share if num_trimmed is None else num_trimmed
         rank = jnp.arange(len(x))[:, None]
         return _mean_of(_sorted(x, here), (rank >= b) & (rank < n - b)), state
 

@@ -144,7 +144,7 @@ SHORT = local_sgd(0.1, steps=2)
         ),
         (
             lambda: simulate(0, TASK, personal(fednova(SHORT), nothing), mfa_rand(4, 1), 1),
-            "which is not like the parameters; personal needs one that sends",
+            "personal changes the clients.* updates, but the algorithm sends two parts",
             ValueError,
         ),
         (

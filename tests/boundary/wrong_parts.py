@@ -818,7 +818,10 @@ CASES = TRACED | {
         "cohort_size is 2.5; it must be a",
     ),
     "cohort too small": (lambda: mfa_rr(4, 3, cohort_size=2), "more than the clients a cohort has"),
-    "redraw": (lambda: mfa_rr(4, 2, redraw="x"), "redraw is 'x'; it must be 'frame' or 'round'"),
+    "redraw": (
+        lambda: mfa_rr(4, 2, redraw="x"),
+        "redraw is 'x'; it must be 'frame', 'round' or 'never'",
+    ),
     "clusters 0": (lambda: fedcluster(4, 0), "num_clusters is 0; it must be a positive whole"),
     "expected trainings": (
         lambda: variance_reduced(4, 2, expected_trainings=5),

@@ -228,7 +228,7 @@ def test_marginals_are_uniform(assignment):
         (lambda: mfa_rand(4, 0), "num_models is 0"),
         (lambda: mfa_rand(0, 1), "num_clients is 0"),
         (lambda: mfa_rand(4, 2, cohort_size=5), "cohort_size is 5"),
-        (lambda: mfa_rr(4, 2, redraw="never"), "redraw is 'never'"),
+        (lambda: mfa_rr(4, 2, redraw="always"), "redraw is 'always'"),
         (lambda: fedcluster(4, 5), "num_clusters is 5"),
         (lambda: full_participation(0), "num_clients is 0"),
         (lambda: sequential(4, 0, rounds_per_model=1), "num_models is 0"),

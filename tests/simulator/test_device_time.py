@@ -8,8 +8,9 @@ import pytest
 from fedjax_mm import fedavg, local_sgd, mfa_rand, personal, scaffold, simulate, to_dataset
 from fedjax_mm.asynchrony import device_time, fedast, on_clock
 from fedjax_mm.compression import compressed, message_bytes, qsgd, top_k
+from fedjax_mm.data import FederatedData, client_data
 from fedjax_mm.robust import median, robust
-from fedjax_mm.tasks import quadratic
+from fedjax_mm.tasks import MLP, classification, quadratic
 
 M, N = 2, 4
 FED, TASK = fedavg(0.1, local_steps=2), quadratic(N, 4, mu=0.1)
@@ -83,6 +84,11 @@ def test_clients_spread_around_the_medians():
     assert abs(np.corrcoef(speeds, downs)[0, 1]) < 4 / np.sqrt(n)
 
 
+def network():
+    clients = client_data([(np.eye(2), np.arange(2))] * N)
+    return classification(FederatedData("eyes", "synthetic", 2, clients, clients), MLP(2, (3,)))
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -90,16 +96,17 @@ def test_clients_spread_around_the_medians():
         scaffold(local_sgd(0.1, steps=2)),
         compressed(FED, top_k(0.2)),
         compressed(FED, qsgd(3)),
-        personal(FED, lambda path: True),
+        personal(FED, "classes"),
         robust(FED, median()),
         robust(compressed(FED, top_k(0.2)), median()),
     ],
     ids=["plain", "scaffold", "top_k", "qsgd", "personal", "robust", "robust top_k"],
 )
 def test_bytes_are_those_that_a_run_counts(algorithm):
-    result = to_dataset(simulate(0, TASK, algorithm, mfa_rand(N, M), 2)[1]).isel(round=-1)
+    task = network()
+    result = to_dataset(simulate(0, task, algorithm, mfa_rand(N, M), 2)[1]).isel(round=-1)
     bits = result.bits_up if "bits_up" in result else 32 * result.parameters_up
-    sizes = message_bytes(TASK, algorithm)
+    sizes = message_bytes(task, algorithm)
     np.testing.assert_array_equal(bits / 8, sizes.up * result.client_updates)
     np.testing.assert_array_equal(4 * result.parameters_down, sizes.down * result.client_updates)
 

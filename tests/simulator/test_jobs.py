@@ -272,6 +272,33 @@ def test_probabilities_without_a_model_are_those_of_the_others():
     np.testing.assert_allclose(one, [[0.2, 0.4, 0.6, 0.8], [0.0] * 4], rtol=1e-6)
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_model_that_meets_its_target_on_arrival_takes_no_time(every):
+    jobs = arriving(finishing(mfa_rand(N, M), "loss", at_most=[-9.0, 1e9, -9.0]), [0, 2, 0])
+    algorithm = fedavg(0.05, local_steps=2)
+    _, trace = simulate(0, TASK, algorithm, jobs, 8, record_every=every)
+    found = completion(
+        to_dataset(trace), "loss", at_most=xr.DataArray([-9.0, 1e9, -9.0], dims="model")
+    )
+    np.testing.assert_array_equal(found.finished_at, trace.metrics["finished_at"][-1])
+    assert found.completion_time[1] == 0
+    assert trace.client_updates[:, 1].sum() == 0
+
+
+def test_models_that_are_left_have_all_clients_in_equal_parts():
+    active = np.array([True, False, True, False])
+    for strategy in (
+        mfa_rr(N, 4, redraw="never", active=active),
+        power_of_choice(N, 4, cohort_size=8, candidates=3, active=active),
+    ):
+        look = Look(lambda: jnp.ones((4, N)), weights=lambda: jnp.ones((4, N)))
+        state = strategy.init(jax.random.key(0))
+        for t in (1, 2):
+            cohort, state = strategy.assign(jax.random.key(t), t, state, look)
+            sizes = np.asarray(cohort.sizes(4))
+            assert sizes.tolist() in ([6, 0, 6, 0], [4, 0, 4, 0])
+
+
 def test_servers_of_finished_models_do_not_step_while_those_of_idle_models_do():
     jobs = finishing(mfa_rand(N, M, unbiased=True), "loss", at_most=[-1.0, 1e9, -1.0])
     absent = available(jobs, bernoulli(0.3))
