@@ -244,7 +244,7 @@ def blocks(path):
     for code in re.findall(r"(?<=\n\n)((?:    .*\n|\n(?=    ))+)", plain):
         if re.match(r"    (fedjax-mm|srun|pip) ", code):
             yield "sh", code
-        elif re.match(r"    (\[\w+\]|\w+ = \S+$|\w+ = \{.*\}$)", code, re.MULTILINE):
+        elif re.match(r"    (\[\w+\]$|\w+ = \S+$|\w+ = \{.*\}$)", code, re.MULTILINE):
             yield "toml", re.sub(r"^    ", "", code, flags=re.MULTILINE)
 
 

@@ -41,8 +41,8 @@ def pfedme(
 
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs` and `optimizer`.
-      inner_rate: a.
-      inner_steps: K.
+      inner_rate: a, the rate of the steps of theta_k.
+      inner_steps: K, the number of these steps.
       lam: the strength of the pull of theta_k towards w_k.
       server_rate: beta.
 
