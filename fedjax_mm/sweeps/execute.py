@@ -57,9 +57,9 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
     )
     now = [each.block for each in plan.compiled]
     if blocks not in (None, now):
-        old, new = ([each.size for each in some] for some in (blocks, now))
+        old, new = (", ".join(each.words for each in some) for some in (blocks, now))
         raise ValueError(
-            f"the unfinished run has batches of {old} runs, and now {new} fit the memory; use the "
+            f"the unfinished run has batches of {old}, and now {new} fit the memory; use the "
             "memory limit of the unfinished run"
         )
     if saved and blocks is None:

@@ -84,7 +84,8 @@ class Grid:
       num_seeds: the number of replicas of each point. All points have the same seeds.
       seed: the root of all draws.
       record_every: the number of rounds between records, which must divide `num_rounds`.
-      client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
+      client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`. On accelerators, "auto"
+        computes clients in chunks if those of one run do not fit in memory at once.
       until: an early stopping target. Up to the target, records are bitwise identical to those of a
         run without it; afterwards metrics are NaN and counts constant. Runs computed together
         continue until all of them have reached it.

@@ -179,8 +179,12 @@ class Plan:
             f"process + {_in_gib(self.batch_bytes)} the largest batch + "
             f"{_in_gib(self.result_bytes)} the result; {_in_gib(self.limit)} may be used",
         ]
-        split = "all runs of a program at once would not fit: they are split into batches"
-        return [*lines, split] if self.is_split else lines
+        if self.is_split:
+            lines.append("all runs of a program at once would not fit: they are split into batches")
+        sizes = [each.block.chunk_size for each in self.compiled if each.block.chunk_size]
+        if sizes:
+            lines.append(f"all clients of a run would not fit: {min(sizes):,} are computed at once")
+        return lines
 
 
 def make_plan(
@@ -233,12 +237,12 @@ def _make_plan(
     """Implements `make_plan`."""
     mine, where, room, limit = _place(grid, split, limit, programs, report)
     clock = time.perf_counter()
-    if blocks is None:
-        blocks = [_block(program, where, room) for program in mine]
-    mine = [program.of(block) for program, block in zip(mine, blocks, strict=True)]
-    calls = _compile(mine, blocks, where, report, approve)
-    parts = zip(mine, blocks, calls, strict=True)
-    compiled = [_fit(*each, where, room) for each in parts]
+    first = blocks or [_block(program, where, room) for program in mine]
+    calls = _compile(mine, first, where, report, approve)
+    # A resumed run whose blocks do not fit is refused by the caller, not here.
+    again = partial(_compile, where=where, report=report, approve=None if blocks else approve)
+    parts = zip(mine, first, calls, strict=True)
+    compiled = [_fit(*each, where, room, again) for each in parts]
     seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
 
@@ -250,7 +254,7 @@ def _compile(
     report: Callable[[str], None],
     approve: Callable[[Program, str], None] | None,
 ) -> list[Any]:
-    """Compiles programs and reports how many of them are ready.
+    """Compiles each program for its block, and reports how many of them are ready.
 
     Raises:
       KeyboardInterrupt: if interrupted, with the number of programs compiled so far.
@@ -269,7 +273,7 @@ def _compile(
     # meanwhile. Report in this thread, because a callback may be the user's.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
-            for program, block in zip(programs, blocks, strict=True):
+            for program, block in zip(map(Program.of, programs, blocks), blocks, strict=True):
                 key = (program.key, block, where, program.records_kept, program.rounds_at_once)
                 code, call = _compiled.get(key) or ("", None)
                 if call is None or (approve and not code):
@@ -491,25 +495,44 @@ def memory_of(call: Any) -> float:
     return float(sum(getattr(analysis, name) for name in names) - analysis.alias_size_in_bytes)
 
 
-def _fit(program: Program, block: Block, call: Any, where: Layout, room: float) -> Compiled:
-    """Returns the compiled program, recompiled with fewer replicas if it does not fit in memory."""
-    needed, size = memory_of(call), block.size
+def _fit(
+    program: Program,
+    block: Block,
+    call: Any,
+    where: Layout,
+    room: float,
+    compile_again: Callable[[Sequence[Program], Sequence[Block]], list[Any]],
+) -> Compiled:
+    """Returns the compiled program, recompiled with a smaller block if it does not fit."""
+    needed = memory_of(call)
     if where.is_cpu:  # devices and a batch's records share the host's memory
         records = (program.grid.num_records + 1) * num_bytes(program.traced.record)
-        needed = needed * len(where.mesh.local_devices) + size * records
+        needed = needed * len(where.mesh.local_devices) + block.size * records
     if not needed > room:
-        return Compiled(program, block, call, needed)
-    if size == where.padded(1):
+        return Compiled(program.of(block), block, call, needed)
+    smaller = _smaller(program, block, where, room / needed)
+    if smaller is None:
         raise ValueError(
-            f"{program.label}: {size} replicas, the fewest at once, take {_in_gib(needed)} and "
+            f"{program.label}: {block.words}, the fewest at once, take {_in_gib(needed)} and "
             f"{_in_gib(room)} are left for them; record less often (record_every), or allow more "
             "memory"
         )
+    (call,) = compile_again([program], [smaller])
+    return _fit(program, smaller, call, where, room, compile_again)
+
+
+def _smaller(program: Program, block: Block, where: Layout, share: float) -> Block | None:
+    """A block that needs about this share of the memory, or None if there is none."""
     # Reduce slightly more than proportionally. Not all temporaries shrink with the batch.
-    most = max(where.padded(1), int(0.9 * size * room / needed) - where.padded(1))
-    smaller = _best_block(program, where, most)
-    program = program.of(smaller)
-    return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
+    fewest = where.padded(1)
+    if block.size > fewest:
+        return _best_block(program, where, max(fewest, int(0.9 * block.size * share) - fewest))
+    # On CPUs, "auto" computes few clients at once anyway.
+    if program.client_map != "auto" or jax.default_backend() == "cpu":
+        return None
+    at_once = block.chunk_size or program.traced.facts.updates_per_round
+    fewer = max(1, min(at_once // 2, int(0.9 * at_once * share)))
+    return block._replace(chunk_size=fewer) if at_once > 1 else None
 
 
 def _result_bytes(grid: Grid, programs: Sequence[Program]) -> int:

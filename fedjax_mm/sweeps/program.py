@@ -16,6 +16,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, keys
 from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.chunks import ClientMap
 from fedjax_mm.checks.values import check_alike, described, tracing
 from fedjax_mm.simulator.preflight import Facts, Run, rehearse, run_of
 from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
@@ -111,12 +112,21 @@ class Block(NamedTuple):
       seeds: the number of seeds.
       outer: the axis that is split over devices, 0 for the points and 1 for the seeds.
       is_flat: whether each replica is a point of its own; see `Program.flat`.
+      chunk_size: the number of clients computed at once; None means that of the grid's
+        `client_map`.
     """
 
     points: int
     seeds: int
     outer: int
     is_flat: bool = False
+    chunk_size: int | None = None
+
+    @property
+    def words(self) -> str:
+        """Size of a batch."""
+        runs = f"{self.size} run{'s'[: self.size > 1]}"
+        return runs if self.chunk_size is None else f"{runs} with {self.chunk_size} clients at once"
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -149,11 +159,13 @@ class Program:
       grid: the grid that the program is a part of.
       stacked: the runs, and the leaves of their setups; the seed's number comes first.
       label: a description of the structure.
+      client_map: how local trainings are computed.
     """
 
     grid: Grid
     stacked: Stacked
     label: str
+    client_map: ClientMap
 
     __repr__ = in_short
 
@@ -192,8 +204,11 @@ class Program:
             for leaf in self.stacked.leaves
         ]
         points, seeds = map(change, self.stacked.runs)
-        fewer = self.stacked._replace(leaves=leaves, runs=(points, seeds))
-        made = Program(self.grid, fewer, self.label)
+        return self._with(stacked=self.stacked._replace(leaves=leaves, runs=(points, seeds)))
+
+    def _with(self, **changes: Any) -> "Program":
+        """Changes what does not affect the shapes, without tracing again."""
+        made = dataclasses.replace(self, **changes)
         made.__dict__.update(traced=self.traced, _prepared=self._prepared)
         return made
 
@@ -204,7 +219,9 @@ class Program:
 
     def of(self, block: Block) -> "Program":
         """The program to which a block refers."""
-        return self.flat if block.is_flat and self.shape[1] > 1 else self
+        program = self.flat if block.is_flat and self.shape[1] > 1 else self
+        size = block.chunk_size
+        return program if size is None else program._with(client_map=size)
 
     @tracing("a sweep's prepare")
     def _prepare(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> _Prepared:
@@ -250,7 +267,7 @@ class Program:
         # Make it in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self._prepared.rebuild(leaves, new)
-        return run_of(*setup[:4], self.grid.client_map, client_axis), setup
+        return run_of(*setup[:4], self.client_map, client_axis), setup
 
     def start(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> Replica:
         """State of one replica before round 1."""
@@ -341,7 +358,7 @@ class Program:
         """A key that is equal for programs that are traced and compiled alike."""
         grid, leaves = self.grid, self.stacked.leaves
         return (
-            *(self.stacked.structure, grid.num_rounds, grid.record_every, grid.client_map),
+            *(self.stacked.structure, grid.num_rounds, grid.record_every, self.client_map),
             *(grid.until, grid.keep, tuple(leaf.kind for leaf in leaves)),
         )
 
@@ -588,7 +605,10 @@ def programs_of(grid: Grid, report: Callable[[str], None] = lambda _: None) -> l
     found = stacked(grid, report)
     labels = [_label(grid, each) for each in found]
     return [
-        Program(grid, each, label if labels.count(label) == 1 else f"{label} ({number + 1})")
+        Program(
+            *(grid, each, label if labels.count(label) == 1 else f"{label} ({number + 1})"),
+            grid.client_map,
+        )
         for number, (each, label) in enumerate(zip(found, labels, strict=True))
     ]
 

@@ -329,7 +329,9 @@ def test_other_batches_are_refused(small, unfinished, monkeypatch):
     before = contents(unfinished)
     monkeypatch.setattr(sweeps, "make_plan", lambda grid, blocks, **how: make_plan(grid, **how))
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    check_refused(unfinished, outcome, "[16, 16]", "[8, 8]", "memory", before=before)
+    check_refused(
+        unfinished, outcome, "of 16 runs, 16 runs", "now 8 runs, 8 runs", "memory", before=before
+    )
 
 
 """Resumes the run of every directory, and prints the exit codes."""

@@ -1,17 +1,20 @@
 """Code paths for accelerators, run on the CPU, give the same results as those for CPUs."""
 
+import dataclasses
 import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rr, params_of, simulate, sweep
 from fedjax_mm.base.shuffles import shuffled
 from fedjax_mm.data import synthetic
 from fedjax_mm.sweeps import Callback, Checkpoints, Execution, Grid, Setup, Until
 from fedjax_mm.sweeps.errors import InterruptedRunError
+from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 from fedjax_mm.tools.loops import local_steps, loop_until
 
@@ -122,6 +125,50 @@ def test_segments_end_at_multiples_of_a_number_of_rounds(num_rounds, every, step
     assert not any(end % step for end in ends)
     for name in ("loss", "distance", "client_updates"):
         np.testing.assert_allclose(found[name], expected[name], rtol=2e-5)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 4])
+def test_a_run_that_does_not_fit_computes_clients_in_chunks(
+    num_seeds, accelerator, monkeypatch, tmp_path
+):
+    task = quadratic(64, 64, mu=0.1)
+
+    def build():
+        return Setup(task, fedavg(0.1, local_steps=3), full_participation(64))
+
+    def stop(segment):
+        signal.raise_signal(signal.SIGTERM)
+
+    grid = Grid(build, {}, 6, num_seeds, record_every=3)
+    one = dataclasses.replace(grid, num_seeds=1)
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
+    expected = sweep(grid)
+    accelerator()
+    (whole,) = make_plan(one).compiled
+    room = 0.7 * whole.num_bytes
+    monkeypatch.setattr("fedjax_mm.sweeps.plan._room", lambda *_: (room, room))
+    plan = make_plan(grid)
+    (compiled,) = plan.compiled
+    assert compiled.batch_size == 1
+    assert 1 < compiled.block.chunk_size < 64
+    assert compiled.num_bytes <= room
+    assert f"{compiled.block.chunk_size} are computed at once" in plan.lines[-1]
+    found = sweep(grid)
+    for name in ("loss", "client_updates"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=2e-5)
+
+    watch = Callback(on_segment=stop)
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
+        sweep(grid, Execution(callbacks=[watch], checkpoints=checkpoints))
+    # More memory than before, with which a new run would compute all clients at once.
+    monkeypatch.setattr("fedjax_mm.sweeps.plan._room", lambda *_: (2**40, 2**40))
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        resumed = sweep(grid, Execution(checkpoints=checkpoints))
+    xr.testing.assert_identical(found.drop_attrs(), resumed.drop_attrs())
+    explicit = dataclasses.replace(grid, client_map="vmap")
+    monkeypatch.setattr("fedjax_mm.sweeps.plan._room", lambda *_: (room, room))
+    with pytest.raises(ValueError, match="1 run, the fewest at once"):
+        make_plan(explicit)
 
 
 def test_early_stopping_and_resuming_equal_those_on_cpus(accelerator, tmp_path):
