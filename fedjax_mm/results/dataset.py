@@ -123,9 +123,9 @@ def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
 
 def _cumulative(counts: Any) -> np.ndarray:
     """Cumulative sums over the records, which are the second-to-last axis."""
-    # NumPy takes half the time for sums of whole rows, along the first axis.
-    sums = np.moveaxis(np.asarray(counts), -2, 0).cumsum(0, dtype=np.int64)
-    return np.moveaxis(sums, 0, -2)
+    # Sum in place, because the result then keeps the order of its axes in memory, which is faster.
+    sums = np.asarray(counts).astype(np.int64)
+    return np.cumsum(sums, axis=-2, out=sums)
 
 
 def _nobody(dataset: xr.Dataset) -> str | None:
