@@ -12,7 +12,7 @@ left to the next call. The most important rows come first.
 | workloads | those of `fedjax-mm bench`, and F1 to F3 |
 | replicas | seeds side by side of W1, W2 and W3, without records |
 | clients | W1 with 10 models, and W2 with a tenth of its clients in a round, without records |
-| variants | XLA's options, rounds unrolled, `client_map`, precisions of W1, W2 and W3 |
+| variants | XLA's options, rounds unrolled, `client_map`, precisions and forms of products |
 | table 1 | the grid of `maxfl-table1`, with few rounds |
 
 Rows are measured in child processes, because a flag of XLA holds for a whole process, and because
@@ -61,7 +61,17 @@ HOW_CLASSIFIERS: dict[str, dict[str, Any]] = {
     "client_map 10": {"client_map": 10},
     "float32 products": {"precision": "highest"},
     "bfloat16 products": {"precision": "BF16_BF16_F32"},
+    "multiply and sum": {"form": "multiply and sum"},
 }
+HOW_CNNS: dict[str, dict[str, Any]] = {
+    "client_map scan": {"client_map": "scan"},
+    "client_map 2": {"client_map": 2},
+    "patches": {"form": "patches"},
+    "patches, bfloat16": {"form": "patches", "precision": "BF16_BF16_F32"},
+    "grouped convolutions": {"form": "grouped convolutions"},
+    "outer products": {"form": "outer products"},
+}
+ALL_HOW = HOW | HOW_CLASSIFIERS | HOW_CNNS
 
 
 class Row(NamedTuple):
@@ -140,12 +150,14 @@ FULL = Sizes(
     },
     clients={"W1": [10**i for i in range(2, 8)], "W2": [10**i for i in range(2, 7)]},
     updates={"W1": 10**8, "W2": 5 * 10**6, "W3": 10**5},
-    rounds={"W1": (20, 1000), "W2": (16, 1000), "W3": (8, 48)},
+    rounds={"W1": (20, 1000), "W2": (16, 1000), "W3": (8, 48), "W4": (1, 2), "W5": (2, 20)},
     # W3 has 30 local steps in a round, so that unrolling rounds changes little.
     variants={
         "W1": [*HOW],
         "W2": [*HOW, *HOW_CLASSIFIERS],
         "W3": ["as it is", *OPTIONS, *HOW_CLASSIFIERS],
+        "W4": ["as it is", GRAPHS_OF_LOOPS, *HOW_CNNS],
+        "W5": ["as it is", *HOW_CNNS],
     },
     flagged={"S1": {}},
     methods=[("FedAvg",), ("MaxFL",), _ALL_METHODS],
@@ -158,13 +170,24 @@ TINY = Sizes(
     workloads={
         "W1": {"num_clients": 4, "num_models": 2, "num_rounds": 6, "num_seeds": 2},
         "W2": {"num_clients": 4, "num_examples": 30, "cohort_size": 4, "num_rounds": 3},
+        "W4": {
+            "num_clients": 4,
+            "num_examples": 3,
+            "cohort_size": 4,
+            "num_steps": 2,
+            "batch_size": 2,
+        },
     },
     arrivals={"F1": 20},
     replicas={"W1": [4]},
     clients={"W1": [20]},
     updates={"W1": 100},
-    rounds={"W1": (4, 4)},
-    variants={"W1": ["as it is", "2 rounds unrolled"]},
+    rounds={"W1": (4, 16), "W2": (4, 16), "W4": (2, 2)},
+    variants={
+        "W1": [*HOW],
+        "W2": ["as it is", *HOW_CLASSIFIERS],
+        "W4": ["as it is", *HOW_CNNS],
+    },
     flagged={
         "S1": {
             "num_clients": 4,
@@ -249,8 +272,9 @@ def _variant(name: str, variant: str, sizes: Sizes) -> Any:
     from benchmarks.programs import How, rounds_alone
     from fedjax_mm.cli.workloads import WORKLOADS
 
-    workload = WORKLOADS[name]._replace(num_rounds=sizes.rounds[name][1])
-    return rounds_alone(workload, how=How(**(HOW | HOW_CLASSIFIERS)[variant]))
+    changes = {**sizes.workloads.get(name, {}), "num_rounds": sizes.rounds[name][1]}
+    made = rounds_alone(WORKLOADS[name]._replace(**changes), how=How(**ALL_HOW[variant]))
+    return made._replace(is_compared=True)
 
 
 def _replicas(name: str, number: int, sizes: Sizes) -> Any:
@@ -305,12 +329,14 @@ def measure(row: Row, sizes: Sizes, out: Path) -> dict[str, Any]:
             return about | {"ceilings": programs.ceilings(sizes.side, sizes.num_bytes)}
     with device_of(out, alone=row.runs_when_made):
         made = row.make(sizes)
-    program, counted, seconds = made.program, made.counted(), made.seconds
+    program, counted, seconds, checksums = made.program, made.counted(), made.seconds, None
     if seconds is None:
         with device_of(out, alone=True):
             (seconds,) = bench.seconds_of(program.run, 1)
             if seconds < 1:  # else a second run would tell little more
                 seconds = bench.median_seconds(program, 5)
+            if made.is_compared:
+                checksums = programs.checksums(program.run())
 
     def mean(name: str) -> float:
         # A trip has several rounds if we, or XLA, have unrolled them.
@@ -332,6 +358,7 @@ def measure(row: Row, sizes: Sizes, out: Path) -> dict[str, Any]:
         "in_graphs": mean("in_graphs"),
         "round_bytes": None if made.is_batched else mean("num_bytes"),
         "is_batched": made.is_batched,
+        "checksums": checksums,
     }
 
 

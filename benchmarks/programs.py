@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,7 @@ from fedjax_mm.simulator.preflight import run_of
 from fedjax_mm.sweeps import Callback, Execution
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import Plan, make_plan
-from fedjax_mm.tasks import classification, quadratic
+from fedjax_mm.tasks import classification, layers, networks, quadratic
 
 ASYNCHRONOUS_STEPS = {"F2": 5, "F3": 1}  # of 20 examples, whose products are counted
 
@@ -48,6 +50,7 @@ class Made(NamedTuple):
       trips: of the innermost of them; None if unknown.
       seconds: of the run, if it is over.
       is_batched: whether the loop goes through batches of arrivals instead of rounds.
+      is_compared: whether the final parameters are compared with those of other variants.
     """
 
     program: bench.Program
@@ -58,6 +61,7 @@ class Made(NamedTuple):
     trips: int | None = None
     seconds: float | None = None
     is_batched: bool = False
+    is_compared: bool = False
 
     def counted(self) -> list[Counted]:
         """Returns the launches of a round, of each of its programs."""
@@ -73,15 +77,27 @@ class How(NamedTuple):
       client_map: as in `simulate`.
       unroll: rounds in the body of the loop.
       precision: of matrix products, as in `jax.default_matmul_precision`.
+      form: one of `FORMS`, which replaces a layer's function on all platforms.
     """
 
     options: Mapping[str, Any] | None = None
     client_map: ClientMap = "auto"
     unroll: int = 1
     precision: str | None = None
+    form: str | None = None
+
+
+def _multiply_and_sum(kernel: Any, x: Any, _: Any) -> Any:
+    return (kernel[:, None] * x).sum(2)
 
 
 AS_IT_IS = How()
+FORMS: Mapping[str, tuple[Any, str, Any]] = {
+    "grouped convolutions": (layers, "_convolved", layers._conv),
+    "patches": (layers, "_convolved", layers._conv_patches),
+    "outer products": (networks, "matmul", layers._matmul_cpu),
+    "multiply and sum": (networks, "lax", SimpleNamespace(dot_general=_multiply_and_sum)),
+}
 
 
 def whole(workload: AnyWorkload, label: str, client_map: ClientMap = "auto") -> Made:
@@ -143,7 +159,9 @@ def rounds_alone(
     words = jax.random.key_data(seed_keys(0, np.arange(num_replicas)))
     given = jax.device_put((words if num_replicas > 1 else words[0], task), jax.devices()[0])
     uncompiled = bench.Uncompiled(each, given, layout(1, jax.devices()[:1]))
-    with jax.default_matmul_precision(how.precision) if how.precision else nullcontext():
+    form = patch.object(*FORMS[how.form]) if how.form else nullcontext()
+    precision = jax.default_matmul_precision(how.precision) if how.precision else nullcontext()
+    with form, precision:
         program = bench.compile_program(uncompiled, how.options)
     if isinstance(workload, Workload):
         updates, flops = num_replicas * num_rounds * workload.num_clients, 0.0
@@ -151,6 +169,12 @@ def rounds_alone(
         updates = num_replicas * num_rounds * workload.cohort_size
         flops = updates * workload.flops
     return Made(program, num_rounds, updates, flops, trips=trips)
+
+
+def checksums(params: Any) -> list[float]:
+    """Returns a few weighted sums of parameters, which tell whether two results are equal."""
+    flat = np.concatenate([np.ravel(x).astype(float) for x in jax.tree.leaves(params)])
+    return [float(np.cos(k * np.arange(len(flat))) @ flat) for k in range(4)]
 
 
 def table_1(changes: Mapping[str, Any]) -> Made:

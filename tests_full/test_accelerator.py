@@ -56,6 +56,12 @@ def test_a_killed_run_resumes_and_a_finished_one_computes_nothing(tmp_path, capf
     for row in report["rows"]:
         assert row["kernels"] > 0
         assert row["microseconds a round"] > 0
+    compared = [row for row in report["rows"] if row["checksums"]]
+    plain = {row["work"]: row["checksums"] for row in compared if row["variant"] == "as it is"}
+    assert {row["variant"] for row in compared} == accelerator.ALL_HOW.keys()
+    for row in compared:
+        expected = pytest.approx(plain[row["work"]], rel=0, abs=3e-5)
+        assert row["checksums"] == expected, row["name"]
     text = (tmp_path / "accelerator.md").read_text()
     assert "| W2 | " in text
     assert "## Table 1" in text
