@@ -31,7 +31,7 @@ from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.sweeps.program import Program, programs_of
+from fedjax_mm.sweeps.program import Block, Program, programs_of
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.view import View
 from tests.helpers import Towards
@@ -210,7 +210,7 @@ def test_an_interrupt_while_compiling_cancels_the_queue(monkeypatch):
     programs = [SimpleNamespace(key=i, records_kept=1, rounds_at_once=1) for i in range(9)]
     told = []
     with pytest.raises(KeyboardInterrupt):
-        plan_module._compile(programs, [1] * 9, None, told.append, approve)
+        plan_module._compile(programs, [Block(1, 1, 0)] * 9, None, told.append, approve)
     assert sum(cancelled) >= 4
     assert len(lowered.started) <= 1
     assert told == ["compiling 9 programs"]
