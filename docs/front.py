@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
 from fedjax_mm.base import Look
 from fedjax_mm.cli.page import shrunk
-from fedjax_mm.plots import STYLE, save_figure
+from fedjax_mm.plots import save_figure
+from fedjax_mm.plots.drawing import STYLE
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import quadratic
 

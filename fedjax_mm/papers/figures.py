@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 
-from fedjax_mm.plots import COLORS, MARKERS, STYLE, WIDTH, Line, Panel, arrange, finish
+from fedjax_mm.plots.drawing import COLORS, MARKERS, STYLE, WIDTH, Line, Panel, arrange, finish
 
 
 def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:

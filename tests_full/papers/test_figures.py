@@ -82,7 +82,7 @@ def test_the_published_figure_has_its_caption(name):
         assert abs(image.width / 200 - COLUMN) < 0.02 or image.width < 200 * COLUMN
 
 
-@pytest.mark.parametrize("kind", plots.FORMATS)
+@pytest.mark.parametrize("kind", plots.drawing.FORMATS)
 def test_a_figure_has_the_format_of_its_name(tmp_path, kind):
     figure = plots.draw(
         [[plots.Panel("", "x", "y", plots.lines(xr.DataArray([1.0, 2.0], {"t": [0, 1]})))]],

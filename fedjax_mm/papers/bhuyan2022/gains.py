@@ -103,7 +103,7 @@ def gain_panels(
       errors: standard errors, over the same dimensions.
       ylabel: the y-axis label of every panel.
     """
-    diagonal = plots.diagonal("g = M", gains.M.values)
+    diagonal = plots.drawing.diagonal("g = M", gains.M.values)
     return plots.panels(
         gains, errors, xlabel="number of models $M$", ylabel=ylabel, more=[diagonal]
     )

@@ -1,0 +1,24 @@
+"""Figures drawn with matplotlib, which need no display."""
+
+from fedjax_mm.plots.drawing import Line, Panel, draw, lines, panels, save_figure
+from fedjax_mm.plots.pictures import (
+    client_distribution,
+    curves,
+    partition,
+    sweep_overview,
+    timelines,
+)
+
+__all__ = [
+    "Line",
+    "Panel",
+    "client_distribution",
+    "curves",
+    "draw",
+    "lines",
+    "panels",
+    "partition",
+    "save_figure",
+    "sweep_overview",
+    "timelines",
+]

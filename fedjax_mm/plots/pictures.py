@@ -1,0 +1,369 @@
+"""Figures of results, and of how data are distributed over clients."""
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_mm.checks.instances import check_instance
+from fedjax_mm.data.federated import FederatedData, check_federated
+from fedjax_mm.metrics import standard_error
+from fedjax_mm.plots.drawing import (
+    COLORS,
+    STYLE,
+    WIDTH,
+    Panel,
+    arrange,
+    draw,
+    finish,
+    lines,
+    panels,
+)
+from fedjax_mm.results.labels import label as in_words
+
+_MOST_PANELS = 6
+_MOST_CLIENTS = 300  # columns, which are then at least a point wide
+
+
+def curves(
+    result: xr.Dataset,
+    x: str = "round",
+    hue: str | None = None,
+    col: str | None = None,
+    *,
+    metric: str | None = None,
+    scale: str | None = None,
+) -> Figure:
+    """Draws means over models and seeds, with bands of a standard error over seeds.
+
+    Args:
+      result: the result of `sweep` or `run`.
+      x: "round", an axis, at the last record, or a metric that counts, such as "client_updates".
+      hue: the axis with one line for each value.
+      col: the axis with one panel for each value.
+      metric: the metric to draw; defaults to the excess loss, the loss, or else the first metric.
+      scale: of the y-axis, "linear" or "log"; by default logarithmic if all means are positive.
+
+    Returns:
+      The figure. Runs in which a model diverged are left out. A single seed has no band.
+
+    Raises:
+      ValueError: if the result lacks a name, or has another axis, of which a value must be chosen.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(assignment):
+      ...     return Setup(quadratic(4, 1, mu=0.5), fedavg(0.1, local_steps=2), assignment(4, 2))
+      >>> result = sweep(build, {"assignment": [mfa_rand, mfa_rr]}, num_rounds=20, num_seeds=3)
+      >>> curves(result, hue="assignment").axes[0].get_legend_handles_labels()[1]
+      ['mfa_rand', 'mfa_rr']
+    """
+    metric = _metric(result, metric)
+    result = result if "model" in result.dims else result.expand_dims("model", -1)
+    values = result[metric].astype(float).where((result.diverged < 0).all("model"))
+    axes = [str(dim) for dim in values.dims if dim not in ("seed", "round", "model")]
+    for name in {hue, col} - {None, *axes}:
+        raise ValueError(f"the result has no axis {name!r}, but {', '.join(axes) or 'none'}")
+    if x not in ("round", *axes, *result.data_vars):
+        raise ValueError(f"x is {x!r}; choose from round, {', '.join(map(str, result.variables))}")
+    if others := [name for name in axes if name not in (x, hue, col)]:
+        raise ValueError(
+            f"the result has the axis {others[0]!r}, too; choose a value of it, as in "
+            f"result.isel({others[0]}=0), or give it as hue or col"
+        )
+    runs = (values if x not in axes else values.isel(round=-1)).mean("model")
+    mean, num_seeds = runs.mean("seed"), runs.sizes["seed"]
+    error = mean.copy(data=standard_error(runs.values, runs.get_axis_num("seed")))
+    along = x if x in axes else "round"
+    drawn = []
+    for number in range(mean.sizes[col] if col else 1):
+        here = {col: number} if col else {}
+        order = (*[hue] * bool(hue), along)
+        parts = [each.isel(here).transpose(*order) for each in (mean, error)]
+        found = lines(parts[0], parts[1] if num_seeds > 1 else None, "-" if x not in axes else "-?")
+        if x in result.data_vars:
+            cost = result[x].mean(("seed", "model")).broadcast_like(mean).isel(here)
+            places = cost.transpose(*order).values.reshape(-1, mean.sizes["round"])
+            found = [line._replace(x=place) for line, place in zip(found, places, strict=True)]
+        title = in_words(str(col).replace("_", " "), mean[col].values[number]) if col else ""
+        drawn.append(Panel(title, x.replace("_", " "), _long_name(result[metric]), found))
+    is_positive = bool((mean > 0).any() and not (mean <= 0).any())
+    scale = scale or ("log" if is_positive else "linear")
+    spread = ", with bands of a standard error" * (num_seeds > 1)
+    return draw(
+        [[panel._replace(scale=scale) for panel in drawn]],
+        title="",
+        caption=f"Means over models and {num_seeds} seeds{spread}.",
+    )
+
+
+def _metric(dataset: xr.Dataset, metric: str | None) -> str:
+    """Returns the metric to draw, which the dataset must have."""
+    check_instance("dataset", dataset, xr.Dataset, "give the result of sweep or run")
+    known = [name for name in ("excess_loss", "loss") if name in dataset]
+    metric = metric or [*known, *map(str, dataset.data_vars)][0]
+    if metric not in dataset:
+        found = [name for name, values in dataset.data_vars.items() if "round" in values.dims]
+        raise ValueError(f"metric is {metric!r}; choose from {', '.join(map(str, found))}")
+    return metric
+
+
+def _long_name(values: xr.DataArray) -> str:
+    return str(values.attrs.get("long_name", str(values.name).replace("_", " ")))
+
+
+def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
+    """Draws the final values of a sweep, with a numeric axis as x and another axis as panels.
+
+    Args:
+      dataset: the result of a sweep. Lines are the values of the axis ``algorithm`` or, without it,
+        of the first axis of words, unless it is the only axis.
+      metric: the metric to draw; defaults to the excess loss, the loss, or else the first metric.
+
+    Raises:
+      ValueError: if the dataset lacks the metric.
+
+    Example:
+      >>> from fedjax_mm import fedavg, full_participation, local_sgd, sweep
+      >>> from fedjax_mm.sweeps import Grid, Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(algorithm, learning_rate):
+      ...     method = algorithm(local_sgd(learning_rate, steps=2))
+      ...     return Setup(quadratic(2, 1, mu=0.5), method, full_participation(2))
+      >>> axes = {"algorithm": [fedavg], "learning_rate": [0.1, 0.2]}
+      >>> figure = sweep_overview(sweep(Grid(build, axes, num_rounds=5, num_seeds=2)))
+      >>> figure.axes[0].get_xlabel()
+      'learning rate'
+    """
+    metric = _metric(dataset, metric)
+    if "algorithm" not in dataset.dims:  # use another axis of words, or draw a single line
+        dims = list(map(str, dataset[metric].dims[:-3]))
+        words = [dim for dim in dims if dataset[dim].dtype.kind not in "fiu"]
+        if len(dims) > 1 and words:
+            dataset = dataset.rename({words[0]: "algorithm"})
+        else:
+            dataset = dataset.expand_dims(algorithm=[""])
+    values = dataset[metric]
+    axes = [str(dim) for dim in values.dims[:-3] if dim != "algorithm"]
+    # Prefer an axis of real numbers, then of counts, then any axis.
+    x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
+    panel, *others = [name for name in axes if name != x] or ["panel"]
+    # Average over the models of a run, skipping models that are absent but not diverged ones.
+    is_whole = (dataset.diverged < 0).all("model")
+    end = values.isel(round=-1).astype(float).mean("model").where(is_whole)
+    end = end.isel(dict.fromkeys(others, 0))
+    if panel not in end.dims:
+        end = end.expand_dims(panel)
+    titles = [f"{panel} = {name}" for name in _shown(end[panel])] if panel in axes else [""]
+    end = end.assign_coords({panel: titles}).isel({panel: slice(_MOST_PANELS)})
+    mean, num_seeds = end.mean("seed", skipna=False), end.sizes["seed"]
+    error = mean.copy(data=standard_error(end.values, end.get_axis_num("seed")))
+    order = (panel, "algorithm", x)
+    is_positive = bool((mean > 0).any() and not (mean <= 0).any())
+    is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
+    more = f"; the first {_MOST_PANELS} of {len(titles)} {panel}" * (len(titles) > _MOST_PANELS)
+    fixed = "".join(f", {name} = {_shown(values[name][:1])[0]}" for name in others)
+    figure_of = panels(
+        mean.transpose(*order),
+        error.transpose(*order),
+        xlabel=x.replace("_", " "),
+        ylabel=str(values.attrs["long_name"]),
+        xscale="log" if is_log else "linear",
+        scale="log" if is_positive else "linear",
+    )
+    return draw(
+        [figure_of],
+        title=f"After {values['round'].values[-1]} rounds{fixed}",
+        caption=f"Means over models and {num_seeds} seeds, with standard errors over seeds; points "
+        f"where a run diverged are not drawn{more}.",
+    )
+
+
+def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None = None) -> Figure:
+    """Draws how a metric is distributed over clients, with a panel for each model.
+
+    Clients are sorted by their values in every run, and the k-th smallest ones are averaged over
+    seeds. A flat line means that all clients are alike, and its left end shows the clients with the
+    smallest values.
+
+    Args:
+      dataset: a result over ``(..., seed, round, model, client)``, or without seeds. Lines are the
+        values of the axis ``algorithm`` or, without it, of the first axis. Other axes are drawn at
+        their first value.
+      metric: a metric with one number per client, such as ``client_test_accuracy``.
+      round: a recorded round; defaults to the last one.
+
+    Raises:
+      ValueError: if the dataset has no such metric over clients, or no such record.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rand, sweep
+      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.tasks import quadratic, with_clients
+      >>> def build(learning_rate):
+      ...     task = with_clients(quadratic(6, 1, mu=0.5), ["loss"])
+      ...     return Setup(task, fedavg(learning_rate, local_steps=2), mfa_rand(6, 2))
+      >>> result = sweep(build, {"learning_rate": [0.1, 0.2]}, num_rounds=5, num_seeds=2)
+      >>> figure = client_distribution(result, "client_loss")
+      >>> [axes.get_title() for axes in figure.axes]
+      ['(a) model = 1', '(b) model = 2']
+    """
+    check_instance("dataset", dataset, xr.Dataset, "give the result of sweep, run or to_dataset")
+    found = [str(name) for name, x in dataset.data_vars.items() if "client" in x.dims]
+    if metric not in found:
+        raise ValueError(
+            f"metric is {metric!r}, and the metrics with a number for each client are "
+            f"{', '.join(found) or 'none'}; record some by tasks.with_clients"
+        )
+    rounds = dataset["round"].values
+    at = rounds[-1] if round is None else round
+    if at not in rounds:
+        raise ValueError(f"round is {round}, which was not recorded; choose from {list(rounds)}")
+    values = dataset[metric].sel(round=at)
+    if "seed" not in values.dims:
+        values = values.expand_dims("seed")
+    axes = [str(dim) for dim in values.dims if dim not in ("seed", "model", "client")]
+    series, *others = sorted(axes, key=lambda axis: axis != "algorithm") or ["algorithm"]
+    fixed = "".join(f", {name} = {_shown(values[name][:1])[0]}" for name in others)
+    values = values.isel(dict.fromkeys(others, 0))
+    if not axes:
+        values = values.expand_dims(algorithm=[""])
+    numbers = np.sort(values.transpose("model", series, "seed", "client").values, axis=-1)
+    of_seeds = values.transpose("model", series, "seed", "client").copy(data=numbers)
+    num_clients, num_seeds = of_seeds.sizes["client"], of_seeds.sizes["seed"]
+    of_seeds = of_seeds.assign_coords(client=(np.arange(num_clients) + 0.5) / num_clients)
+    mean = of_seeds.mean("seed", skipna=False)
+    error = of_seeds.std("seed", ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else None
+    shown = mean.sizes["model"]
+    figure_of = panels(
+        mean.isel(model=slice(_MOST_PANELS)),
+        None if error is None else error.isel(model=slice(_MOST_PANELS)),
+        xlabel="share of clients",
+        ylabel=metric.replace("_", " "),
+        style="-",
+        ticks={},
+    )
+    more = f"; the first {_MOST_PANELS} of {shown} models" * (shown > _MOST_PANELS)
+    return draw(
+        [figure_of],
+        title=f"Clients after {at} rounds{fixed}",
+        caption=f"Values of {num_clients} clients, sorted in every run and averaged over "
+        f"{num_seeds} seeds, with standard errors{more}.",
+    )
+
+
+def timelines(result: xr.Dataset) -> Figure:
+    """Draws the clients that train each model per round, stacked, from record to record.
+
+    With `finishing` and `arriving`, it shows who gets the clients of a model that is done.
+
+    Args:
+      result: a result over ``(round, model)`` or ``(seed, round, model)``, over whose seeds numbers
+        are averaged.
+
+    Raises:
+      ValueError: if the result has other axes, of which values must be chosen, or one record.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, simulate, to_dataset
+      >>> from fedjax_mm.availability import arriving
+      >>> from fedjax_mm.tasks import quadratic
+      >>> assignment = arriving(mfa_rr(6, 2), [0, 3])
+      >>> _, trace = simulate(0, quadratic(6, 1, mu=0.5), fedavg(0.1, local_steps=1), assignment, 6)
+      >>> timelines(to_dataset(trace)).axes[0].get_ylabel()
+      'clients per round'
+    """
+    check_instance("result", result, xr.Dataset, "give the result of sweep, run or to_dataset")
+    total = result["client_updates"]
+    if others := [str(dim) for dim in total.dims if dim not in ("seed", "round", "model")]:
+        raise ValueError(
+            f"the result has the axis {others[0]!r}, too; choose a value of it, as in "
+            f"result.isel({others[0]}=0)"
+        )
+    if total.sizes["round"] < 2:
+        raise ValueError("the result has one record; record more often (record_every)")
+    total = total.mean("seed") if "seed" in total.dims else total
+    rounds = total["round"].values
+    each = total.transpose("model", "round").diff("round").values / np.diff(rounds)
+    # The number of a record is that of the rounds since the record before.
+    stacked = np.cumsum([0 * each[0], *each], axis=0)[:, [0, *range(each.shape[1])]]
+    names = total["model"].values if "model" in total.coords else range(1, len(each) + 1)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3.0))
+        axes = figure.subplots()
+        drawn = {}
+        for number, name in enumerate(names):
+            look: dict[str, Any] = {"color": COLORS[number % len(COLORS)], "lw": 0}
+            below, above = stacked[number : number + 2]
+            area = axes.fill_between(rounds, below, above, step="pre", alpha=0.8, **look)
+            drawn[in_words("model", name)] = area
+        axes.set_xlim(rounds[0], rounds[-1])
+        axes.set_ylim(0, None)
+        finish(axes, "", "round", "clients per round")
+        arrange(figure, "", "The clients that train each model, from record to record.", drawn)
+    return figure
+
+
+def partition(data: FederatedData, *, column: int = 0) -> Figure:
+    """Draws how many training examples of each label every client has.
+
+    Clients are columns, labels are rows, and the darker a cell, the more examples. Of more than 300
+    clients, 300 are drawn, from the fewest examples to the most.
+
+    Args:
+      data: the clients' data.
+      column: the label, if examples have several.
+
+    Raises:
+      TypeError: if `data` has another type.
+      ValueError: if `data` is a stack of draws, or its labels have no such column.
+
+    Example:
+      >>> from fedjax_mm.data import digits, federate, partition as deal
+      >>> pool = digits()
+      >>> data = federate(pool, clients=deal.dirichlet(pool.train[1], 20, alpha=0.3))
+      >>> partition(data).axes[0].get_xlabel()
+      'client'
+    """
+    check_federated(data)
+    train = data.train
+    labels = np.asarray(train.examples[1])
+    labels = labels[:, None] if labels.ndim == 1 else labels
+    if not 0 <= column < labels.shape[1]:
+        raise ValueError(f"column is {column}, and examples have {labels.shape[1]} labels")
+    counts, offsets = np.asarray(train.counts), np.asarray(train.offsets)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(counts.sum()) + np.repeat(offsets - (np.cumsum(counts) - counts), counts)
+    rows = places if train.order is None else np.asarray(train.order)[places]
+    cells = owner * data.num_classes + labels[rows, column]
+    held = np.bincount(cells, minlength=len(counts) * data.num_classes)
+    held = held.reshape(len(counts), data.num_classes)
+    caption = f"Training examples of {len(counts)} clients by label"
+    if len(counts) > _MOST_CLIENTS:
+        shown = np.linspace(0, len(counts) - 1, _MOST_CLIENTS).astype(int)
+        held = held[np.argsort(counts, kind="stable")[shown]]
+        caption += f", of which {_MOST_CLIENTS} are drawn, from the smallest to the largest"
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3.0))
+        axes = figure.subplots()
+        how: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
+        image = axes.imshow(held.T, cmap="Blues", vmin=0, **how)
+        axes.grid(visible=False)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        figure.colorbar(image, label="examples", pad=0.02)
+        finish(axes, "", "client", "label")
+        arrange(figure, "", f"{caption}.")
+    return figure
+
+
+def _shown(labels: xr.DataArray) -> list[str]:
+    """Returns an axis's labels, with numbers rounded to four digits if they stay distinct."""
+    values = labels.values
+    short = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values]
+    return short if len(set(short)) == len(short) else list(map(str, values))
