@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 from fedjax_mm.base import MeasuredTask, Metrics, Params, Task, needs
 from fedjax_mm.checks.annotations import check_argument, checked
 from fedjax_mm.checks.instances import check_task
-from fedjax_mm.metrics import fairness
 from fedjax_mm.tasks.view import TestedTask, View, client_losses, client_weights
 from fedjax_mm.tasks.with_metrics import WithMetrics, with_metrics
 
@@ -52,6 +51,8 @@ class ClientRecord(NamedTuple):
 
     def summary(self, task: Task, name: ClientMetric, values: Any, prefix: str = "") -> Metrics:
         """The fields of `Fairness` by name, given the numbers of all clients."""
+        from fedjax_mm.metrics import fairness  # late, because it imports xarray
+
         found = fairness(
             values,
             share=self.share,

@@ -109,8 +109,9 @@ def canary() -> bool:
         errors = (rows @ jnp.broadcast_to(scalar, (4, 2000))).reshape(6, 9, 2000) - 1
         return (errors**2).sum(1)
 
+    # Memory after the scalar is often 0, so that with 0 a wrong program would sometimes be right.
     rows = np.ones((54, 4), np.float32)
-    return bool((np.asarray(jax.jit(sums)(rows, np.float32(0))) == 9).all())
+    return bool((np.asarray(jax.jit(sums)(rows, np.float32(1))) == 81).all())
 
 
 @functools.cache

@@ -282,6 +282,7 @@ def on_axes(name):
 REFUSED = {  # with attackers, or without factors
     "mifa": "noisy: the server of this method does not read the sum of updates",
     "stalevr": "stalevr needs the factors 1/p of its assignment",
+    "fednova": "noisy changes the clients' updates, but the algorithm sends two parts",
 }
 
 
