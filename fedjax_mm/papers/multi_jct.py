@@ -242,7 +242,9 @@ def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
         is_all = times["finished_share"] == 1
         for key in ("mean_completion_time", "makespan"):
             found[f"{key} in {clock}s per seed"] = times[key].where(is_all)
-    found["finished"] = times["finished_share"].where(is_run).mean("seed")
+    found["is_run"] = is_run.all("seed")
+    finished = 100 * times["finished_share"].where(is_run)
+    found["finished"], found["finished error"] = estimate(finished)
     for key in [*found]:
         if key.endswith("per seed"):
             plain = key.removesuffix(" per seed")
@@ -287,15 +289,18 @@ def table(measured: xr.Dataset, config: MultiJCT) -> Sequence[Table]:
         "makespan in rounds": "Makespan in rounds",
         "mean_completion_time in times": "Mean completion time in simulated time",
         "makespan in times": "Makespan in simulated time",
+        "finished": "Models that finished, in percent",
         "accuracy": "Final mean accuracy in percent",
     }
     tables = []
+    place: Any = {"place": ("mix", "arrivals"), "create_index": False}
+    is_run = measured["is_run"].stack(**place).drop_vars(["mix", "arrivals"])
     for key, title in named.items():
-        mean = measured[key].stack(place=("mix", "arrivals"), create_index=False)
+        mean, error = measured[key].stack(**place), measured[f"{key} error"].stack(**place)
         words = [f"{mix}, {when}" for mix in config.mixes for when in measured["arrivals"].values]
-        error = measured[f"{key} error"].stack(place=("mix", "arrivals"), create_index=False)
         mean, error = (x.drop_vars(["mix", "arrivals"]) for x in (mean, error))
-        text = cells(mean, error, form=".1f", missing="not reached").assign_coords(place=words)
+        text = cells(mean, error, form=".1f", missing="not reached").where(is_run, "not run")
+        text = text.assign_coords(place=words)
         tables.append(rows(columns(text, "place"), ("algorithm",), title))
     return tables
 
@@ -304,6 +309,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiJCT) -> Figure
     """Draws the mean completion times in rounds, with one panel per mix."""
     key = "mean_completion_time in rounds"
     mean, error = measured[key], measured[f"{key} error"]
+    # Draw no panel without points.
+    mean = mean.dropna("mix", how="all")
+    error = error.sel(mix=mean["mix"])
     order = np.argsort(mean.mean(["mix", "arrivals"]).values, kind="stable")
     dims = ("mix", "algorithm", "arrivals")
     caption = f"Means and standard errors of {config.num_seeds} seeds, where all "

@@ -53,7 +53,7 @@ def test_a_small_instance_runs_from_data_to_figure(result, tmp_path):
         "scarce: rounds that Venn saves in the mean completion time against MFA-Rand" not in texts
     )
     assert any(text.startswith("unequal: rounds that Venn saves") for text in texts)
-    assert [len(table.rows) for table in findings.tables] == [4] * 5
+    assert [len(table.rows) for table in findings.tables] == [4] * 6
     save_figure(ITEM.figure(result, findings.measured, SMALL), tmp_path / "figure.png")
 
 
