@@ -141,7 +141,7 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
         each["quote"] for each in published.pop("statements")
     ]
     assert summary["paper"] == {
-        key: x for key, x in published.items() if key not in ("module", "title")
+        key: x for key, x in published.items() if key not in ("module", "title", "runtime", "needs")
     }
     for statement in summary["statements"]:
         assert words(f"“{statement['quote']}”") in words(outcome.out)

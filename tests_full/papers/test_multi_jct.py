@@ -95,4 +95,4 @@ def test_a_seed_with_an_unfinished_model_has_no_mean_time():
     )
     np.testing.assert_array_equal(measured["makespan in times per seed"], [5.0, np.nan])
     assert np.isnan(measured["mean_completion_time in rounds"])
-    assert measured["finished"] == 0.75
+    assert measured["finished"] == 75
