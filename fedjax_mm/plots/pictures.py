@@ -335,7 +335,8 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
     labels = np.asarray(train.examples[1])
     labels = labels[:, None] if labels.ndim == 1 else labels
     if not 0 <= column < labels.shape[1]:
-        raise ValueError(f"column is {column}, and examples have {labels.shape[1]} labels")
+        count = labels.shape[1]
+        raise ValueError(f"column is {column}, and examples have {count} label{'s' * (count > 1)}")
     counts, offsets = np.asarray(train.counts), np.asarray(train.offsets)
     owner = np.repeat(np.arange(len(counts)), counts)
     places = np.arange(counts.sum()) + np.repeat(offsets - (np.cumsum(counts) - counts), counts)

@@ -5,6 +5,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import plots
+from fedjax_mm.data import digits, federate, partition, partition_summary, stack_data
 
 
 def result(**dims):
@@ -34,3 +35,25 @@ def test_time_lines_show_clients_per_round_from_record_to_record():
 def test_time_lines_refuse_other_axes_and_a_single_record(made, words):
     with pytest.raises(ValueError, match=words):
         plots.timelines(made)
+
+
+@pytest.mark.parametrize(("num_clients", "shown"), [(7, 7), (400, 300)])
+def test_a_partition_shows_how_many_examples_of_each_label_a_client_has(num_clients, shown):
+    pool = digits()
+    rows = partition.quantity_skew(pool.train[1], num_clients, "linear")
+    data = federate((pool.train, pool.test), clients=rows)
+    (image,) = plots.partition(data).axes[0].images
+    counts = partition_summary(pool.train[1], rows).counts
+    if shown < num_clients:
+        counts = counts[np.argsort(counts.sum(1), kind="stable")]
+        counts = counts[np.linspace(0, num_clients - 1, shown).astype(int)]
+    np.testing.assert_array_equal(image.get_array(), counts.T)
+
+
+def test_a_partition_refuses_a_stack_and_a_label_that_is_not_there():
+    pool = digits()
+    data = federate(pool, clients=partition.iid(pool.train[1], 3))
+    with pytest.raises(ValueError, match="a stack of 2 draws"):
+        plots.partition(stack_data([data, data]))
+    with pytest.raises(ValueError, match="column is 1, and examples have 1 label"):
+        plots.partition(data, column=1)
