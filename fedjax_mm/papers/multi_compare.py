@@ -1,4 +1,6 @@
-"""All multi-model methods on the same problems, a comparison that is not part of any paper.
+"""Methods of many models on the same problems, a comparison that is not part of any paper.
+
+The methods are those in `multi_methods`; `multi-jct` compares schedulers, for models that finish.
 
 On each problem, methods are compared at the same number of local trainings, which is the smallest
 number that any run of any method reached. All methods train K clients per round, exactly or on
