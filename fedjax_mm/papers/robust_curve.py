@@ -58,7 +58,7 @@ class RobustCurve(Seeded):
     local_steps: Count = 5
     batch_size: Count = 10
     num_rounds: Count = 60
-    num_seeds: Count = 5
+    num_seeds: Count = 20
     record_every: Count = 20
 
     def rule(self, name: str) -> Rule:
