@@ -112,7 +112,7 @@ REFERENCE = {
                 f"fedjax_mm.results.{name}"
                 for name in ("dataset", "export", "finished", "labels", "manifest")
             ),
-            *("fedjax_mm.tools.files", "fedjax_mm.plots"),
+            *("fedjax_mm.tools.files", "fedjax_mm.plots.drawing"),
         ),
     ),
     "theory": Area(

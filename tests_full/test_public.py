@@ -51,6 +51,7 @@ def all_orders():
             "least_squares",
             "mean_estimation",
             "quadratic",
+            "with_clients",
             "with_metrics",
         ],
         "fedjax_mm.theory": [],

@@ -38,7 +38,7 @@ from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.plan import check_fits
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks.clients import ClientMetric, with_clients
+from fedjax_mm.tasks.with_clients import ClientMetric, with_clients
 
 Precision = Literal["float32", "float64"]
 

@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from fedjax_mm.base import Algorithm, ClientState, Index, Metrics, Params, Task
 from fedjax_mm.base.chunks import ClientMap, chunk_size_of
-from fedjax_mm.tasks.clients import (
+from fedjax_mm.tasks.with_clients import (
     ClientMetric,
     client_examples,
     examples_of,

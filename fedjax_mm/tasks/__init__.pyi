@@ -1,7 +1,6 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .classification import Classification, classification
-from .clients import with_clients
 from .drift import Drifting, drifting
 from .least_squares import LeastSquares, least_squares
 from .mean_estimation import (
@@ -18,6 +17,7 @@ from .networks import MLP, CelebACNN, CharacterGRU, LogisticRegression, McMahanC
 from .quadratic import Quadratic, largest_curvature, quadratic
 from .requirements import OwnModels, Requiring, Tuning, own_models, requiring
 from .view import client_losses
+from .with_clients import with_clients
 from .with_metrics import with_metrics
 
 __all__ = [
