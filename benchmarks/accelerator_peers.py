@@ -80,9 +80,17 @@ TINY = Sizes(
     works={
         "W1": {"num_clients": 12},
         "W2": {"num_clients": 6, "num_examples": 10, "cohort_size": 3, "batch_size": 4},
+        "W3": {"num_clients": 6, "num_examples": 10, "cohort_size": 3, "batch_size": 4},
+        "W4": {"num_clients": 2, "num_examples": 4, "cohort_size": 2, "batch_size": 2},
         "W5": {"num_clients": 2, "num_examples": 4, "cohort_size": 2, "batch_size": 2},
     },
-    rounds={"W1": (4, 2, 2), "W2": (3, 1, 2), "W5": (2, 1, 2)},
+    rounds={
+        "W1": (4, 2, 2),
+        "W2": (3, 1, 2),
+        "W3": (2, 1, 2),
+        "W4": (2, 1, 2),
+        "W5": (2, 1, 2),
+    },
     replicas={"W1": 2},
     compiled=(),
     seconds=0.0,
