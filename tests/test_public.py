@@ -18,7 +18,7 @@ import fedjax_mm
 from docs import hooks
 from fedjax_mm import data
 from fedjax_mm.algorithms import methods
-from fedjax_mm.assignments import strategies
+from fedjax_mm.assignments import assignments
 
 ROOT = Path(fedjax_mm.__file__).parent
 
@@ -233,7 +233,7 @@ def test_the_page_of_the_literature_has_all_parts_and_no_others():
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
     assert named - set(known) <= {"sgd"}, "of optax"
-    assert {*methods(), *strategies()} <= named
+    assert {*methods(), *assignments()} <= named
     for call in calls:
         factory = known.get(ast.unparse(call.func).rpartition(".")[2])
         if factory is not None:

@@ -1,4 +1,4 @@
-"""Assignments, one file per family, all listed by `strategies`."""
+"""Assignments, one file per family, all listed by `assignments`."""
 
 import importlib
 import inspect
@@ -10,16 +10,16 @@ from fedjax_mm.base import Assignment
 
 
 @cache
-def strategies() -> dict[str, Callable[..., Assignment]]:
+def assignments() -> dict[str, Callable[..., Assignment]]:
     """Returns the factories of all assignments, by name.
 
     A factory is a function that returns an assignment and whose first parameter is `num_clients`.
     New files are discovered automatically.
 
     Example:
-      >>> strategies()["mfa_rr"].__module__
+      >>> assignments()["mfa_rr"].__module__
       'fedjax_mm.assignments.partitions'
-      >>> "appealing" in strategies()
+      >>> "appealing" in assignments()
       False
     """
     found: dict[str, Callable[..., Assignment]] = {}

@@ -56,8 +56,8 @@ def power_of_choice(
       >>> import jax.numpy as jnp
       >>> look = Look(
       ...     losses=lambda: jnp.array([[0.1, 0.9, 0.5]]), weights=lambda: jnp.ones((1, 3)))
-      >>> strategy = power_of_choice(3, cohort_size=1, candidates=3)
-      >>> strategy.assign(jax.random.key(0), 1, (), look)[0].clients.tolist()
+      >>> assignment = power_of_choice(3, cohort_size=1, candidates=3)
+      >>> assignment.assign(jax.random.key(0), 1, (), look)[0].clients.tolist()
       [1]
 
     Reference: Cho, Wang, Joshi, "Towards Understanding Biased Client Selection in Federated
@@ -157,12 +157,12 @@ def oort(
     Example: of two clients that have trained, the one with the larger loss trains again.
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> strategy = oort(2, cohort_size=1, least_exploration=0.0, exploration=0.0)
+      >>> assignment = oort(2, cohort_size=1, least_exploration=0.0, exploration=0.0)
       >>> look, key = Look(weights=lambda: jnp.ones((1, 2))), jax.random.key(0)
-      >>> cohort, state = strategy.assign(key, 1, strategy.init(key), look)
+      >>> cohort, state = assignment.assign(key, 1, assignment.init(key), look)
       >>> everybody = Cohort(jnp.arange(2), jnp.zeros(2, int))
-      >>> state = strategy.observe(1, everybody, {"loss": jnp.array([0.1, 0.9])}, state)
-      >>> strategy.assign(key, 2, state, look)[0].clients.tolist()
+      >>> state = assignment.observe(1, everybody, {"loss": jnp.array([0.1, 0.9])}, state)
+      >>> assignment.assign(key, 2, state, look)[0].clients.tolist()
       [1]
 
     Reference: Lai, Zhu, Madhyastha, Chowdhury, "Oort: Efficient Federated Learning via Guided

@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
 from fedjax_mm.algorithms.sharing import personal
-from fedjax_mm.assignments import strategies
+from fedjax_mm.assignments import assignments
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.asynchrony.clock import on_clock
 from fedjax_mm.asynchrony.delays import Delay, device_time, shifted_exponential
@@ -214,7 +214,7 @@ _OWN_TYPES: dict[str, Any] = {
     "heterogeneous": tuple[fields.Flag, ...],
 }
 
-_FACTORIES: dict[str, Any] = {**strategies(), "bods": bods, "fedast": fedast}
+_FACTORIES: dict[str, Any] = {**assignments(), "bods": bods, "fedast": fedast}
 
 ASSIGNMENT_TABLES = {
     name: table_of(Assigned, factory, "num_clients", "num_models", "active", **_OWN_TYPES)
