@@ -20,10 +20,13 @@ from fedjax_mm.tasks.modules import (
     Network,
     check_module,
     check_outputs,
+    follow,
+    has_statistics,
     initial,
     logits_of,
     streams_of,
     takes_weights,
+    trained_outputs,
 )
 
 _BLOCK_BYTES = 2**20  # bytes of features to evaluate at a time
@@ -90,9 +93,13 @@ class Classification:
         rows, weights, rng_key = batch
         rngs = {name: jax.random.fold_in(rng_key, i) for i, name in enumerate(self.rngs)}
         features, labels = self.train.take(rows)
-        losses, _ = self._losses(params, features, labels, weights, rngs)
+        given = weights if self.takes_weights else None
+        outputs = trained_outputs(self.module, params, self._scaled(features), given, rngs)
+        logits, statistics = outputs
+        losses, _ = self._compared(logits, labels)
         total = jnp.sum(weights * losses)
-        return total if self.reduction == "sum" else total / jnp.sum(weights)
+        loss = total if self.reduction == "sum" else total / jnp.sum(weights)
+        return loss if statistics is None else loss + follow(params, statistics)
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """Returns F_k(w), the mean cross-entropy over the client's training examples."""
@@ -103,7 +110,7 @@ class Classification:
         nothing = jax.random.key(0)  # unused, because a batch of all rows is not random
         rows, weights = data.batch(nothing, client, jnp.int32(0), Batching())
         features, labels = data.take(rows)
-        losses, is_right = self._losses(params, features, labels, weights, {})
+        losses, is_right = self._losses(params, features, labels, weights)
         total = jnp.sum(weights)
         return {
             "loss": jnp.sum(weights * losses) / total,
@@ -140,7 +147,7 @@ class Classification:
         if num_clients is not None:
             offsets, counts = data.offsets[:num_clients], data.counts[:num_clients]
             data = dataclasses.replace(data, offsets=offsets, counts=counts)
-        if self.takes_weights:
+        if self.takes_weights and not has_statistics(params):
             return self._evaluate_one_by_one(params, data, per_client)
         size = min(self.block_size, data.num_places)
         first, last = data.offsets[0], data.offsets[-1] + data.counts[-1]
@@ -155,7 +162,7 @@ class Classification:
             is_new = (rows >= begin) & (rows < last)
             features, labels = data.block(start, size)
             weights = is_new.astype(sums.dtype)
-            losses, is_right = self._losses(params, features, labels, weights, {})
+            losses, is_right = self._losses(params, features, labels, weights)
             values = jnp.where(is_new[:, None], jnp.stack([losses, is_right], axis=1), 0)
             if not per_client:
                 return sums + values.sum(0)
@@ -175,7 +182,7 @@ class Classification:
         self, params: Params, data: ClientData, per_client: bool
     ) -> dict[str, Float[Array, "*clients"]]:
         # Evaluate each client's examples as one batch, as LEAF does, because a module that takes
-        # weights, for example for batch norm, depends on the whole batch.
+        # weights, as for batch norm without running statistics, depends on the whole batch.
         clients = jnp.arange(data.num_clients)
         values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
         if per_client:
@@ -189,12 +196,14 @@ class Classification:
         features: Any,
         labels: Any,
         weights: Float[Array, " batch"],
-        rngs: dict[str, PRNGKeyArray],
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
         """Returns each example's cross-entropy, and 1 if its prediction is correct, else 0."""
-        labels = labels if self.column is None else labels[:, self.column]
         given = weights if self.takes_weights else None
-        logits = logits_of(self.module, params, self._scaled(features), given, rngs)
+        logits = logits_of(self.module, params, self._scaled(features), given, {})
+        return self._compared(logits, labels)
+
+    def _compared(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+        labels = labels if self.column is None else labels[:, self.column]
         # Put examples on the last axis, because XLA vectorizes along it on CPUs.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels

@@ -60,11 +60,13 @@ class Returning(nn.Module):
 
 
 class Normed(nn.Module):
-    """A network whose norm keeps statistics."""
+    """A network whose norm always uses the batch's statistics."""
+
+    momentum: float = 0.99
 
     @nn.compact
     def __call__(self, x):
-        return nn.BatchNorm(use_running_average=False)(nn.Dense(3)(x))
+        return nn.BatchNorm(use_running_average=False, momentum=self.momentum)(nn.Dense(3)(x))
 
 
 class Asking(nn.Module):

@@ -232,7 +232,14 @@ CASES = {
         learn(lambda: DATA, Asking()),
         "module Asking needs the value of an array, .* instead of `if` use jax.numpy.where",
     ),
-    "batch norm": (learn(lambda: DATA, Normed()), "module Normed keeps batch_stats"),
+    "batch norm with momentum": (
+        learn(lambda: DATA, Normed()),
+        "module Normed has a BatchNorm of momentum 0.99; give momentum=0.0",
+    ),
+    "batch norm of batches in evaluation": (
+        learn(lambda: DATA, Normed(0.0)),
+        "module Normed changes its batch_stats in evaluation; give BatchNorm use_running_average=",
+    ),
     "drawing in evaluation": (
         learn(lambda: DATA, Dropping(), rngs=("dropout",)),
         r'needs PRNG for "dropout"; where it is tested there is none',
