@@ -173,14 +173,23 @@ class Phased(View):
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """The loss, whose gradient is 0 for the frozen part."""
         examples, step = batch
+        loss: Array = self.task.loss(self._live(params, step), examples)
+        return loss
+
+    def features(
+        self, params: Params, batch: Any
+    ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:
+        """The features, whose gradient is 0 for the frozen part."""
+        examples, step = batch
+        return super().features(self._live(params, step), examples)
+
+    def _live(self, params: Params, step: Index) -> Params:
         is_own_turn = step < self.own_steps
 
         def frozen(keep: bool, w: Array) -> Array:
             return jnp.where(is_own_turn == keep, w, jax.lax.stop_gradient(w))
 
-        live = jax.tree.map(frozen, self.mask(params), params)
-        loss: Array = self.task.loss(live, examples)
-        return loss
+        return jax.tree.map(frozen, self.mask(params), params)
 
 
 def _is_own(where: Where, named: str, params: Params) -> Any:

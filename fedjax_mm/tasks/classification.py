@@ -17,13 +17,17 @@ from fedjax_mm.checks.values import check_between
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.tasks.modules import (
+    STATISTICS,
     Network,
     check_module,
     check_outputs,
+    follow,
+    has_statistics,
     initial,
     logits_of,
     streams_of,
     takes_weights,
+    trained_outputs,
 )
 
 _BLOCK_BYTES = 2**20  # bytes of features to evaluate at a time
@@ -87,12 +91,29 @@ class Classification:
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """Returns the mean or the sum of the cross-entropy over a batch."""
-        rows, weights, rng_key = batch
-        rngs = {name: jax.random.fold_in(rng_key, i) for i, name in enumerate(self.rngs)}
-        features, labels = self.train.take(rows)
-        losses, _ = self._losses(params, features, labels, weights, rngs)
+        (logits, changed), labels, weights = self._trained(params, batch)
+        losses, _ = self._compared(logits, labels)
         total = jnp.sum(weights * losses)
-        return total if self.reduction == "sum" else total / jnp.sum(weights)
+        loss = total if self.reduction == "sum" else total / jnp.sum(weights)
+        return loss + follow(params, changed[STATISTICS]) if has_statistics(params) else loss
+
+    def features(
+        self, params: Params, batch: Any
+    ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:
+        """Returns the representations that the module sows, and the weights of the examples.
+
+        Raises:
+          ValueError: if it sows none.
+        """
+        (_, changed), _, weights = self._trained(params, batch)
+        sown = changed.get("intermediates", {}).get("representation")
+        if sown is None:
+            raise ValueError(
+                f"module {type(self.module).__name__} gives no features; call "
+                "self.sow('intermediates', 'representation', x) before its last layer"
+            )
+        shares = weights if self.reduction == "sum" else weights / jnp.sum(weights)
+        return sown[0].reshape(len(weights), -1), shares
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """Returns F_k(w), the mean cross-entropy over the client's training examples."""
@@ -103,7 +124,7 @@ class Classification:
         nothing = jax.random.key(0)  # unused, because a batch of all rows is not random
         rows, weights = data.batch(nothing, client, jnp.int32(0), Batching())
         features, labels = data.take(rows)
-        losses, is_right = self._losses(params, features, labels, weights, {})
+        losses, is_right = self._losses(params, features, labels, weights)
         total = jnp.sum(weights)
         return {
             "loss": jnp.sum(weights * losses) / total,
@@ -140,7 +161,7 @@ class Classification:
         if num_clients is not None:
             offsets, counts = data.offsets[:num_clients], data.counts[:num_clients]
             data = dataclasses.replace(data, offsets=offsets, counts=counts)
-        if self.takes_weights:
+        if self.takes_weights and not has_statistics(params):
             return self._evaluate_one_by_one(params, data, per_client)
         size = min(self.block_size, data.num_places)
         first, last = data.offsets[0], data.offsets[-1] + data.counts[-1]
@@ -155,7 +176,7 @@ class Classification:
             is_new = (rows >= begin) & (rows < last)
             features, labels = data.block(start, size)
             weights = is_new.astype(sums.dtype)
-            losses, is_right = self._losses(params, features, labels, weights, {})
+            losses, is_right = self._losses(params, features, labels, weights)
             values = jnp.where(is_new[:, None], jnp.stack([losses, is_right], axis=1), 0)
             if not per_client:
                 return sums + values.sum(0)
@@ -175,7 +196,7 @@ class Classification:
         self, params: Params, data: ClientData, per_client: bool
     ) -> dict[str, Float[Array, "*clients"]]:
         # Evaluate each client's examples as one batch, as LEAF does, because a module that takes
-        # weights, for example for batch norm, depends on the whole batch.
+        # weights, as for batch norm without running statistics, depends on the whole batch.
         clients = jnp.arange(data.num_clients)
         values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
         if per_client:
@@ -189,12 +210,22 @@ class Classification:
         features: Any,
         labels: Any,
         weights: Float[Array, " batch"],
-        rngs: dict[str, PRNGKeyArray],
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
         """Returns each example's cross-entropy, and 1 if its prediction is correct, else 0."""
-        labels = labels if self.column is None else labels[:, self.column]
         given = weights if self.takes_weights else None
-        logits = logits_of(self.module, params, self._scaled(features), given, rngs)
+        logits = logits_of(self.module, params, self._scaled(features), given, {})
+        return self._compared(logits, labels)
+
+    def _trained(self, params: Params, batch: Any) -> Any:
+        """Outputs of a batch in training mode, its labels, and its weights."""
+        rows, weights, rng_key = batch
+        rngs = {name: jax.random.fold_in(rng_key, i) for i, name in enumerate(self.rngs)}
+        features, labels = self.train.take(rows)
+        given, x = weights if self.takes_weights else None, self._scaled(features)
+        return trained_outputs(self.module, params, x, given, rngs), labels, weights
+
+    def _compared(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+        labels = labels if self.column is None else labels[:, self.column]
         # Put examples on the last axis, because XLA vectorizes along it on CPUs.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels

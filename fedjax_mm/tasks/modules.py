@@ -10,10 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks.values import NO_VALUE, described
+
+STATISTICS = "batch_stats"
+"""Flax's name of running statistics, and the key of those in parameters."""
 
 _BATCH = 1009
 
@@ -204,6 +208,11 @@ def _traced(
         fields = {field.name for field in dataclasses.fields(context.module)}
         allowed.update([context.module.rng_collection] if "rng_collection" in fields else [])
         allowed.update(["dropout"] if "dropout_rate" in fields else [])
+        if isinstance(context.module, linen.BatchNorm) and context.module.momentum:
+            raise _RefusedError(
+                f"module {name} has a BatchNorm of momentum {context.module.momentum:g}; give "
+                "momentum=0.0, because running statistics follow at the local learning rate"
+            )
         return call(*args, **kwargs)
 
     def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
@@ -218,15 +227,17 @@ def _traced(
         return logits_of(module, params, features, weights if has_weights else None, {}), params
 
     def trained(rngs: Any, params: Any, features: Array, weights: Array) -> Any:
-        return logits_of(module, params, features, weights if has_weights else None, rngs)
+        given = weights if has_weights else None
+        logits, changed = trained_outputs(module, params, features, given, rngs)
+        return logits, changed.get(STATISTICS)
 
     shapes = (size, *example.shape)
     kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
     weights = jax.ShapeDtypeStruct((size,), jnp.result_type(float))
     inputs = jax.ShapeDtypeStruct(shapes, kind), weights
     key = jax.eval_shape(lambda: jax.random.key(0))
+    linen: Any = sys.modules.get("flax.linen")
     try:
-        linen: Any = sys.modules.get("flax.linen")
         with contextlib.nullcontext() if is_pair else linen.intercept_methods(note):
             logits, params = jax.eval_shape(evaluated, key, *inputs)
         asked = {*rngs} if is_nnx or is_pair else {"dropout", *allowed, *rngs}
@@ -241,6 +252,11 @@ def _traced(
             raise ValueError(
                 f"module {name} needs the value of an array, which is traced and has none: "
                 f"{line}; instead of `if` use jax.numpy.where or jax.lax.cond"
+            ) from error
+        if type(error).__name__ == "ModifyScopeVariableError":
+            raise ValueError(
+                f"module {name} changes its batch_stats in evaluation; give BatchNorm "
+                "use_running_average=not self.is_mutable_collection('batch_stats')"
             ) from error
         if "rng" in line.lower():
             remedy = "name it, as in classification(..., rngs=('dropout',)), for training alone"
@@ -276,12 +292,56 @@ def initial(
     # Provide all streams, because nnx modules need them here. They can share a key, because flax
     # folds the location of each draw into it and only the parameters are kept.
     variables = module.init(dict.fromkeys(("params", *rngs), rng_key), features)
-    if "batch_stats" in variables:
+    if STATISTICS not in variables:
+        return variables["params"]
+    if hasattr(module, "nnx_class"):
         raise _RefusedError(
-            f"module {_name(module)} keeps batch_stats, which no client may change for others; "
-            "give a norm without them, such as GroupNorm"
+            f"module {_name(module)} keeps batch_stats; give a linen module with nn.BatchNorm, or "
+            "a norm without them, such as GroupNorm"
         )
-    return variables["params"]
+    return {name: variables[name] for name in ("params", STATISTICS)}
+
+
+def has_statistics(params: Params) -> bool:
+    """Whether parameters contain running statistics of batch norm."""
+    return isinstance(params, dict) and STATISTICS in params
+
+
+def follow(params: Params, statistics: Any) -> Float[Array, ""]:
+    """0, with the gradient ``v - b`` for running statistics v, given those of a batch, b.
+
+    A step of SGD then sets ``v <- (1 - eta) v + eta b``.
+    """
+    pairs = zip(*map(jax.tree.leaves, (params[STATISTICS], statistics)), strict=True)
+    total = jnp.zeros(()) + sum(jnp.sum((v - lax.stop_gradient(b)) ** 2) / 2 for v, b in pairs)
+    return total - lax.stop_gradient(total)
+
+
+def trained_outputs(
+    module: Network,
+    params: Params,
+    features: Array,
+    weights: Array | None,
+    rngs: dict[str, PRNGKeyArray],
+) -> tuple[Any, dict[str, Any]]:
+    """Logits in training mode, and what a flax module changes: statistics, and sown values."""
+    if isinstance(module, Pair) or hasattr(module, "nnx_class"):
+        return logits_of(module, params, features, weights, rngs), {}
+    named = {} if weights is None else {"weights": weights}
+    changes = [STATISTICS, "intermediates"]
+    return module.apply(_variables(params), features, **named, rngs=rngs, mutable=changes)
+
+
+def _variables(params: Params) -> dict[str, Any]:
+    if not has_statistics(params):
+        return {"params": params}
+
+    # Noise, compression and momentum may make a running variance negative.
+    def at_least_0(path: Any, x: Array) -> Array:
+        return jnp.maximum(x, 0) if path[-1].key == "var" else x
+
+    statistics = jax.tree.map_with_path(at_least_0, params[STATISTICS])
+    return {"params": params["params"], STATISTICS: statistics}
 
 
 def logits_of(
@@ -308,7 +368,7 @@ def logits_of(
     if not rngs and hasattr(module, "nnx_class"):
         # Without streams, an nnx module would always draw with the same keys.
         return module.apply({"params": params}, features, **named, nnx_method=_evaluated)
-    return module.apply({"params": params}, features, **named, rngs=rngs)
+    return module.apply(_variables(params), features, **named, rngs=rngs)
 
 
 def _evaluated(module: Any, *inputs: Array, **named: Array) -> Any:
