@@ -232,7 +232,7 @@ CASES = {
         learn(lambda: DATA, Asking()),
         "module Asking needs the value of an array, .* instead of `if` use jax.numpy.where",
     ),
-    "batch norm": (learn(lambda: DATA, Normed()), "module Normed keeps batch_stats"),
+    "batch norm": (learn(lambda: DATA, Normed()), r"BatchNorm of momentum 0.99; give momentum=0.0"),
     "drawing in evaluation": (
         learn(lambda: DATA, Dropping(), rngs=("dropout",)),
         r'needs PRNG for "dropout"; where it is tested there is none',
