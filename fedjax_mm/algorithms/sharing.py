@@ -55,6 +55,7 @@ def personal(
     - FedPer: `where` names the last layers.
     - LG-FedAvg: `where` names the last layers, and `named` is "shared".
     - FedRep: as FedPer, with `own_steps`.
+    - FedBN: `where` names the batch norms, whose running statistics are then own, too.
     - FedAvg: nothing is a client's own, as by ``lambda path: False``.
 
     Args:
@@ -87,7 +88,8 @@ def personal(
 
     Reference: Arivazhagan et al., "Federated Learning with Personalization Layers" (2019); Collins
     et al., "Exploiting Shared Representations for Personalized Federated Learning" (2021); Liang
-    et al., "Think Locally, Act Globally" (2020).
+    et al., "Think Locally, Act Globally" (2020); Li et al., "FedBN: Federated Learning on Non-IID
+    Features via Local Batch Normalization" (2021).
     """
     check_algorithm(algorithm)
     _check_inner(algorithm)
