@@ -156,7 +156,7 @@ _RECENT = "recent; their arguments may change"
 EXPERIMENTAL = {
     tuple(
         f"algorithms.{name}"
-        for name in ("apfl", "feddyn", "fednova", "mifa", "pfedme", "stalevr", "sharing")
+        for name in ("apfl", "feddyn", "fednova", "mifa", "moon", "pfedme", "stalevr", "sharing")
     ): _RECENT,
     tuple(f"assignments.{name}" for name in ("clusters", "informed", "variance_reduced")): _RECENT,
     ("asynchrony",): _RECENT,

@@ -26,6 +26,7 @@ from .algorithms.fednova import fednova
 from .algorithms.fedprox import fedprox
 from .algorithms.maxfl import maxfl
 from .algorithms.mifa import mifa
+from .algorithms.moon import moon
 from .algorithms.mwfed import mwfed
 from .algorithms.perfedavg import perfedavg
 from .algorithms.pfedme import pfedme
@@ -87,6 +88,7 @@ __all__ = [
     "mfa_rand",
     "mfa_rr",
     "mifa",
+    "moon",
     "mwfed",
     "noisy",
     "oort",

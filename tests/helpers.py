@@ -20,6 +20,7 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.sweeps import plan
 from fedjax_mm.tasks.networks import LogisticRegression
+from fedjax_mm.tasks.view import View
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
 """The `look` argument of assignments that ignore it."""
@@ -141,8 +142,22 @@ class Towards:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Featured(View):
+    """Least squares with the products ``x_i * w`` of an example as its features."""
+
+    def features(self, params, batch):
+        rows, weights = batch
+        inputs, _ = self.task.data.take(rows)
+        return inputs * params, weights / weights.sum()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Measured(Towards):
-    """`Towards` with a client loss."""
+    """`Towards` with a client loss, and features ``target * w``."""
+
+    def features(self, params, batch):
+        return (batch * params["w"])[None], jnp.ones(1, params["w"].dtype)
 
     def client_loss(self, params, client):
         return self.loss(params, self.targets[client])

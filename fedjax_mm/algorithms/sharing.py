@@ -55,7 +55,7 @@ def personal(
     - FedPer: `where` names the last layers.
     - LG-FedAvg: `where` names the last layers, and `named` is "shared".
     - FedRep: as FedPer, with `own_steps`.
-    - FedBN: `where` names the norms, with their running statistics.
+    - FedBN: `where` names the batch norms, whose running statistics are then own, too.
     - FedAvg: nothing is a client's own, as by ``lambda path: False``.
 
     Args:
@@ -88,7 +88,8 @@ def personal(
 
     Reference: Arivazhagan et al., "Federated Learning with Personalization Layers" (2019); Collins
     et al., "Exploiting Shared Representations for Personalized Federated Learning" (2021); Liang
-    et al., "Think Locally, Act Globally" (2020); Li et al., "FedBN" (2021).
+    et al., "Think Locally, Act Globally" (2020); Li et al., "FedBN: Federated Learning on Non-IID
+    Features via Local Batch Normalization" (2021).
     """
     check_algorithm(algorithm)
     _check_inner(algorithm)
@@ -174,14 +175,23 @@ class Phased(View):
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """The loss, whose gradient is 0 for the frozen part."""
         examples, step = batch
+        loss: Array = self.task.loss(self._live(params, step), examples)
+        return loss
+
+    def features(
+        self, params: Params, batch: Any
+    ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:
+        """The features, whose gradient is 0 for the frozen part."""
+        examples, step = batch
+        return super().features(self._live(params, step), examples)
+
+    def _live(self, params: Params, step: Index) -> Params:
         is_own_turn = step < self.own_steps
 
         def frozen(keep: bool, w: Array) -> Array:
             return jnp.where(is_own_turn == keep, w, jax.lax.stop_gradient(w))
 
-        live = jax.tree.map(frozen, self.mask(params), params)
-        loss: Array = self.task.loss(live, examples)
-        return loss
+        return jax.tree.map(frozen, self.mask(params), params)
 
 
 def _is_own(where: Where, named: str, params: Params) -> Any:

@@ -2,12 +2,12 @@
 
 from typing import Any, Self
 
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 from typing_extensions import Protocol, runtime_checkable
 
 from fedjax_mm.base import Index, Params, Round, Scalar, Steps, Task
 
-__all__ = ["AnalyticTask", "EpochTask", "RoundTask"]
+__all__ = ["AnalyticTask", "EpochTask", "FeaturesTask", "RoundTask"]
 
 
 @runtime_checkable
@@ -26,6 +26,16 @@ class EpochTask(Task, Protocol):
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
         """Steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
+
+
+@runtime_checkable
+class FeaturesTask(Task, Protocol):
+    """A task with features(params, batch), the inputs of its network's last layer."""
+
+    def features(
+        self, params: Params, batch: Any
+    ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:
+        """Features of the examples of a batch, and the weights of their losses in its loss."""
 
 
 @runtime_checkable

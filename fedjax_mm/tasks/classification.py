@@ -17,6 +17,7 @@ from fedjax_mm.checks.values import check_between
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.tasks.modules import (
+    STATISTICS,
     Network,
     check_module,
     check_outputs,
@@ -90,16 +91,29 @@ class Classification:
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """Returns the mean or the sum of the cross-entropy over a batch."""
-        rows, weights, rng_key = batch
-        rngs = {name: jax.random.fold_in(rng_key, i) for i, name in enumerate(self.rngs)}
-        features, labels = self.train.take(rows)
-        given = weights if self.takes_weights else None
-        outputs = trained_outputs(self.module, params, self._scaled(features), given, rngs)
-        logits, statistics = outputs
+        (logits, changed), labels, weights = self._trained(params, batch)
         losses, _ = self._compared(logits, labels)
         total = jnp.sum(weights * losses)
         loss = total if self.reduction == "sum" else total / jnp.sum(weights)
-        return loss if statistics is None else loss + follow(params, statistics)
+        return loss + follow(params, changed[STATISTICS]) if has_statistics(params) else loss
+
+    def features(
+        self, params: Params, batch: Any
+    ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:
+        """Returns the representations that the module sows, and the weights of the examples.
+
+        Raises:
+          ValueError: if it sows none.
+        """
+        (_, changed), _, weights = self._trained(params, batch)
+        sown = changed.get("intermediates", {}).get("representation")
+        if sown is None:
+            raise ValueError(
+                f"module {type(self.module).__name__} gives no features; call "
+                "self.sow('intermediates', 'representation', x) before its last layer"
+            )
+        shares = weights if self.reduction == "sum" else weights / jnp.sum(weights)
+        return sown[0].reshape(len(weights), -1), shares
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """Returns F_k(w), the mean cross-entropy over the client's training examples."""
@@ -202,6 +216,14 @@ class Classification:
         logits = logits_of(self.module, params, self._scaled(features), given, {})
         return self._compared(logits, labels)
 
+    def _trained(self, params: Params, batch: Any) -> Any:
+        """Outputs of a batch in training mode, its labels, and its weights."""
+        rows, weights, rng_key = batch
+        rngs = {name: jax.random.fold_in(rng_key, i) for i, name in enumerate(self.rngs)}
+        features, labels = self.train.take(rows)
+        given, x = weights if self.takes_weights else None, self._scaled(features)
+        return trained_outputs(self.module, params, x, given, rngs), labels, weights
+
     def _compared(self, logits: Array, labels: Array) -> tuple[Array, Array]:
         labels = labels if self.column is None else labels[:, self.column]
         # Put examples on the last axis, because XLA vectorizes along it on CPUs.
@@ -239,6 +261,8 @@ def classification(
         it also gets the examples' weights, so that it can ignore padding rows of weight 0. An
         argument `rng_key` of `apply` is a key in training and None in evaluation. Points of a sweep
         are computed together if they have the same functions, so define them outside `build`.
+        Running statistics of ``nn.BatchNorm(momentum=0.0)`` are part of the parameters; local steps
+        move them towards those of their batches, by SGD at the local learning rate.
       reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF,
         which makes steps larger by a factor of B.
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.

@@ -228,7 +228,8 @@ def _traced(
 
     def trained(rngs: Any, params: Any, features: Array, weights: Array) -> Any:
         given = weights if has_weights else None
-        return trained_outputs(module, params, features, given, rngs)
+        logits, changed = trained_outputs(module, params, features, given, rngs)
+        return logits, changed.get(STATISTICS)
 
     shapes = (size, *example.shape)
     kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
@@ -312,8 +313,7 @@ def follow(params: Params, statistics: Any) -> Float[Array, ""]:
     A step of SGD then sets ``v <- (1 - eta) v + eta b``.
     """
     pairs = zip(*map(jax.tree.leaves, (params[STATISTICS], statistics)), strict=True)
-    terms = [jnp.sum((v - lax.stop_gradient(b)) ** 2) / 2 for v, b in pairs]
-    total = jnp.sum(jnp.stack(terms))
+    total = jnp.zeros(()) + sum(jnp.sum((v - lax.stop_gradient(b)) ** 2) / 2 for v, b in pairs)
     return total - lax.stop_gradient(total)
 
 
@@ -323,14 +323,13 @@ def trained_outputs(
     features: Array,
     weights: Array | None,
     rngs: dict[str, PRNGKeyArray],
-) -> tuple[Any, Any]:
-    """Logits in training mode, and the statistics of the batch, or None without batch norm."""
-    if not has_statistics(params):
-        return logits_of(module, params, features, weights, rngs), None
-    named: dict[str, Any] = {} if weights is None else {"weights": weights}
-    given = _variables(params)
-    logits, new = module.apply(given, features, **named, rngs=rngs, mutable=[STATISTICS])
-    return logits, new[STATISTICS]
+) -> tuple[Any, dict[str, Any]]:
+    """Logits in training mode, and what a flax module changes: statistics, and sown values."""
+    if isinstance(module, Pair) or hasattr(module, "nnx_class"):
+        return logits_of(module, params, features, weights, rngs), {}
+    named = {} if weights is None else {"weights": weights}
+    changes = [STATISTICS, "intermediates"]
+    return module.apply(_variables(params), features, **named, rngs=rngs, mutable=changes)
 
 
 def _variables(params: Params) -> dict[str, Any]:

@@ -4,6 +4,8 @@ Initial weights are Glorot-uniform and biases are 0, as in LEAF's reference code
 defaults) and in TensorFlow Federated's version of McMahan's network. A module is static and
 hashable, and its parameters are in `params`.
 
+Networks sow the inputs of their last layer as ``representation``, which `moon` uses.
+
 Axes:  ``batch`` examples · ``...`` the features of one example · ``classes`` C
 """
 
@@ -96,6 +98,7 @@ class MLP(nn.Module):
             if layer == 0:
                 training = self.has_rng("dropout") and not self.is_initializing()
                 x = nn.Dropout(self.dropout_rate, deterministic=not training)(x)
+        self.sow("intermediates", "representation", x)
         return _Dense(self.num_classes, name="classes")(x)
 
 
@@ -134,6 +137,7 @@ class McMahanCNN(nn.Module):
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
         x = nn.relu(_LargeDense(self.width, name="dense")(_flat(x)))
+        self.sow("intermediates", "representation", x)
         return _dense(self.num_classes, "classes")(x)
 
 
@@ -180,6 +184,7 @@ class ReddiCNN(nn.Module):
         x = nn.Dropout(self.dropout_rate, deterministic=is_kept)(_flat(x))
         x = nn.relu(_LargeDense(self.width, name="dense")(x))
         x = nn.Dropout(self.dense_dropout_rate, deterministic=is_kept)(x)
+        self.sow("intermediates", "representation", x)
         return _dense(self.num_classes, "classes")(x)
 
 
@@ -214,7 +219,9 @@ class CelebACNN(nn.Module):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
             x = _BatchNorm(name=f"norm{layer}")(x, weights)
             x = nn.relu(max_pool(x))
-        return _dense(self.num_classes, "classes")(_flat(x))
+        x = _flat(x)
+        self.sow("intermediates", "representation", x)
+        return _dense(self.num_classes, "classes")(x)
 
 
 class CharacterGRU(nn.Module):
@@ -255,6 +262,7 @@ class CharacterGRU(nn.Module):
         kind |= {"kernel_init": glorot_uniform, "recurrent_kernel_init": glorot_uniform}
         cell = nn.GRUCell(self.hidden, name="gru", **kind)
         state, _ = nn.RNN(cell, return_carry=True)(text)
+        self.sow("intermediates", "representation", state)
         return _dense(self.num_classes, "classes")(state)
 
 

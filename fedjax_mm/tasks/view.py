@@ -21,7 +21,7 @@ from fedjax_mm.base import (
     needs,
 )
 from fedjax_mm.base.calls import in_short
-from fedjax_mm.base.capabilities import EpochTask, RoundTask
+from fedjax_mm.base.capabilities import EpochTask, FeaturesTask, RoundTask
 
 
 @runtime_checkable
@@ -152,6 +152,12 @@ class View:
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """Loss of a batch."""
         return self.task.loss(params, batch)
+
+    def features(
+        self, params: Params, batch: Any
+    ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:
+        """Features of a batch, and the weights of its examples."""
+        return needs(self.task, FeaturesTask).features(params, batch)
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """Loss F_k(w) of the client."""

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from fedjax_mm.base import Batching, keys
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks import classification, least_squares
 from fedjax_mm.tasks.networks import LogisticRegression
+from tests.helpers import Featured
 from tests.oracles import multi_model as reference
 from tests.oracles.maxfl import Problem
 
@@ -68,11 +70,26 @@ def all_rows() -> np.ndarray:
     return np.asarray(jax.jit(rows)(*(x.astype(np.int32) for x in numbers)))
 
 
+def logit_matrix(x: np.ndarray) -> np.ndarray:
+    """A with ``A w = W x + b``, the logits."""
+    return np.concatenate([np.eye(CLASSES), np.kron(np.eye(CLASSES), x)], axis=1)
+
+
+class LogitFeatures(LogisticRegression):
+    """Logistic regression with its logits as features, because a layer's inputs are constant."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        logits = super().__call__(x)
+        self.sow("intermediates", "representation", logits)
+        return logits
+
+
 @functools.cache
 def regression() -> Compared:
     """Ridge regression."""
     features, targets, _, counts = examples()
-    task = least_squares(features, targets, ridge=0.3)
+    task = Featured(least_squares(features, targets, ridge=0.3), N)
     data = reference.LeastSquares(features, targets, 0.3)
 
     def problem(model: int, thresholds: np.ndarray) -> Problem:
@@ -83,6 +100,7 @@ def regression() -> Compared:
             lambda k, w: reference.least_squares_client_loss(data, k, w),
             counts.astype(float),
             thresholds,
+            lambda k, t, i: [np.diag(x) for x in features[k][rows[t - 1, k, i]]],
         )
 
     return Compared(task, np.asarray, lambda w: w, DIM, problem)
@@ -94,7 +112,7 @@ def softmax() -> Compared:
     features, _, labels, counts = examples()
     clients = client_data(list(zip(features, labels, strict=True)))
     pool = FederatedData("seven", "synthetic", CLASSES, clients, clients)
-    task = classification(pool, LogisticRegression(CLASSES))
+    task = classification(pool, LogitFeatures(CLASSES))
     data = reference.Softmax(features, labels, CLASSES, sigmoid_head=False, reduction="mean")
 
     def loss(k: int, w: np.ndarray) -> float:
@@ -109,6 +127,7 @@ def softmax() -> Compared:
             loss,
             counts.astype(float),
             thresholds,
+            lambda k, t, i: [logit_matrix(x) for x in features[k][rows[t - 1, k, i]]],
         )
 
     def flat(params: Any) -> np.ndarray:

@@ -24,12 +24,19 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
+from fedjax_mm.algorithms.moon import contrast
 from fedjax_mm.base import ClientContext
 from fedjax_mm.schedules import inverse_time
-from fedjax_mm.tasks import least_squares, quadratic, requiring
+from fedjax_mm.tasks import (
+    LogisticRegression,
+    classification,
+    least_squares,
+    quadratic,
+    requiring,
+)
 from fedjax_mm.tasks.view import View, client_losses
 from tests.algorithms.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N, examples
-from tests.helpers import Bowls, Measured, Towards, replay, roll_out, slow_unless
+from tests.helpers import Bowls, Measured, Towards, labelled_data, replay, roll_out, slow_unless
 from tests.methods import METHODS, VARIANTS
 from tests.oracles.maxfl import Problem
 from tests.oracles.maxfl import fednova as fednova_loop
@@ -188,6 +195,7 @@ def test_equal_gaps_of_different_clients_make_maxfl_unweighted_fedavg():
         ("fednova", {}, "fedavg"),
         ("apfl fixed", {"alpha": 0.0}, "fedavg"),
         ("ditto", {"lam": 1.0}, "fedavg"),
+        ("moon", {"mu": 0.0}, "fedavg"),
     ],
 )
 def test_reduces_to_fedavg(method, numbers, same):
@@ -303,6 +311,13 @@ def test_apfl_and_pfedme_have_the_numbers_computed_by_hand():
     assert near.client(context, (), jnp.ones(1))[1][0] == pytest.approx(1.1875), "the exact point"
 
 
+def test_moon_has_the_number_computed_by_hand():
+    z, near, far = (jnp.array([x]) for x in ([1.0, 0.0], [1.0, 1.0], [0.0, 1.0]))
+    assert contrast(z, near, far, 0.5)[0] == pytest.approx(np.log1p(np.exp(-np.sqrt(2))), rel=1e-12)
+    dead = jax.grad(lambda z: contrast(z, near, far, 0.5).sum())(jnp.zeros((1, 2)))
+    assert np.isfinite(dead).all(), "features of 0 have no direction"
+
+
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_feddyn_finds_the_optimum_with_two_of_five_clients(unbiased):
     """FedAvg stalls elsewhere, because local optima differ and curvatures, too."""
@@ -408,6 +423,8 @@ def test_mwfed_weights_stay_in_rounds_without_clients():
         ("pfedme", {"inner_rate": -1.0}, "inner_rate is -1.0; it must be positive"),
         ("pfedme", {"inner_steps": 0}, "inner_steps is 0; it must be a positive whole number"),
         ("feddyn", {"alpha": 0.0}, "alpha is 0.0; it must be positive"),
+        ("moon", {"mu": -1.0}, "mu is -1.0; it must not be negative"),
+        ("moon", {"temperature": 0.0}, "temperature is 0.0; it must be positive"),
     ],
 )
 def test_wrong_options_are_refused_before_compilation(method, arguments, message):
@@ -433,7 +450,7 @@ def test_wrong_sizes_are_refused_before_compilation(method, arguments, message):
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_of_local_training_are_used_or_refused(method):
     """Compares programs of a client with SGD at twice its rate, and with another order."""
-    row, task = METHODS[method], requiring(least_squares(*examples()[:2], ridge=0.3), np.ones(N))
+    row, task = METHODS[method], requiring(PROBLEMS["least squares"]().task, np.ones(N))
     usual = row.local(0.1, 2, 2)
 
     def told(local):
@@ -469,5 +486,9 @@ def test_tasks_without_losses_or_thresholds_are_refused(method):
 
     if row.is_measured:
         refused(Towards(jnp.ones(3)), "Towards is not a MeasuredTask")
+    if method == "moon":
+        refused(Towards(jnp.ones(3)), "Towards is not a FeaturesTask: A task with features")
+        plain = classification(labelled_data(3), LogisticRegression(3))
+        refused(plain, "module LogisticRegression gives no features; call self.sow")
     if row.is_demanding:
         refused(Measured(jnp.ones(3)), "Measured is not a DemandingTask: .* `requiring`")

@@ -28,7 +28,7 @@ from fedjax_mm.tasks import (
     own_models,
     requiring,
 )
-from tests.helpers import Measured, labelled_data, replay, roll_out, slow_unless
+from tests.helpers import Featured, Measured, labelled_data, replay, roll_out, slow_unless
 from tests.methods import METHODS
 
 N, M, ROUNDS = 6, 3, 4
@@ -60,7 +60,8 @@ def tasks():
     def one(seed):
         rng = np.random.default_rng(seed)
         features = [rng.normal(size=(n, 2)) for n in (1, 5, 2, 3, 5, 4)]
-        return least_squares(features, [x.sum(1) + rng.normal() for x in features], ridge=0.1)
+        targets = [x.sum(1) + rng.normal() for x in features]
+        return Featured(least_squares(features, targets, ridge=0.1), N)
 
     return [one(seed) for seed in range(M)]
 

@@ -27,6 +27,8 @@ class Problem(NamedTuple):
     loss: Callable[[int, Array], float]  # (k, w): F_k(w), over all the client's examples
     num_examples: Array  # [N]
     thresholds: Array  # [N], rho_k
+    # (k, t, i): matrices A [z, d] of the examples of batch i, whose features are A w
+    features: Callable[[int, int, int], list[Array]] = lambda k, t, i: []
 
 
 def sigmoid(x: float) -> float:
@@ -369,6 +371,47 @@ def apfl(
         if clients:
             w = w + mean(changes, [problem.num_examples[k] for k in clients])
     return w, v, mix
+
+
+def contrast_gradient(z: Array, near: Array, far: Array, temperature: float) -> Array:
+    """Gradient in z of -log(e^(s_g/T) / (e^(s_g/T) + e^(s_p/T))), s the cosines with near, far."""
+    size = np.sqrt(z @ z)
+    slopes, cosines = [], []
+    for y in (near, far):
+        cosine = (z @ y) / (size * np.sqrt(y @ y))
+        cosines.append(cosine)
+        slopes.append(y / (size * np.sqrt(y @ y)) - cosine * z / size**2)
+    share = sigmoid((cosines[1] - cosines[0]) / temperature)
+    return np.asarray(share * (slopes[1] - slopes[0]) / temperature)
+
+
+def moon(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    mu: float,
+    temperature: float,
+) -> tuple[Array, Array]:
+    """MOON: w and the previous local models [N, d], at first the initial model."""
+    last = np.tile(w, (len(problem.num_examples), 1))
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            own = w
+            for e in range(num_steps):
+                gradient, batch = problem.gradient(k, own, t, e), problem.features(k, t, e)
+                for A in batch:
+                    slope = contrast_gradient(A @ own, A @ w, A @ last[k], temperature)
+                    gradient = gradient + mu / len(batch) * (A.T @ slope)
+                own = own - rate(t) * gradient
+            last[k] = own
+            changes.append(own - w)
+        if clients:
+            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+    return w, last
 
 
 def pfedme(
