@@ -32,7 +32,7 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import programs_of
-from fedjax_mm.tasks import quadratic, requiring
+from fedjax_mm.tasks import least_squares, quadratic, requiring
 from tests.experiments.test_method_tables import (
     QUADRATIC,
     A,
@@ -42,7 +42,7 @@ from tests.experiments.test_method_tables import (
     own_by_hand,
     read,
 )
-from tests.helpers import slow_unless
+from tests.helpers import Featured, slow_unless
 
 
 def examples():
@@ -84,7 +84,8 @@ def in_toml(settings):
 EXAMPLES = {label: (name, settings) for label, name, settings in examples()}
 
 
-ALL = [*EXAMPLES, "without a name"]
+# Quadratics have no features, which moon needs.
+ALL = [*(label for label in EXAMPLES if not label.startswith("moon")), "without a name"]
 
 
 # each method with all settings
@@ -227,14 +228,27 @@ def test_methods_declare_that_they_need_thresholds(label):
     own = {key: value for key, value in settings.items() if key != "local_steps"}
     algorithm = methods()[name](local_sgd(0.1, steps=settings.get("local_steps")), **own)
     strategy = mfa_rand(6, 1, cohort_size=4, unbiased=True)
-    once = partial(simulate, tasks=quadratic(6, 2, mu=0.1), algorithm=algorithm)
-    once = partial(once, assignment=strategy, num_rounds=1)
+    once = partial(simulate, algorithm=algorithm, assignment=strategy, num_rounds=1)
+    once = partial(
+        once, tasks=Featured(least_squares([np.eye(2)] * 6, [np.ones(2)] * 6, ridge=0.1), 6)
+    )
     table = METHOD_TABLES[name].model_validate({"name": name, "learning_rate": 0.1} | settings)
     if table.needs_thresholds:
         with pytest.raises(ValueError, match="is not a DemandingTask"):
             jax.eval_shape(once, jax.random.key(0))
     else:
         jax.eval_shape(once, jax.random.key(0))
+
+
+def test_moon_in_a_file_trains_a_network_with_features():
+    text = QUADRATIC.split("task =")[0] + A + 'name = "moon"\nmu = 1\nlocal_steps = 2\n'
+    text += 'batch_size = 5\n[task]\nname = "digits"\nnum_clients = 6\n'
+    text += 'model = "{}"\n[assignment]\nname = "full_participation"\n'
+    losses = run(read(text.format("mlp"))).loss.isel(round=[0, -1]).values.ravel()
+    assert np.isfinite(losses).all()
+    assert losses[1] < losses[0]
+    with pytest.raises(ValueError, match="LogisticRegression gives no features"):
+        run(read(text.format("logistic")))
 
 
 def test_a_file_with_everything_runs():
@@ -282,6 +296,7 @@ def on_axes(name):
 REFUSED = {  # with attackers, or without factors
     "mifa": "noisy: the server of this method does not read the sum of updates",
     "stalevr": "stalevr needs the factors 1/p of its assignment",
+    "moon": "is not a FeaturesTask",
     "fednova": "noisy changes the clients' updates, but the algorithm sends two parts",
 }
 
