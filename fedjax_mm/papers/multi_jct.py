@@ -141,7 +141,7 @@ class MultiJCT(Seeded):
     learning_rate: Positive = 0.05
     local_steps: Count = 5
     batch_size: Count = 10
-    num_rounds: Count = 140
+    num_rounds: Count = 240
     num_seeds: Count = 10
     record_every: Count = 2
 
