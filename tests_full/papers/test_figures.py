@@ -60,9 +60,8 @@ def test_a_figure_is_legible_in_a_column_of_text(name):
     width, _ = figure.get_size_inches()
     texts = [each for each in figure.findobj(matplotlib.text.Text) if each.get_text().strip()]
     assert min(each.get_fontsize() for each in texts if each.get_visible()) * COLUMN / width >= 8
-    most = (
-        3 if name in ("multi-compare", "multi-jct") else 2
-    )  # panels that share their rows of names
+    # Panels of these items share their rows of names.
+    most = {"multi-compare": 3, "multi-jct": 4}.get(name, 2)
     for row in {
         axes.get_subplotspec().rowspan.start for axes in figure.axes if axes.get_subplotspec()
     }:
