@@ -36,7 +36,7 @@ def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Al
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.
       mu: the weight of the contrast; 0 makes it FedAvg.
-      temperature: T.
+      temperature: T, by which cosines are divided.
 
     Raises:
       ValueError: if a number has the wrong sign, or, in a run, if the task gives no features.
