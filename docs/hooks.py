@@ -673,7 +673,15 @@ def on_files(files: Any, config: Any) -> Any:
 on_files.mkdocs_priority = 100  # before mkdocs-jupyter looks for notebooks
 
 
-BOOSTS = {"how-to": 8, "notebooks": 4, "install": 8, "experiments": 8, "extending": 8, "keys": 3}
+BOOSTS = {
+    "how-to": 8,
+    "notebooks": 4,
+    "literature": 6,
+    "install": 8,
+    "experiments": 8,
+    "extending": 8,
+    "keys": 3,
+}
 """How much more the search values the pages that say how; results and the reference have 1."""
 
 
