@@ -94,7 +94,7 @@ REFERENCE = {
         "Client contributions, server steps on their sum, and robust aggregation.",
         ("algorithms", "compression", "local", "optimizers", "privacy", "robust", "schedules"),
         ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
-        aliases=("schedules.Schedule", "optimizers.Decay"),
+        aliases=("schedules.Schedule", "optimizers.Decay", "robust.rules.Attackers"),
     ),
     "tasks": Area(
         "Tasks",
