@@ -48,6 +48,7 @@ class Area(NamedTuple):
       whole: modules that it shows completely.
       first: names that come before the others.
       types: returned types that no namespace has.
+      aliases: aliases of types that arguments have, which come last.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Area(NamedTuple):
     whole: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 def _modules(package: str) -> tuple[str, ...]:
@@ -71,15 +73,28 @@ REFERENCE = {
         ("simulator", "asynchrony"),
         first=("simulate", "State", "params_of", "init", "advance", "join_traces"),
         types=("fedjax_mm.simulator.record.Trace",),
+        aliases=(
+            "base.chunks.ClientMap",
+            "asynchrony.delays.PerModel",
+            "asynchrony.delays.PerClient",
+        ),
     ),
     "assignments": Area(
-        "Assignments", "Assignments and availability.", ("assignments", "availability")
+        "Assignments",
+        "Assignments and availability.",
+        ("assignments", "availability"),
+        aliases=(
+            "availability.laws.Probability",
+            "availability.jobs.Targets",
+            "assignments.partitions.Processors",
+        ),
     ),
     "algorithms": Area(
         "Algorithms",
         "Client contributions, server steps on their sum, and robust aggregation.",
         ("algorithms", "compression", "local", "optimizers", "privacy", "robust", "schedules"),
         ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
+        aliases=("schedules.Schedule", "optimizers.Decay", "robust.rules.Attackers"),
     ),
     "tasks": Area(
         "Tasks",
@@ -92,6 +107,7 @@ REFERENCE = {
         "Sources, and their partitions.",
         ("data",),
         tuple(f"fedjax_mm.data.{name}" for name in ("idx", "partition", "synthetic")),
+        aliases=("data.federate.Examples",),
     ),
     "sweeps": Area("Sweeps", "Many runs in few programs, devices and checkpoints.", ("sweeps",)),
     "experiments": Area(
@@ -263,6 +279,7 @@ def reference() -> dict[str, str]:
             parts.append("\n".join(["| `fedjax_mm.` | |", "|---|---|", *lines, ""]))
         own = [each.home for each in names if not each.is_in_a_module]
         own[1:1] = area.types
+        own += [f"fedjax_mm.{each}" for each in area.aliases]
         parts += [f"::: {each}\n    options: {{heading_level: 2}}\n" for each in own]
         hidden = "{show_root_heading: false, show_root_toc_entry: false}"
         parts += [f"## {module}\n\n::: {module}\n    options: {hidden}\n" for module in area.whole]
@@ -656,7 +673,15 @@ def on_files(files: Any, config: Any) -> Any:
 on_files.mkdocs_priority = 100  # before mkdocs-jupyter looks for notebooks
 
 
-BOOSTS = {"how-to": 8, "notebooks": 4, "install": 8, "experiments": 8, "extending": 8, "keys": 3}
+BOOSTS = {
+    "how-to": 8,
+    "notebooks": 4,
+    "literature": 6,
+    "install": 8,
+    "experiments": 8,
+    "extending": 8,
+    "keys": 3,
+}
 """How much more the search values the pages that say how; results and the reference have 1."""
 
 
@@ -695,7 +720,7 @@ def _relative(there: str, here: str) -> str:
 
 
 def _name(text: str, seen: set[str]) -> str:
-    """Links the first mention of a public name on a page to its description."""
+    """Links the first mention of a public name on a page, or a call of it, to its description."""
     homes = {each.short: each.home for each in public()}
 
     def lead(match: re.Match[str]) -> str:
@@ -705,7 +730,7 @@ def _name(text: str, seen: set[str]) -> str:
         seen.add(name)
         return f"[{match[0]}][{homes[name]}]"
 
-    return re.sub(r"(?<![\[`#|])`(\w+)(?:\(\))?`(?![\]`])", lead, text)
+    return re.sub(r"(?<![\[`#|])`(\w+)(?:\([^`\n]*\))?`(?![\]`])", lead, text)
 
 
 def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""Helpers of several tests: strategies by name, replayed assignments, toy tasks and algorithms."""
+"""Helpers of several tests: assignments by name, replayed assignments, toy tasks and algorithms."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from fedjax_mm.tasks.view import View
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
 """The `look` argument of assignments that ignore it."""
 
-STRATEGIES = {
+ASSIGNMENTS = {
     "mfa_rand": lambda num_clients: mfa_rand(num_clients, 5),
     "mfa_rand cohort": lambda num_clients: mfa_rand(num_clients, 3, cohort_size=num_clients // 2),
     "mfa_rr": lambda num_clients: mfa_rr(num_clients, 5),

@@ -305,9 +305,9 @@ def test_a_wrapper_that_returns_its_part_does_not_rename_it():
 
 
 def test_calls_show_types_of_arrays_and_short_lists():
-    law, strategy = bernoulli(jnp.full(24, 0.5)), mfa_rand(24, 2, processors=[1] * 24)
+    law, assignment = bernoulli(jnp.full(24, 0.5)), mfa_rand(24, 2, processors=[1] * 24)
     assert repr(law) == "bernoulli(float32[24])"
-    assert repr(strategy) == "mfa_rand(24, 2, processors=[1, 1, 1, 1, 1, 1, ...])"
+    assert repr(assignment) == "mfa_rand(24, 2, processors=[1, 1, 1, 1, 1, 1, ...])"
     traced = []
     jax.eval_shape(lambda p: traced.append(repr(bernoulli(p))), 0.5)
     assert traced == ["bernoulli(float32[])"]
@@ -315,13 +315,13 @@ def test_calls_show_types_of_arrays_and_short_lists():
 
 def test_reprs_do_not_grow_with_the_problem():
     def shown(size):
-        task, algorithm, strategy = quadratic(size, 4, mu=0.5), fedavg(0.1, local_steps=1), mfa_rr
-        setup = Setup(task, algorithm, strategy(size, 2), jnp.zeros(task.dim))
+        task, algorithm, assignment = quadratic(size, 4, mu=0.5), fedavg(0.1, local_steps=1), mfa_rr
+        setup = Setup(task, algorithm, assignment(size, 2), jnp.zeros(task.dim))
         state, trace = simulate(0, *setup[:3], size)
         axes = {"algorithm.local_steps": [i + 1 for i in range(size)]}
         grid = Grid(setup, axes, size, num_seeds=size)
         about = manifest(axes, seed=0, data="")
-        for each in (strategy(size, 2), setup, state, trace, grid):  # in a notebook
+        for each in (assignment(size, 2), setup, state, trace, grid):  # in a notebook
             assert 100 < len(each._repr_html_()) < 4000
         return [len(repr(each)) for each in (task, setup, state, trace, grid, about)]
 
@@ -332,10 +332,10 @@ def test_reprs_do_not_grow_with_the_problem():
 
 def test_a_call_keeps_the_arguments_it_had():
     chances, processors = np.full(4, 0.5), [1, 1, 1, 1]
-    law, strategy = bernoulli(chances), mfa_rand(4, 2, processors=processors)
+    law, assignment = bernoulli(chances), mfa_rand(4, 2, processors=processors)
     chances[:], processors[:] = 0.01, [2, 2, 2, 2]
     assert pickle.loads(pickle.dumps(law)).share.tolist() == [0.5] * 4
-    assert pickle.loads(pickle.dumps(strategy)).sampling.most_models == 1
+    assert pickle.loads(pickle.dumps(assignment)).sampling.most_models == 1
 
 
 def test_parts_do_not_change_and_copies_are_the_part():
@@ -347,7 +347,7 @@ def test_parts_do_not_change_and_copies_are_the_part():
 
 
 def test_functions_of_wrapped_parts_can_be_compiled():
-    strategy = available(full_participation(4), bernoulli(1.0))
+    assignment = available(full_participation(4), bernoulli(1.0))
     key = jax.random.key(0)
-    cohort, _ = jax.jit(strategy.assign, static_argnums=3)(key, 1, strategy.init(key), None)
+    cohort, _ = jax.jit(assignment.assign, static_argnums=3)(key, 1, assignment.init(key), None)
     assert cohort.clients.tolist() == [0, 1, 2, 3]

@@ -282,6 +282,7 @@ WRONG_COMMANDS = {
         ("gama", "did you mean 'gamma'"),
     ),
     "unknown experiment": (("reproduce", "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
+    "misspelt experiment": (("reproduce", "mfa-fig33"), ("did you mean mfa-fig3?", "mfa-fig1")),
     "one of several unknown": ((*FIG3, "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
     "no experiment": (("reproduce",), ("id", "--help")),
     "seeds not a number": ((*FIG3, "--seeds", "many"), ("seeds", "many", "integer")),

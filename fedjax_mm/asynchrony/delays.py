@@ -25,7 +25,11 @@ from fedjax_mm.checks.values import (
 )
 
 PerModel: TypeAlias = Scalar | Float[Array, " models"] | Sequence[float]
+"""A number for all models, or one for each."""
+
 PerClient: TypeAlias = Scalar | Float[Array, " clients"] | Sequence[float]
+"""A number for all clients, or one for each."""
+
 PerClientAndModel: TypeAlias = PerModel | Float[Array, "models clients"]
 
 

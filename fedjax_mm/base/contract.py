@@ -22,13 +22,24 @@ from fedjax_mm.base.calls import Part, Wraps, wrapper_of
 from fedjax_mm.base.cohorts import Cohort, Sampling
 
 T = TypeVar("T")
-Params: TypeAlias = Any  # a pytree of arrays
-ServerState: TypeAlias = Any  # a pytree that an algorithm defines, for one model
-ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one model and one client
-Scalar: TypeAlias = float | Float[Array, ""]
-Index: TypeAlias = Int[Array, ""]  # the index of a client or a local step
 
-Metrics: TypeAlias = dict[str, Float[Array, "..."]]  # numbers or arrays, by name
+Params: TypeAlias = Any
+"""A pytree of arrays."""
+
+ServerState: TypeAlias = Any
+"""A pytree that an algorithm defines, for one model."""
+
+ClientState: TypeAlias = Any
+"""A pytree that an algorithm defines, for one model and one client."""
+
+Scalar: TypeAlias = float | Float[Array, ""]
+"""A real number, which may be traced."""
+
+Index: TypeAlias = Int[Array, ""]
+"""The index of a client or a local step."""
+
+Metrics: TypeAlias = dict[str, Float[Array, "..."]]
+"""Numbers or arrays, by name."""
 
 Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... as in the papers, where the first round is 1."""

@@ -89,7 +89,7 @@ def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
 def check_optimizer(name: str, value: Any) -> None:
     """Raises `TypeError` if `value` is not an optax optimizer."""
     if not isinstance(value, optax.GradientTransformation):
-        call = f"; call it, as in {value.__name__}(1.0)" if hasattr(value, "__name__") else ""
+        call = f"; call it, as in {value.__name__}(0.1)" if hasattr(value, "__name__") else ""
         remedy = call or "; give one, such as optax.sgd(1.0)"
         raise TypeError(f"{name} is {described(value)}, not an optax optimizer{remedy}")
 

@@ -18,6 +18,7 @@ from fedjax_mm import plots
 from fedjax_mm.cli.directories import Existing, finished, leave_alone, made, saving
 from fedjax_mm.cli.results import show_end
 from fedjax_mm.cli.terminal import notes, say, show_table
+from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.executors import by, executor_of, split_off
 from fedjax_mm.experiments.fields import FINISHED, Config, Seeded
 from fedjax_mm.experiments.overrides import validate
@@ -138,7 +139,9 @@ def budget_of(is_auto: bool, max_seeds: int | None, max_minutes: float | None) -
 
 def _find(items: Mapping[str, Item], name: str, kind: str) -> Item:
     if name not in items:
-        raise ValueError(f"unknown {kind} {name!r}; choose from {', '.join(items)}")
+        close = closest(name, [*items])
+        hint = f"did you mean {close[0]}? Or choose from" if close else "choose from"
+        raise ValueError(f"unknown {kind} {name!r}; {hint} {', '.join(items)}")
     return items[name]
 
 

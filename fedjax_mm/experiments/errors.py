@@ -1,6 +1,7 @@
 """Error messages for invalid settings, with the key, the value and the allowed values."""
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -75,7 +76,7 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
             hint = f"did you mean {close[0]!r}?" if close else known
             # Suggest full paths, because a key without its table is valid on axes and may be tried
             # here too.
-            elsewhere = list(_paths_to(key, values)) if path == key else []
+            elsewhere = _elsewhere(key, values, alike=not close) if path == key else []
             if elsewhere:
                 hint = f"give {' or '.join(elsewhere[:3])}"
             return f"{path} = {shown}: unknown key, {hint}"
@@ -90,7 +91,9 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
             return f"{path} = {shown}: give at least {problem['ctx']['min_length']} value"
         case "union_tag_invalid":
             context = problem["ctx"]
-            return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"
+            close = closest(str(context["tag"]), re.findall(r"'(.*?)'", context["expected_tags"]))
+            like = f"did you mean {close[0]!r}? Or " if close else ""
+            return f"{path} = {context['tag']!r}: {like}choose from {context['expected_tags']}"
         case "value_error" if isinstance(value, dict):  # the message lists the table's values
             return f"{path}: {message}" if path else message
     return f"{path} = {shown}: {message[0].lower()}{message[1:]}" if path else message
@@ -101,6 +104,17 @@ def _paths_to(key: str, values: dict[str, Any]) -> Iterator[str]:
     for name, table in _tables_in(values):
         yield from [f"{name}.{key}"] if key in table else []
         yield from (f"{name}.{inner}.{key}" for inner, x in _tables_in(table) if key in x)
+
+
+def _elsewhere(key: str, values: dict[str, Any], *, alike: bool) -> list[str]:
+    """Returns the paths to a key in the tables of a file, or to the key most similar to it."""
+    paths = list(_paths_to(key, values))
+    if alike and not paths:
+        tables = [table for _, table in _tables_in(values)]
+        tables += [table for each in tables for _, table in _tables_in(each)]
+        known = sorted({name for table in tables for name in table})
+        paths = [path for name in closest(key, known) for path in _paths_to(name, values)]
+    return paths
 
 
 def _tables_in(values: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
+"""An array of numbers."""
 
 # Ranges of symbols. Rate checks its own two symbols, because its gamma may be negative, and its
 # beta is not the dissimilarity, which is at least 1.

@@ -345,12 +345,12 @@ def test_mwfed_stays_finite_if_weights_underflow():
     """
     with jax.enable_x64(False):
         rho = jnp.array([-1e3] + 7 * [1e3], jnp.float32)
-        strategy, algorithm = mfa_rand(8, 1, cohort_size=1), mwfed(local_sgd(0.1, steps=2))
+        assignment, algorithm = mfa_rand(8, 1, cohort_size=1), mwfed(local_sgd(0.1, steps=2))
 
         @jax.jit
         def run(rho):
             task = requiring(quadratic(8, 1, mu=0.5), rho)
-            return simulate(jax.random.key(0), task, algorithm, strategy, 300)
+            return simulate(jax.random.key(0), task, algorithm, assignment, 300)
 
         state, trace = run(rho)
         assert np.isfinite(state.models[0].params).all()

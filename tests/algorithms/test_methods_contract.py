@@ -73,14 +73,14 @@ def cases():
     The second run has groups of 1 and 2, the third has two idle models of three, and clients of the
     last one opt out of models that do not appeal to them.
     """
-    strategies = [
+    assignments = [
         mfa_rand(N, M),
         mfa_rand(N, M, cohort_size=4),
         sequential(N, M, rounds_per_model=1),
         mfa_rr(N, M),
     ]
-    rng_keys = jax.random.split(jax.random.key(1), len(strategies))
-    groups = [roll_out(*each, ROUNDS) for each in zip(strategies, rng_keys, strict=True)]
+    rng_keys = jax.random.split(jax.random.key(1), len(assignments))
+    groups = [roll_out(*each, ROUNDS) for each in zip(assignments, rng_keys, strict=True)]
     padded = [
         np.pad(each, ((0, 0), (0, 0), (0, N - each.shape[2])), constant_values=-1)
         for each in groups
@@ -119,10 +119,10 @@ def program(method, client_map, num_models):
         learned = [requiring(task, RHO) for task in tasks[:num_models]]
         if method == "noisy":
             learned = [attacked(task, ATTACKS) for task in learned]
-        strategy = assignment_of(groups, is_free, num_models)
+        assignment = assignment_of(groups, is_free, num_models)
         algorithm = algorithm_of(method, rate)
         state, trace = simulate(
-            rng_key, learned, algorithm, strategy, ROUNDS, client_map=client_map
+            rng_key, learned, algorithm, assignment, ROUNDS, client_map=client_map
         )
         gradients = trace.client_updates, trace.gradients, trace.idle_rounds
         metrics = trace.metrics["loss"], trace.metrics["train_appeal"]
@@ -250,8 +250,8 @@ def test_clients_that_take_no_part_do_not_affect_the_server(method):
 
     @jax.jit
     def run(clients, scale):
-        strategy = with_factors(clients, scale)
-        state, _ = simulate(jax.random.key(0), task, algorithm_of(method, 0.1), strategy, ROUNDS)
+        assignment = with_factors(clients, scale)
+        state, _ = simulate(jax.random.key(0), task, algorithm_of(method, 0.1), assignment, ROUNDS)
         return state.models[0].params, state.models[0].server
 
     padded = np.where(takes_part, everybody, -1)
@@ -260,16 +260,16 @@ def test_clients_that_take_no_part_do_not_affect_the_server(method):
 
 def test_all_methods_report_the_loss():
     """An assignment may observe models that are trained by different methods."""
-    strategy = replay([[[k] for k in range(len(METHODS))]], len(METHODS))
-    strategy = strategy._replace(init=lambda rng_key: jnp.zeros(len(METHODS)))
-    strategy = strategy._replace(observe=lambda t, groups, reports, state: reports["loss"])
+    assignment = replay([[[k] for k in range(len(METHODS))]], len(METHODS))
+    assignment = assignment._replace(init=lambda rng_key: jnp.zeros(len(METHODS)))
+    assignment = assignment._replace(observe=lambda t, groups, reports, state: reports["loss"])
     task = requiring(Measured(jnp.arange(1.0, 1 + len(METHODS))), jnp.ones(len(METHODS)))
     algorithms = [row.build(0.1, 2) for row in METHODS.values()]
 
     @jax.jit
     def run(rng_key):
         params = {"w": jnp.zeros(3)}
-        return simulate(rng_key, task, algorithms, strategy, 1, params=[params] * len(METHODS))[0]
+        return simulate(rng_key, task, algorithms, assignment, 1, params=[params] * len(METHODS))[0]
 
     reports = run(jax.random.key(0)).assignment
     first = 1.5 * np.arange(1.0, 1 + len(METHODS)) ** 2  # F_k(0)
@@ -285,8 +285,8 @@ def test_single_precision_survives_in_a_double_precision_program(method):
         def run(rng_key):
             algorithm = algorithm_of(method, lambda t: 0.1 / t) if method != "noisy" else None
             algorithm = algorithm or noisy(ALGORITHMS[method].build(0.1, 2), ATTACKS)
-            strategy = appealing(mfa_rand(N, 1, unbiased=True), cohort_size=2)
-            return simulate(rng_key, task, algorithm, strategy, 2)[0].models[0]
+            assignment = appealing(mfa_rand(N, 1, unbiased=True), cohort_size=2)
+            return simulate(rng_key, task, algorithm, assignment, 2)[0].models[0]
 
         models = jax.eval_shape(run, jax.random.key(0))
         assert {leaf.dtype for leaf in jax.tree.leaves(models.params)} == {jnp.dtype("float32")}
@@ -302,8 +302,8 @@ def test_keys_are_never_reused():
         options = {"learning_rate": 0.1, "num_steps": 2, "batch_size": 2}
         own = own_models(rng_key, task, **options)
         demanding = requiring(task, own, tuning=Tuning(0.1, 2, 2))
-        strategy = appealing(mfa_rand(N, 2), cohort_size=2, from_round=1)
-        return simulate(rng_key, demanding, algorithms, strategy, 2)[1]
+        assignment = appealing(mfa_rand(N, 2), cohort_size=2, from_round=1)
+        return simulate(rng_key, demanding, algorithms, assignment, 2)[1]
 
     with jax.debug_key_reuse(True):
         jax.jit(run).trace(jax.random.key(0), task)

@@ -75,7 +75,7 @@ def start_of(name):
     return np.random.default_rng(2).normal(size=(M, PROBLEMS[name]().size))
 
 
-def strategy_of(case):
+def assignment_of(case):
     server, by, expected, processors = CASES[case]
     inactive = "train" if server == "exact" else "rest"
     how = {"by": by, "processors": processors, "inactive": inactive}
@@ -86,12 +86,12 @@ def strategy_of(case):
 def program(case, client_map):
     server, *_ = CASES[case]
     local = local_sgd(RATE, steps=E, batch_size=BATCH)
-    algorithm, strategy = SERVERS[server](local), strategy_of(case)
+    algorithm, assignment = SERVERS[server](local), assignment_of(case)
 
     def run(task, start):
         how = {"params": start, "client_map": client_map}
         key = jax.random.key(SEED)
-        return simulate(key, Quiet(task, N), algorithm, strategy, ROUNDS, **how)
+        return simulate(key, Quiet(task, N), algorithm, assignment, ROUNDS, **how)
 
     return jax.jit(run)
 
@@ -165,18 +165,18 @@ def test_some_rounds_are_idle():
 
 def test_steps_without_the_factors_of_a_draw_are_refused():
     """Steps would be too small by a factor of K/N."""
-    for strategy in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
+    for assignment in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
         with pytest.raises(ValueError, match=r"stalevr needs the factors 1/p .* unbiased=True"):
-            simulate(0, quadratic(6, 1, mu=0.1), stalevr(local_sgd(0.1, steps=1)), strategy, 1)
+            simulate(0, quadratic(6, 1, mu=0.1), stalevr(local_sgd(0.1, steps=1)), assignment, 1)
 
 
 def test_negative_losses_make_the_models_nan():
     """They have no probability. A sweep reports the NaN."""
     task = quadratic(6, 1, mu=0.1)
-    strategy = variance_reduced(6, 2, expected_trainings=3)
+    assignment = variance_reduced(6, 2, expected_trainings=3)
     algorithm = fedavg(0.1, local_steps=1, server_scale="1/N")
     start = np.zeros(7) + 0.1
-    state = jax.jit(lambda key: simulate(key, task, algorithm, strategy, 1, params=start)[0])(
+    state = jax.jit(lambda key: simulate(key, task, algorithm, assignment, 1, params=start)[0])(
         jax.random.key(0)
     )
     assert np.isnan(state.models[0].params).any()

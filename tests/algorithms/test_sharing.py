@@ -41,9 +41,9 @@ def trained(algorithm):
     """A run on softmax regression."""
     compared = softmax()
     start = np.random.default_rng(2).normal(size=(MODELS, compared.size))
-    how, strategy = {"params": compared.start(start)}, replay(groups(), N)
+    how, assignment = {"params": compared.start(start)}, replay(groups(), N)
     one = jax.jit(
-        lambda task: simulate(jax.random.key(SEED), task, algorithm, strategy, ROUNDS, **how)
+        lambda task: simulate(jax.random.key(SEED), task, algorithm, assignment, ROUNDS, **how)
     )
     return compared, start, *one(compared.task)
 

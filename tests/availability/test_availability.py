@@ -107,10 +107,12 @@ TABLE = timetable([[pair for pair in each if pair[0] < pair[1]] for each in PART
 THERE = np.array([[t % 4 != k % 4 for k in range(N)] for t in range(ROUNDS)])
 
 
-@pytest.mark.parametrize("strategy", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=7)], ids=["R", "RR"])
-def test_absent_clients_are_skipped(strategy):
+@pytest.mark.parametrize(
+    "assignment", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=7)], ids=["R", "RR"]
+)
+def test_absent_clients_are_skipped(assignment):
     """The others still train the same models."""
-    before, after = cohorts(strategy), cohorts(available(strategy, TABLE))
+    before, after = cohorts(assignment), cohorts(available(assignment, TABLE))
     stays = np.take_along_axis(THERE, np.maximum(before.clients, 0), axis=1)
     np.testing.assert_array_equal(after.clients, np.where(stays, before.clients, -1))
     np.testing.assert_array_equal(after.models, before.models)
@@ -118,9 +120,9 @@ def test_absent_clients_are_skipped(strategy):
 
 def test_absent_clients_are_replaced():
     """Replacements are present clients, drawn uniformly until none is left."""
-    strategy, law = mfa_rand(N, 2, cohort_size=6), bernoulli(0.6)
-    before = cohorts(strategy, 3000)
-    after = cohorts(available(strategy, law, when_absent="replace"), 3000)
+    assignment, law = mfa_rand(N, 2, cohort_size=6), bernoulli(0.6)
+    before = cohorts(assignment, 3000)
+    after = cohorts(available(assignment, law, when_absent="replace"), 3000)
     there = np.array(jax.vmap(lambda t: law.step(_draw_key(t), t, (), N)[0])(jnp.arange(1, 3001)))
     clients = np.asarray(after.clients)
     chosen = clients >= 0
@@ -142,9 +144,9 @@ def _draw_key(t):
 
 
 def test_nothing_is_nan_before_round_1():
-    strategy, task = available(mfa_rand(N, 2), bernoulli(0.5)), Towards(jnp.ones((N, 3)))
+    assignment, task = available(mfa_rand(N, 2), bernoulli(0.5)), Towards(jnp.ones((N, 3)))
     with jax.debug_nans(True):
-        _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 2)
+        _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), assignment, 2)
     np.testing.assert_array_equal(trace.metrics["present"][0], -1)
 
 
@@ -153,11 +155,11 @@ def test_scales_for_absence_are_unbiased():
     p = jnp.linspace(0.2, 1.0, N)
     targets = jnp.arange(float(N * 3)).reshape(N, 3)
     task, algorithm = Towards(targets), fedavg(0.5, local_steps=1, server_scale="1/N")
-    strategy = available(full_participation(N), bernoulli(p), unbiased=True)
+    assignment = available(full_participation(N), bernoulli(p), unbiased=True)
     start = {"w": jnp.zeros((1, 3))}
 
     def step(seed):
-        state, _ = simulate(seed, task, algorithm, strategy, 1, params=start)
+        state, _ = simulate(seed, task, algorithm, assignment, 1, params=start)
         return state.models[0].params["w"][0]
 
     moved = np.asarray(jax.jit(jax.vmap(step))(jnp.arange(4000)))
@@ -169,10 +171,10 @@ def test_scales_for_absence_are_unbiased():
 @pytest.mark.parametrize("num_groups", [4, 5])
 def test_unequal_groups_are_unbiased_in_every_round(num_groups):
     """Over seeds, the mean scale of 6 clients is 1 in each round of a cycle."""
-    strategy = available(full_participation(6), cyclic(num_groups), unbiased=True)
+    assignment = available(full_participation(6), cyclic(num_groups), unbiased=True)
 
     def factors(seed):
-        found = cohorts(strategy, num_groups, jax.random.key(seed))
+        found = cohorts(assignment, num_groups, jax.random.key(seed))
         return jnp.where(found.clients >= 0, found.scale, 0).mean(1)
 
     mean = np.asarray(jax.jit(jax.vmap(factors))(jnp.arange(2000)))
@@ -183,9 +185,9 @@ def test_unequal_groups_are_unbiased_in_every_round(num_groups):
 def test_runs_with_absent_clients_match_the_oracle():
     with jax.enable_x64(True):
         targets = np.random.default_rng(0).normal(size=(N, 3))
-        strategy = available(full_participation(N), TABLE)
+        assignment = available(full_participation(N), TABLE)
         algorithm, task = fedavg(0.3, local_steps=2), Precise(jnp.asarray(targets))
-        _, trace = simulate(KEY, task, algorithm, strategy, ROUNDS)
+        _, trace = simulate(KEY, task, algorithm, assignment, ROUNDS)
         groups = [list(np.flatnonzero(row)) for row in THERE]
         models = oracle.fedavg(np.ones(3), targets, 0.3, 2, groups)
         norms = [np.sqrt(np.sum(w**2)) for w in models]
@@ -228,9 +230,9 @@ def test_replacing_late_clients_is_refused():
 
 def test_clients_of_lost_messages_keep_their_personal_models():
     task = Towards(jnp.ones((N, 3)))
-    strategy = dropping(full_participation(N), jnp.array([1.0] + [0.0] * (N - 1)))
+    assignment = dropping(full_participation(N), jnp.array([1.0] + [0.0] * (N - 1)))
     algorithm = ditto(local_sgd(0.1, steps=1), lam=0.5)
-    state, _ = simulate(KEY, task, algorithm, strategy, 3)
-    start = init(KEY, task, algorithm, strategy)
+    state, _ = simulate(KEY, task, algorithm, assignment, 3)
+    start = init(KEY, task, algorithm, assignment)
     moved = abs(state.models[0].clients["w"] - start.models[0].clients["w"])[0].sum(1) > 0
     np.testing.assert_array_equal(moved, [False] + [True] * (N - 1))

@@ -741,7 +741,7 @@ CASES = TRACED | {
     ),
     "server optimizer not called": (
         averaged(server_optimizer=optax.sgd),
-        r"server_optimizer is the function sgd, not an optax optimizer; call it, as in sgd\(1.0\)",
+        r"server_optimizer is the function sgd, not an optax optimizer; call it, as in sgd\(0.1\)",
         TypeError,
     ),
     "server optimizer a rate": (averaged(server_optimizer=1.0), "is 1.0, not an optax", TypeError),

@@ -289,5 +289,5 @@ CASES = {
 def start():
     """Key, round and state, as arguments of `assign`."""
     key = jax.random.key(0)
-    strategy = available(mfa_rand(4, 2, unbiased=True), bernoulli(0.5))
-    return key, jnp.int32(1), strategy.init(key)
+    assignment = available(mfa_rand(4, 2, unbiased=True), bernoulli(0.5))
+    return key, jnp.int32(1), assignment.init(key)

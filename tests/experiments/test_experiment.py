@@ -210,10 +210,16 @@ def test_a_proposal_is_a_key_of_the_same_table(key, fragment):
         validate(Experiment, values(), [f"{key}=4"])
 
 
-def test_a_key_at_the_top_is_proposed_for_the_tables_that_have_it():
-    words = "learning_rate = 4: unknown key, give algorithms.A.learning_rate"
+@pytest.mark.parametrize("key", ["learning_rate", "learning_rte"])
+def test_a_key_at_the_top_is_proposed_for_the_tables_that_have_it(key):
+    words = f"{key} = 4: unknown key, give algorithms.A.learning_rate"
     with pytest.raises(ValueError, match=re.escape(words)):
-        validate(Experiment, values(), ["learning_rate=4"])
+        validate(Experiment, values(), [f"{key}=4"])
+
+
+def test_a_misspelt_name_gets_a_proposal():
+    with pytest.raises(ValueError, match=r"'mfa_r': did you mean 'mfa_rr'\?"):
+        validate(Experiment, values(assignment={"name": "mfa_r"}))
 
 
 def test_private_functions_are_no_assignments():

@@ -85,18 +85,18 @@ def test_messages_are_never_longer_than_the_clip(algorithm):
 
 
 @pytest.mark.parametrize(
-    "strategy", [full_participation(N), available(mfa_rand(N, 3), bernoulli(0))]
+    "assignment", [full_participation(N), available(mfa_rand(N, 3), bernoulli(0))]
 )
-def test_noise_has_its_law(strategy):
+def test_noise_has_its_law(assignment):
     """Clients send 0 or are absent. Noise is N(0, (z C / W)^2), independent by model and seed."""
     task = Towards(jnp.ones((N, 400)), 400)
     algorithm = private(fed(), clip=2.0, noise_multiplier=1.5, clients_per_round=6)
-    start = {"w": jnp.ones((strategy.num_models, 400))}
+    start = {"w": jnp.ones((assignment.num_models, 400))}
 
     @jax.jit
     @jax.vmap
     def steps(seed):
-        state, _ = simulate(seed, task, algorithm, strategy, 1, params=start)
+        state, _ = simulate(seed, task, algorithm, assignment, 1, params=start)
         return state.models[0].params["w"] - 1
 
     moved = np.asarray(steps(jnp.arange(30)), float)
@@ -112,8 +112,8 @@ def test_noise_has_its_law(strategy):
 def test_lost_messages_do_not_change_the_divisor():
     task = Precise(jnp.asarray(TARGETS), DIM)
     algorithm = private(fed(), clip=2.0, noise_multiplier=0.0, clients_per_round=6)
-    strategy = dropping(full_participation(N), jnp.asarray([1.0] * 5 + [0.0] * 3))
-    state, _ = simulate(KEY, task, algorithm, strategy, 1)
+    assignment = dropping(full_participation(N), jnp.asarray([1.0] * 5 + [0.0] * 3))
+    state, _ = simulate(KEY, task, algorithm, assignment, 1)
     groups = [[5, 6, 7]]
 
     def message(client, update):

@@ -41,8 +41,8 @@ def chosen(cohort):
 )
 def test_power_of_choice_agrees_with_its_loop(size, candidates, active):
     given = None if active is None else jnp.array(active)
-    strategy = power_of_choice(N, M, cohort_size=size, candidates=candidates, active=given)
-    choose = jax.jit(lambda key, t: strategy.assign(key, t, (), LOOK)[0])
+    assignment = power_of_choice(N, M, cohort_size=size, candidates=candidates, active=given)
+    choose = jax.jit(lambda key, t: assignment.assign(key, t, (), LOOK)[0])
     for t in range(1, 9):
         key = jax.random.key(t)
         lots = np.asarray(jax.random.gumbel(key, (M, N), jnp.float32), float)
@@ -74,10 +74,10 @@ def test_oort_agrees_with_its_loop(timed):
     how = {"exploration": 0.8, "exploration_decay": 0.9, "least_exploration": 0.2}
     how |= {"uncertainty": 0.3}
     time = {"durations": durations, "preferred_duration": 1.0} if timed else {}
-    strategy = oort(N, M, cohort_size=5, **how, **time)
-    state = strategy.init(jax.random.key(0))
+    assignment = oort(N, M, cohort_size=5, **how, **time)
+    state = assignment.init(jax.random.key(0))
     utility, last = np.zeros((M, N)), np.zeros((M, N), int)
-    choose = jax.jit(lambda key, t, state: strategy.assign(key, t, state, LOOK))
+    choose = jax.jit(lambda key, t, state: assignment.assign(key, t, state, LOOK))
     kinds = set()
     for t in range(1, 40):
         key = jax.random.key(t)
@@ -90,7 +90,7 @@ def test_oort_agrees_with_its_loop(timed):
         assert chosen(cohort) == expected
         kinds |= {bool(last[m, k]) for m in range(M) for k in expected[m]}
         losses = np.random.default_rng(t).uniform(0.1, 2.0, len(cohort.clients))
-        state = strategy.observe(t, cohort, {"loss": jnp.asarray(losses)}, state)
+        state = assignment.observe(t, cohort, {"loss": jnp.asarray(losses)}, state)
         for m, k, loss in zip(cohort.models, cohort.clients.tolist(), losses, strict=True):
             if k >= 0:
                 utility[m, k], last[m, k] = WEIGHTS[m, k] * loss, t
@@ -106,12 +106,12 @@ def test_scores_have_the_numbers_computed_by_hand():
 
 def test_oort_draws_clients_by_their_scores():
     """With exploration off, two known clients are drawn in proportion to their scores."""
-    strategy = oort(3, cohort_size=1, exploration=0.0, least_exploration=0.0, uncertainty=0.1)
-    state = strategy.init(jax.random.key(0))
+    assignment = oort(3, cohort_size=1, exploration=0.0, least_exploration=0.0, uncertainty=0.1)
+    state = assignment.init(jax.random.key(0))
     utility, last = jnp.array([[1.0, 2.0, 4.0]]), jnp.full((1, 3), 5, jnp.int32)
     state = state._replace(utility=utility, last=last)
     look, number = Look(weights=lambda: jnp.ones((1, 3))), 20_000
-    draws = jax.vmap(lambda key: strategy.assign(key, 20, state, look)[0].clients[0])
+    draws = jax.vmap(lambda key: assignment.assign(key, 20, state, look)[0].clients[0])
     found = np.bincount(draws(jax.random.split(jax.random.key(1), number)), minlength=3) / number
     p = np.asarray(scores(utility, last, 20, 0.1))[0]
     p = p / p.sum()
@@ -128,13 +128,13 @@ def problem():
 @pytest.mark.parametrize("name", ["power_of_choice", "oort"])
 def test_a_run_trains_and_a_finished_model_rests(name):
     how = {"cohort_size": 4} | ({"candidates": 5} if name == "power_of_choice" else {})
-    strategy = {"power_of_choice": power_of_choice, "oort": oort}[name](6, 2, **how)
+    assignment = {"power_of_choice": power_of_choice, "oort": oort}[name](6, 2, **how)
     algorithm, task = fedavg(local_sgd(0.1, steps=2)), problem()
-    _, trace = simulate(0, task, algorithm, strategy, 12)
+    _, trace = simulate(0, task, algorithm, assignment, 12)
     assert trace.client_updates[1:].tolist() == [[2, 2]] * 12
     assert bool(jnp.all(trace.metrics["loss"][-1] < trace.metrics["loss"][0]))
     target = float(trace.metrics["loss"][4, 0])
-    done = finishing(strategy, "loss", at_most=jnp.array([target, -1.0]))
+    done = finishing(assignment, "loss", at_most=jnp.array([target, -1.0]))
     _, trace = simulate(0, task, algorithm, done, 12)
     updates = trace.client_updates[1:]
     assert updates[0].tolist() == [2, 2]

@@ -287,14 +287,14 @@ def test_a_model_that_meets_its_target_on_arrival_takes_no_time(every):
 
 def test_models_that_are_left_have_all_clients_in_equal_parts():
     active = np.array([True, False, True, False])
-    for strategy in (
+    for assignment in (
         mfa_rr(N, 4, redraw="never", active=active),
         power_of_choice(N, 4, cohort_size=8, candidates=3, active=active),
     ):
         look = Look(lambda: jnp.ones((4, N)), weights=lambda: jnp.ones((4, N)))
-        state = strategy.init(jax.random.key(0))
+        state = assignment.init(jax.random.key(0))
         for t in (1, 2):
-            cohort, state = strategy.assign(jax.random.key(t), t, state, look)
+            cohort, state = assignment.assign(jax.random.key(t), t, state, look)
             sizes = np.asarray(cohort.sizes(4))
             assert sizes.tolist() in ([6, 0, 6, 0], [4, 0, 4, 0])
 

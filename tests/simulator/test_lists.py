@@ -147,13 +147,13 @@ def test_clients_of_a_list_opt_out_of_models_without_appeal():
     appeals = jnp.arange(M)[:, None] == jnp.arange(N) % M  # one model for each client
     look = Look(losses=None, appeals=lambda: appeals)
     one_each = mfa_rand(N, Padded(M, jnp.int32(2)))
-    strategy = appealing(one_each, cohort_size=N, from_round=1)
+    assignment = appealing(one_each, cohort_size=N, from_round=1)
 
     @jax.jit
     @jax.vmap
     def draw(key):
         drawn = one_each.assign(jax.random.split(key)[0], 1, (), None)[0]
-        return drawn, strategy.assign(key, 1, (), look)[0].clients
+        return drawn, assignment.assign(key, 1, (), look)[0].clients
 
     drawn, stays = draw(jax.random.split(jax.random.key(0), 5))
     rows = stays.reshape(5, M, -1)

@@ -36,7 +36,7 @@ ASSIGNMENTS = {
 }
 
 
-# Covers every number of models and every strategy. The other cases are slow.
+# Covers every number of models and every assignment. The other cases are slow.
 QUICK = {
     *("mfa_rand M=2", "mfa_rr M=12", "fedcluster M=5"),
     *("mfa_rand M=5 K=13", "mfa_rr M=5 K=13", "sequential M=3"),

@@ -43,12 +43,12 @@ SUPPLIES = {
 DEMANDS = [[3, 9, 4, 2, 1], [5, 5, 5, 5, 5], [12, 1, 8, 9, 2], [40, 3, 3, 3, 3]]
 
 
-def rounds_of(strategy, number, active=None):
+def rounds_of(assignment, number, active=None):
     """The clients and models of each round."""
     key, found = jax.random.key(1), []
-    state = strategy.init(key)
+    state = assignment.init(key)
     for t in range(1, number + 1):
-        cohort, state = strategy.assign(jax.random.fold_in(key, t), t, state, Look())
+        cohort, state = assignment.assign(jax.random.fold_in(key, t), t, state, Look())
         is_there = np.asarray(cohort.clients) >= 0
         clients, models = np.asarray(cohort.clients)[is_there], np.asarray(cohort.models)[is_there]
         found.append(dict(zip(clients.tolist(), models.tolist(), strict=True)))
@@ -60,9 +60,9 @@ def rounds_of(strategy, number, active=None):
 @pytest.mark.parametrize("policy", ["srsf", "venn", "fifo", "las"])
 def test_clients_are_served_as_one_after_another(policy, supply, demand):
     eligible = SUPPLIES[supply]
-    strategy = scheduled(N, M, demand=demand, policy=policy, eligible=eligible)
+    assignment = scheduled(N, M, demand=demand, policy=policy, eligible=eligible)
     served = np.zeros(M, int)
-    for t, found in enumerate(rounds_of(strategy, 3), start=1):
+    for t, found in enumerate(rounds_of(assignment, 3), start=1):
         order = permutation(jax.random.fold_in(jax.random.key(1), t), N, N).tolist()
         # SRSF serves by the demand of the request, which is the order of the remaining demands as
         # long as every client may serve every model.
@@ -143,16 +143,16 @@ def test_jobs_are_served_in_the_order_of_their_arrival_and_alone_once_others_fin
 
 
 def test_a_random_order_is_drawn_once_and_differs_between_seeds():
-    strategy = scheduled(N, M, demand=N, policy="random")
-    found = rounds_of(strategy, 4)
+    assignment = scheduled(N, M, demand=N, policy="random")
+    found = rounds_of(assignment, 4)
     assert len({tuple(sorted(set(r.values()))) for r in found}) == 1
-    firsts = {int(jnp.argmin(strategy.init(jax.random.key(s)).lot)) for s in range(60)}
+    firsts = {int(jnp.argmin(assignment.init(jax.random.key(s)).lot)) for s in range(60)}
     assert firsts == set(range(M))
 
 
 def test_sequential_models_give_way_when_they_finish_and_when_others_arrive():
-    def turns(strategy, number=7):
-        return [next(iter(set(r.values())), None) for r in rounds_of(strategy, number)]
+    def turns(assignment, number=7):
+        return [next(iter(set(r.values())), None) for r in rounds_of(assignment, number)]
 
     plain = sequential(N, 3, rounds_per_model=2)
     assert turns(plain) == turns(plain.call.again(active=np.ones(3, bool))) == [0, 0, 1, 1, 2, 2, 0]
@@ -201,10 +201,10 @@ def test_clients_rarely_draw_the_models_that_they_trained(decay, beta, histories
 
 def test_the_memory_of_fair_clients_counts_their_rounds():
     look, key = Look(metric=lambda *names: jnp.array([1.0, 2.0])), jax.random.key(0)
-    strategy, state = fedfair(4, 2, cohort_size=2, memory=0.5), None
-    state, histories = strategy.init(key), [[] for _ in range(4)]
+    assignment, state = fedfair(4, 2, cohort_size=2, memory=0.5), None
+    state, histories = assignment.init(key), [[] for _ in range(4)]
     for t in range(1, 6):
-        cohort, state = strategy.assign(jax.random.fold_in(key, t), t, state, look)
+        cohort, state = assignment.assign(jax.random.fold_in(key, t), t, state, look)
         had = dict(zip(cohort.clients.tolist(), cohort.models.tolist(), strict=True))
         for k, history in enumerate(histories):
             history.append(had.get(k))
@@ -220,8 +220,8 @@ def test_the_memory_of_fair_clients_counts_their_rounds():
 def test_heterogeneous_models_take_turns(flags, at_once):
     how = {"heterogeneous": np.array(flags, bool), "from_round": 4, "at_once": at_once}
     for cohort_size in (8, 11):
-        strategy = mdh(20, 4, cohort_size=cohort_size, **how)
-        for t, found in enumerate(rounds_of(strategy, 9)):
+        assignment = mdh(20, 4, cohort_size=cohort_size, **how)
+        for t, found in enumerate(rounds_of(assignment, 9)):
             sizes = np.bincount(list(found.values()), minlength=4).tolist()
             assert sizes == mdh_sizes(t, flags, cohort_size, 3, at_once)
             assert sum(sizes) == cohort_size
@@ -236,13 +236,13 @@ def test_turns_and_homogeneity_of_the_worked_examples():
 
 
 def test_clients_that_drifted_are_drawn_with_three_times_the_weight():
-    strategy, oracle = dma_fl(4, 2, cohort_size=2), Drifting()
-    state = strategy.init(jax.random.key(0))
+    assignment, oracle = dma_fl(4, 2, cohort_size=2), Drifting()
+    state = assignment.init(jax.random.key(0))
     told = [((0, 1), (1.0, 2.0)), ((2, 1), (1.0, 2.2)), ((0, 2), (1.04, 0.9)), ((3, 1), (1, 2.3))]
     for t, (clients, losses) in enumerate(told, start=1):
-        cohort, _ = strategy.assign(jax.random.key(t), t, state, Look())
+        cohort, _ = assignment.assign(jax.random.key(t), t, state, Look())
         cohort = type(cohort)(jnp.array(clients, jnp.int32), cohort.models)
-        state = strategy.observe(t, cohort, {"loss": jnp.array(losses)}, state)
+        state = assignment.observe(t, cohort, {"loss": jnp.array(losses)}, state)
         for m, (k, loss) in enumerate(zip(clients, losses, strict=True)):
             oracle.observe(m, k, loss)
     weights = [oracle.weights(m, range(4)) for m in range(2)]
@@ -250,7 +250,7 @@ def test_clients_that_drifted_are_drawn_with_three_times_the_weight():
     grew = np.array([[oracle.grew.get((m, k), 0.0) for k in range(4)] for m in range(2)])
     np.testing.assert_allclose(state.grew, grew, atol=1e-6)
     state = state._replace(grew=state.grew.at[0, 3].set(0.06))
-    draws = jax.vmap(lambda key: strategy.assign(key, 9, state, Look())[0].clients)(
+    draws = jax.vmap(lambda key: assignment.assign(key, 9, state, Look())[0].clients)(
         jax.random.split(jax.random.key(0), 6000)
     )
     assert (draws[:, 0] != draws[:, 1]).all()

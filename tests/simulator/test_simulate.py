@@ -1,4 +1,4 @@
-"""Every strategy x the properties of the compiled loop."""
+"""Every assignment x the properties of the compiled loop."""
 
 import functools
 
@@ -25,18 +25,18 @@ from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulator.record import add_counts
 from fedjax_mm.simulator.simulate import init
 from fedjax_mm.tasks import least_squares, quadratic
-from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out, slow_unless
+from tests.helpers import ASSIGNMENTS, Towards, counting, replay, roll_out, slow_unless
 
 N, ROUNDS = 13, 12
 
 
-# For properties that do not depend on the draw: a strategy with a state and cohorts, and one with
-# padding and idle models. The other strategies are slow.
+# For properties that do not depend on the draw: an assignment with a state and cohorts, and one
+# with padding and idle models. The other assignments are slow.
 FEW = {"mfa_rr redrawn": "least squares", "sequential": "quadratic"}
 
 
-few_strategies = pytest.mark.parametrize(
-    "strategy", [slow_unless(name in FEW, name) for name in STRATEGIES]
+few_assignments = pytest.mark.parametrize(
+    "assignment", [slow_unless(name in FEW, name) for name in ASSIGNMENTS]
 )
 
 
@@ -61,29 +61,28 @@ TASKS = {
 HOW = {"quadratic": {"steps": 3}, "least squares": {"steps": 3, "batch_size": 2}}
 
 
-def build(strategy, task):
+def build(assignment, task):
     """A run as a function of the key, the data and the rate, and the data."""
-    assignment, how = STRATEGIES[strategy](N), HOW[task]
-    rate = RATES[task]
+    made, how, rate = ASSIGNMENTS[assignment](N), HOW[task], RATES[task]
 
     def run(rng_key, task, rate=rate, **options):
         algorithm = fedavg(local_sgd(inverse_time(rate, 20.0), **how))
-        return simulate(rng_key, task, algorithm, assignment, ROUNDS, **options)
+        return simulate(rng_key, task, algorithm, made, ROUNDS, **options)
 
     return run, TASKS[task]()
 
 
 @functools.cache
-def program(strategy, task):
+def program(assignment, task):
     """The compiled run with default options, and its data."""
-    run, data = build(strategy, task)
+    run, data = build(assignment, task)
     return jax.jit(run), data
 
 
 @functools.cache
-def reference_run(strategy, task):
+def reference_run(assignment, task):
     """The result with key 0."""
-    run, data = program(strategy, task)
+    run, data = program(assignment, task)
     return run(jax.random.key(0), data, RATES[task])
 
 
@@ -109,18 +108,18 @@ def assert_close(actual, expected, tolerance=1e-6):
             np.testing.assert_array_equal(a, b)
 
 
-@few_strategies
-def test_jit_equals_eager(strategy):
-    run, data = build(strategy, "quadratic")
-    assert_close(run(jax.random.key(0), data), reference_run(strategy, "quadratic"))
+@few_assignments
+def test_jit_equals_eager(assignment):
+    run, data = build(assignment, "quadratic")
+    assert_close(run(jax.random.key(0), data), reference_run(assignment, "quadratic"))
 
 
-@few_strategies
-def test_a_run_continues_where_it_stopped(strategy):
+@few_assignments
+def test_a_run_continues_where_it_stopped(assignment):
     """The final state and every record but the repeated one are bitwise equal."""
-    name = FEW.get(strategy, "least squares")
-    whole_state, whole = on_host(reference_run(strategy, name))
-    data, assignment = TASKS[name](), STRATEGIES[strategy](N)
+    name = FEW.get(assignment, "least squares")
+    whole_state, whole = on_host(reference_run(assignment, name))
+    data, made = TASKS[name](), ASSIGNMENTS[assignment](N)
     half = ROUNDS // 2
 
     def algorithm(rate):
@@ -128,11 +127,11 @@ def test_a_run_continues_where_it_stopped(strategy):
 
     @jax.jit
     def start(rng_key, task, rate):
-        return init(rng_key, task, algorithm(rate), assignment)
+        return init(rng_key, task, algorithm(rate), made)
 
     @jax.jit
     def resume(state, task, rate):
-        return advance(state, task, algorithm(rate), assignment, half)
+        return advance(state, task, algorithm(rate), made, half)
 
     rate = RATES[name]
     state, first = resume(start(jax.random.key(0), data, rate), data, rate)
@@ -146,10 +145,10 @@ def test_a_run_continues_where_it_stopped(strategy):
         np.testing.assert_allclose(second.metrics[name][0], values[half], rtol=1e-6)
 
 
-@few_strategies
-def test_sparse_record_is_the_dense_one_thinned(strategy):
-    run, data = build(strategy, "quadratic")
-    _, dense = on_host(reference_run(strategy, "quadratic"))
+@few_assignments
+def test_sparse_record_is_the_dense_one_thinned(assignment):
+    run, data = build(assignment, "quadratic")
+    _, dense = on_host(reference_run(assignment, "quadratic"))
     thinned = jax.jit(functools.partial(run, record_every=4))
     _, thin = on_host(thinned(jax.random.key(0), data, RATES["quadratic"]))
     np.testing.assert_array_equal(thin.round, dense.round[::4])
@@ -159,11 +158,11 @@ def test_sparse_record_is_the_dense_one_thinned(strategy):
         np.testing.assert_array_equal(np.cumsum(getattr(thin, name), axis=0), counts)
 
 
-@few_strategies
-def test_counts(strategy):
-    trace = reference_run(strategy, "quadratic")[1]
+@few_assignments
+def test_counts(assignment):
+    trace = reference_run(assignment, "quadratic")[1]
     updates, gradients = on_host((trace.client_updates, trace.gradients))
-    present = roll_out(STRATEGIES[strategy](N), jax.random.key(0), ROUNDS) >= 0
+    present = roll_out(ASSIGNMENTS[assignment](N), jax.random.key(0), ROUNDS) >= 0
     np.testing.assert_array_equal(updates[1:], present.sum(axis=2))
     np.testing.assert_array_equal(gradients, 3 * updates)
     assert (updates[0] == 0).all()

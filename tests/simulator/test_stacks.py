@@ -71,8 +71,8 @@ def program(modules, client_map, ratios):
         tasks = [classification(data, module) for module in modules]
         every = {each: fedavg(local_sgd(rate * each, epochs=1, batch_size=4)) for each in ratios}
         algorithms = [every[each] for each in ratios] * (3 // len(ratios))
-        strategy, how = replay(groups, N), {"client_map": client_map, "params": params}
-        return simulate(rng_key, tasks, algorithms, strategy, 6, **how)
+        assignment, how = replay(groups, N), {"client_map": client_map, "params": params}
+        return simulate(rng_key, tasks, algorithms, assignment, 6, **how)
 
     chex.clear_trace_counter()
     return jax.jit(chex.assert_max_traces(run, n=1))

@@ -25,8 +25,8 @@ ASSIGNMENTS = {"RR": mfa_rr, "Rand": mfa_rand}
 
 
 def build(assignment, num_models, mu, scale=1.0):
-    strategy = ASSIGNMENTS[assignment](6, num_models)
-    return Setup(quadratic(6, 2, mu=scale * mu), fedavg(0.1, local_steps=2), strategy)
+    task, algorithm = quadratic(6, 2, mu=scale * mu), fedavg(0.1, local_steps=2)
+    return Setup(task, algorithm, ASSIGNMENTS[assignment](6, num_models))
 
 
 AXES = {"assignment": ["RR", "Rand"], "num_models": [2], "mu": [0.1, 0.2, 0.4]}

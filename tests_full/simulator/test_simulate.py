@@ -1,4 +1,4 @@
-"""Every strategy x the properties of the compiled loop."""
+"""Every assignment x the properties of the compiled loop."""
 
 import functools
 import operator
@@ -16,7 +16,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Batching
 from fedjax_mm.tasks import quadratic
-from tests.helpers import STRATEGIES, replay, rounds_of, slow_unless
+from tests.helpers import ASSIGNMENTS, replay, rounds_of, slow_unless
 from tests.simulator.test_simulate import (
     FEW,
     RATES,
@@ -25,7 +25,7 @@ from tests.simulator.test_simulate import (
     N,
     assert_close,
     build,
-    few_strategies,
+    few_assignments,
     on_host,
     program,
     reference_run,
@@ -33,9 +33,9 @@ from tests.simulator.test_simulate import (
 
 
 @functools.cache
-def swept(strategy):
+def swept(assignment):
     """The run vmapped over rates and keys, and a list with an entry for each trace."""
-    (run, _), traces = build(strategy, "quadratic"), []
+    (run, _), traces = build(assignment, "quadratic"), []
 
     def traced(rng_key, mu, rate):
         traces.append(mu)
@@ -48,34 +48,34 @@ EVERY_MAP = ("scan", 2, 100)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "task", "maps"),
+    ("assignment", "task", "maps"),
     [
         *zip(FEW, FEW.values(), (EVERY_MAP, EVERY_MAP[1:2]), strict=True),
         *(
             slow_unless(False, s, t, EVERY_MAP)
-            for s in STRATEGIES
+            for s in ASSIGNMENTS
             for t in TASKS
             if (s, t) != ("mfa_rr redrawn", "least squares")
         ),
     ],
 )
-def test_every_client_map_agrees(strategy, task, maps):
+def test_every_client_map_agrees(assignment, task, maps):
     """Chunk sizes divide the group or not, and may exceed its size."""
-    run, data = build(strategy, task)
+    run, data = build(assignment, task)
 
     @jax.jit
     def runs(rng_key, data, rate):
         return [run(rng_key, data, rate, client_map=each) for each in maps]
 
     for actual in runs(jax.random.key(0), data, RATES[task]):
-        assert_close(actual, reference_run(strategy, task))
+        assert_close(actual, reference_run(assignment, task))
 
 
-@few_strategies
-def test_one_compilation_for_all_numbers(strategy):
+@few_assignments
+def test_one_compilation_for_all_numbers(assignment):
     """A grid of 20 seeds x 8 learning rates compiles once, and not again on a second call."""
-    grid, traces = swept(strategy)
-    num_models = STRATEGIES[strategy](N).num_models
+    grid, traces = swept(assignment)
+    num_models = ASSIGNMENTS[assignment](N).num_models
     keys = jax.random.split(jax.random.key(0), 20)
     before = len(traces)
     first = grid(keys, 0.1, np.linspace(0.2, 4.0, 8))[1]
@@ -88,9 +88,9 @@ def test_one_compilation_for_all_numbers(strategy):
     assert not np.array_equal(*ends)
 
 
-@few_strategies
-def test_a_point_of_a_sweep_equals_its_single_run(strategy):
-    (grid, _), (alone, _) = swept(strategy), program(strategy, "quadratic")
+@few_assignments
+def test_a_point_of_a_sweep_equals_its_single_run(assignment):
+    (grid, _), (alone, _) = swept(assignment), program(assignment, "quadratic")
     task, rates = quadratic(N, 2, mu=0.1), np.linspace(1.0, 4.0, 8)
     keys = jax.random.split(jax.random.key(4), 20)
     points = on_host(grid(keys, 0.1, rates))
@@ -105,7 +105,7 @@ def test_draws_do_not_depend_on_precision_or_vmap():
     seeds = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(9), i))(np.array([7, 8, 1, 9]))
 
     def draw(key):
-        return {name: rounds_of(make(N), key, ROUNDS) for name, make in STRATEGIES.items()}
+        return {name: rounds_of(make(N), key, ROUNDS) for name, make in ASSIGNMENTS.items()}
 
     alone = jax.jit(draw)(key)
     with jax.debug_key_reuse(True):
@@ -166,20 +166,20 @@ def test_the_loss_is_differentiable(assignment):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "task"),
-    [slow_unless((s, t) in FEW.items(), s, t) for s in STRATEGIES for t in TASKS],
+    ("assignment", "task"),
+    [slow_unless((s, t) in FEW.items(), s, t) for s in ASSIGNMENTS for t in TASKS],
 )
-def test_vmapped_seeds_equal_single_runs_and_no_key_is_reused(strategy, task):
+def test_vmapped_seeds_equal_single_runs_and_no_key_is_reused(assignment, task):
     """JAX checks for reused keys while tracing, with sampled minibatches under jit and vmap.
 
-    Tests below vmap seeds of the quadratic task, and the draws of every strategy.
+    Tests below vmap seeds of the quadratic task, and the draws of every assignment.
     """
-    run, data = build(strategy, task)
+    run, data = build(assignment, task)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(3))
     vmapped = jax.jit(jax.vmap(run, (0, None, None)))
     with jax.debug_key_reuse(True):
         together = vmapped(keys, data, RATES[task])
-    together, (compiled, _) = on_host(together), program(strategy, task)
+    together, (compiled, _) = on_host(together), program(assignment, task)
     for i in range(3):
         alone = compiled(keys[i], data, RATES[task])
         assert_close(jax.tree.map(operator.itemgetter(i), together), alone)
