@@ -1,6 +1,5 @@
 """APFL: every client mixes a model of its own with the global one, and learns how much."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -85,8 +84,7 @@ def apfl(local: LocalSGD, *, alpha: Mixture = 0.5, adaptive: bool = True) -> Alg
         )
         shared, weight = trained.update.pop("w"), context.weight()
         new = jax.tree.map(jnp.add, client_state, trained.update)
-        takes_part = jnp.asarray(context.takes_part)
-        new = jax.tree.map(partial(jnp.where, takes_part), new, client_state)
+        new = context.next_state(new, client_state)
         sent = scale_update(shared, weight)
         return Contribution(sent, weight, jnp.int32(2 * steps), trained.report), new
 

@@ -1,7 +1,5 @@
 """Ditto: FedAvg's global model, plus a personal model for every client."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
@@ -55,8 +53,7 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
         step = local.train(context, gradient_fn=proximal(context, lam), start=client_state)
         personal = jax.tree.map(jnp.add, client_state, step.update)
         # A client that does not participate keeps its model, as if it had not trained.
-        takes_part = jnp.asarray(context.takes_part)
-        personal = jax.tree.map(partial(jnp.where, takes_part), personal, client_state)
+        personal = context.next_state(personal, client_state)
         update, num_gradients = scale_update(trained.update, weight), jnp.int32(2 * steps)
         return Contribution(update, weight, num_gradients, trained.report), personal
 

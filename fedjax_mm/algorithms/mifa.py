@@ -1,7 +1,5 @@
 """MIFA: averages the latest updates of all clients, including absent ones."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -55,8 +53,7 @@ def mifa(local: LocalSGD) -> Algorithm:
         trained, weight = local.train(context), context.weight()
         update = scale_update(trained.update, weight)
         sent = Contribution(update, weight, jnp.int32(steps), trained.report)
-        is_active = jnp.asarray(context.takes_part)
-        new = jax.tree.map(partial(jnp.where, is_active), trained.update, client_state)
+        new = context.next_state(trained.update, client_state)
         return sent, new
 
     def server(context: base.ServerContext) -> tuple[Params, ServerState]:

@@ -1,6 +1,5 @@
 """MOON: features stay near the global model's, and away from those of the last local model."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -84,8 +83,7 @@ def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Al
 
         weight, trained = context.weight(), local.train(context, gradient_fn=gradient_fn)
         new = jax.tree.map(jnp.add, context.params, trained.update)
-        takes_part = jnp.asarray(context.takes_part)
-        new = jax.tree.map(partial(jnp.where, takes_part), new, client_state)
+        new = context.next_state(new, client_state)
         sent = scale_update(trained.update, weight)
         return Contribution(sent, weight, jnp.int32(steps), trained.report), new
 

@@ -1,6 +1,5 @@
 """pFedMe: personal models are proximal points, and the global model follows them."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -95,8 +94,8 @@ def pfedme(
             context, gradient_fn=gradient_fn, start=start
         )
         new = jax.tree.map(jnp.add, client_state, trained.update["theta"])
-        takes_part, weight = jnp.asarray(context.takes_part), equal_weight(context)
-        new = jax.tree.map(partial(jnp.where, takes_part), new, client_state)
+        weight = equal_weight(context)
+        new = context.next_state(new, client_state)
         sent = scale_update(trained.update["w"], weight)
         return Contribution(sent, weight, jnp.int32(steps * inner_steps), trained.report), new
 

@@ -1,7 +1,5 @@
 """PR-SGD: parallel SGD with restarts from the clients' mean and one stale gradient."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -73,7 +71,6 @@ def prsgd(local: LocalSGD) -> Algorithm:
         update = scale_update(jax.tree.map(jnp.subtract, own, context.params), context.scale)
         message = Contribution(update, equal_weight(context), jnp.int32(steps), report)
         # A client that does not participate keeps its last step, which has not been applied yet.
-        is_active = jnp.asarray(context.takes_part)
-        return message, jax.tree.map(partial(jnp.where, is_active), step, client_state)
+        return message, context.next_state(step, client_state)
 
     return Algorithm(init, client, plain_server())

@@ -1,6 +1,5 @@
 """SCAFFOLD: control variates that correct client drift."""
 
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -75,8 +74,7 @@ def scaffold(
             new = jax.tree.map(lambda d, x: d - (x / length).astype(d.dtype), drift, trained.update)
         # Keep the c_k of a client that does not participate, and do not scale any client's share of
         # c, because c must remain the mean of all c_k. Without participants, the server keeps c.
-        is_active = jnp.asarray(context.takes_part)
-        new = jax.tree.map(partial(jnp.where, is_active), new, c_k)
+        new = context.next_state(new, c_k)
         share = jax.tree.map(lambda new, old: (new - old) / task.num_clients, new, c_k)
         sent = {"params": scale_update(trained.update, context.scale), "c": share}
         num_gradients = jnp.int32(K + (option == "I"))

@@ -1,6 +1,5 @@
 """StaleVR, StaleVRE and FedVARP: unbiased steps with variance reduced by stale updates."""
 
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -105,7 +104,7 @@ def stalevr(
             now, measured = is_active & is_known, (1 - measured) / jnp.maximum(t - last, 1)
             decline = jnp.where(now, measured, decline).astype(decline.dtype)
             is_measured |= now
-        new = jax.tree.map(partial(jnp.where, is_active), trained.update, h)
+        new = context.next_state(trained.update, h)
         last = jnp.where(is_active | (beta == "exact"), t, last)
         num_gradients = jnp.int32(steps)
         message = Contribution(sent, context.weight(), num_gradients, trained.report)

@@ -10,8 +10,11 @@ Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, pa
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 # These protocols ignore what `__getattr__` finds on Python 3.11 too, because a wrapper that changes
@@ -167,6 +170,10 @@ class ClientContext(NamedTuple):
     def weight(self) -> Float[Array, ""]:
         """The client's weight, n_k times the scale."""
         return self.task.weight(self.client) * self.scale
+
+    def next_state(self, new: Any, old: Any) -> Any:
+        """The new state if the client participates, and else the old one."""
+        return jax.tree.map(partial(jnp.where, jnp.asarray(self.takes_part)), new, old)
 
     def loss(self) -> Float[Array, ""]:
         """Loss F_k(w) at the global parameters.

@@ -158,12 +158,12 @@ def test_mwfed_with_inflated_losses_matches_its_loop():
 @pytest.mark.parametrize("stays", [True, False])
 def test_attackers_participate_regardless_or_opt_out_like_others(stays):
     """With `stays` every model appeals to attackers. Metrics are not inflated."""
-    strategy = appealing(full_participation(12), cohort_size=12, from_round=1)
+    assignment = appealing(full_participation(12), cohort_size=12, from_round=1)
 
     @jax.jit
     def run(rho):
         task = attacked(requiring(TASK, rho), ATTACKS, stays=stays)
-        state, trace = simulate(KEY, task, maxfl(local_sgd(0.1, steps=1)), strategy, 2)
+        state, trace = simulate(KEY, task, maxfl(local_sgd(0.1, steps=1)), assignment, 2)
         return trace, task.appeals(state.models[0].params[0]), state.models[0].params[0]
 
     trace, appeals, params = run(jnp.where(jnp.arange(12) == 5, 1e9, -1e9))
@@ -194,11 +194,11 @@ def test_without_attackers_nothing_changes(names):
     """Compares states, parameters and traces of methods with states."""
     algorithms = [METHODS[name].build(0.1, 2) for name in names if name != "mifa"]
     rho, nobody = jnp.linspace(-0.1, 0.1, 12), jnp.zeros(12, bool)
-    strategy = mfa_rand(12, len(algorithms), unbiased=True)
+    assignment = mfa_rand(12, len(algorithms), unbiased=True)
 
     def run(wrap_task, wrap):
         task, each = wrap_task(requiring(TASK, rho)), [wrap(one) for one in algorithms]
-        program = jax.jit(lambda key: simulate(key, task, each, strategy, 4))
+        program = jax.jit(lambda key: simulate(key, task, each, assignment, 4))
         state, trace = program(KEY)
         return state.models, trace
 
@@ -306,7 +306,7 @@ def test_wrong_arguments_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("task", "algorithm", "strategy", "message"),
+    ("task", "algorithm", "assignment", "message"),
     [
         (TASK, noisy(fedavg(0.1, local_steps=1), jnp.ones(5, bool)), None, "clients has 5 entries"),
         (
@@ -319,6 +319,6 @@ def test_wrong_arguments_are_refused():
     ],
     ids=["length", "appeal", "thresholds"],
 )
-def test_attacks_that_do_not_fit_the_task_are_refused(task, algorithm, strategy, message):
+def test_attacks_that_do_not_fit_the_task_are_refused(task, algorithm, assignment, message):
     with pytest.raises(ValueError, match=message):
-        simulate(KEY, task, algorithm, strategy or full_participation(12), 1)
+        simulate(KEY, task, algorithm, assignment or full_participation(12), 1)

@@ -54,13 +54,13 @@ def mixed_run(case, client_map, client_axis=None):
     """Two seeds of five rounds, with models of different structure."""
     server, by, *_ = CASES[case]
     inactive = "train" if server == "exact" else "rest"
-    strategy = variance_reduced(N, 3, expected_trainings=5, by=by, inactive=inactive)
+    assignment = variance_reduced(N, 3, expected_trainings=5, by=by, inactive=inactive)
     algorithm = SERVERS[server](local_sgd(0.1, steps=2, batch_size=2))
 
     def one(rng_key, tasks):
         how = {"client_map": client_map, "client_axis": client_axis}
         tasks = [Quiet(task, N) for task in tasks]
-        state, trace = simulate(rng_key, tasks, algorithm, strategy, 5, **how)
+        state, trace = simulate(rng_key, tasks, algorithm, assignment, 5, **how)
         return state.models, trace.client_updates, trace.gradients
 
     return jax.vmap(one, (0, None))
@@ -131,13 +131,13 @@ def test_norms_leave_out_control_variates():
     def assign(rng_key, round, state, look):
         return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
 
-    strategy = everybody._replace(init=lambda rng_key: jnp.zeros((1, N)), assign=assign)
+    assignment = everybody._replace(init=lambda rng_key: jnp.zeros((1, N)), assign=assign)
 
     @jax.jit
     def norms(rng_key):
         local = local_sgd(0.1, steps=E, batch_size=BATCH)
         algorithms = scaffold(local), fedavg(local, weighted=False)
-        runs = [simulate(rng_key, task, algorithm, strategy, 1)[0] for algorithm in algorithms]
+        runs = [simulate(rng_key, task, algorithm, assignment, 1)[0] for algorithm in algorithms]
         return [state.assignment for state in runs]
 
     one, other = norms(jax.random.key(0))
@@ -164,9 +164,9 @@ def test_norms_are_shares_of_the_mean_step():
     def assign(rng_key, round, state, look):
         return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
 
-    strategy = everybody._replace(init=lambda rng_key: jnp.zeros((2, 3)), assign=assign)
+    assignment = everybody._replace(init=lambda rng_key: jnp.zeros((2, 3)), assign=assign)
     start = {"params": {"w": jnp.zeros(3)}}
-    run = jax.jit(lambda: simulate(0, tasks, fedavg(0.5, local_steps=1), strategy, 1, **start)[0])
+    run = jax.jit(lambda: simulate(0, tasks, fedavg(0.5, local_steps=1), assignment, 1, **start)[0])
     norms = 0.5 * np.linalg.norm(np.outer(targets, np.ones(3)), axis=1) / 3
     np.testing.assert_allclose(run().assignment, [norms, norms], rtol=1e-6)
 
@@ -211,9 +211,9 @@ def test_a_file_has_all_settings(text):
     task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
     for expected in (3, 7.5):
         how = {"by": "update", "processors": 2, "inactive": "train"}
-        strategy = variance_reduced(6, 2, expected_trainings=expected, **how)
+        assignment = variance_reduced(6, 2, expected_trainings=expected, **how)
         _, trace = jax.jit(
-            lambda key, who=strategy: simulate(key, task, algorithm, who, 4, params=start)
+            lambda key, who=assignment: simulate(key, task, algorithm, who, 4, params=start)
         )(seed_keys(0, range(1))[0])
         found = result.sel(expected_trainings=expected).isel(seed=0, algorithm=0)
         np.testing.assert_allclose(found.loss.values, trace.metrics["loss"], rtol=1e-5)  # float32

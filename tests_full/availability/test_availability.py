@@ -47,7 +47,7 @@ def models_of(cohort):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "p"),
+    ("assignment", "p"),
     [
         (mfa_rand(N, 3, cohort_size=6), 0.3),
         (mfa_rand(N, 3, cohort_size=7), 0.4),
@@ -55,11 +55,11 @@ def models_of(cohort):
     ],
     ids=["equal groups", "unequal groups", "frames"],
 )
-def test_replacements_favour_no_model(strategy, p):
+def test_replacements_favour_no_model(assignment, p):
     """Nor do they favour a client if fewer are present than were chosen."""
-    found = cohorts(available(strategy, bernoulli(p), when_absent="replace"), 4000)
+    found = cohorts(available(assignment, bernoulli(p), when_absent="replace"), 4000)
     clients, models = np.asarray(found.clients), models_of(found)
-    for numbers, of in ((strategy.num_models, models), (N, clients)):
+    for numbers, of in ((assignment.num_models, models), (N, clients)):
         each = np.stack([((of == i) & (clients >= 0)).sum(1) for i in range(numbers)], axis=1)
         gaps = each - each.mean(1, keepdims=True)
         # Frames of M rounds are independent, and rounds within a frame are not.
@@ -72,8 +72,8 @@ def test_rounds_without_present_clients_are_idle():
     nobody = bernoulli(0.0)
     task = Towards(jnp.ones((N, 3)))
     for how in ("skip", "replace"):
-        strategy = available(mfa_rand(N, 2), nobody, when_absent=how)
-        _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 3)
+        assignment = available(mfa_rand(N, 2), nobody, when_absent=how)
+        _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), assignment, 3)
         assert not trace.gradients.any()
         np.testing.assert_array_equal(trace.idle_rounds[1:], 1)
         np.testing.assert_array_equal(trace.metrics["present"][1:], 0)
@@ -84,8 +84,8 @@ def test_probabilities_can_vary_without_recompiling():
 
     @jax.jit
     def run(p, leaves, q):
-        strategy = available(mfa_rand(N, 2), markov(p, leaves))
-        return simulate(KEY, task, algorithm, dropping(strategy, q), 5)[1].gradients
+        assignment = available(mfa_rand(N, 2), markov(p, leaves))
+        return simulate(KEY, task, algorithm, dropping(assignment, q), 5)[1].gradients
 
     each = jax.vmap(run)(jnp.array([0.1, 0.9]), jnp.array([0.5, 0.1]), jnp.array([0.0, 0.5]))
     alone = [run(0.1, 0.5, 0.0), run(0.9, 0.1, 0.5)]
@@ -94,8 +94,8 @@ def test_probabilities_can_vary_without_recompiling():
 
 
 def test_a_run_continues_where_it_stopped():
-    strategy = dropping(available(mfa_rand(N, 2), markov(0.3, 0.2)), 0.2)
-    run = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1), strategy
+    assignment = dropping(available(mfa_rand(N, 2), markov(0.3, 0.2)), 0.2)
+    run = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1), assignment
     whole, trace = simulate(KEY, *run, 10)
     state, _ = simulate(KEY, *run, 4)
     state, later = advance(state, *run, 6)
@@ -132,8 +132,8 @@ def test_clients_of_lost_messages_keep_their_states():
     """Otherwise SCAFFOLD's c would differ from the mean of all c_k."""
     with jax.enable_x64(True):
         task = Precise(jnp.asarray(np.random.default_rng(1).normal(size=(N, 3))))
-        strategy = dropping(full_participation(N), 0.5)
-        state, _ = simulate(KEY, task, scaffold(local_sgd(0.1, steps=2)), strategy, 8)
+        assignment = dropping(full_participation(N), 0.5)
+        state, _ = simulate(KEY, task, scaffold(local_sgd(0.1, steps=2)), assignment, 8)
         own, server = state.models[0].clients["w"], state.models[0].server["w"]
         assert (np.abs(own) > 0).any()
         np.testing.assert_allclose(own.mean(1), server, rtol=1e-10, atol=1e-14)
@@ -162,8 +162,8 @@ def test_lost_reports_are_not_observed():
 
 def test_bandits_learn_with_absent_clients():
     task = Measured(jnp.ones((N, 3)))
-    strategy = available(bandit(N, 2, cohort_size=N), bernoulli(0.5))
-    _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 5)
+    assignment = available(bandit(N, 2, cohort_size=N), bernoulli(0.5))
+    _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), assignment, 5)
     np.testing.assert_array_equal(trace.gradients[1:].sum(1), trace.metrics["present"][1:, 0])
 
 
@@ -171,9 +171,9 @@ def test_bandits_learn_with_absent_clients():
     ("first", "deadline"), [(2, None), (None, 2.5), (2, 2.5), (20, 1.5), (1, 100.0)]
 )
 def test_late_clients_do_not_take_part(first, deadline):
-    strategy = mfa_rand(N, 2, cohort_size=9)
-    before = cohorts(strategy)
-    clock = on_clock(strategy, delay, first=first, deadline=deadline)
+    assignment = mfa_rand(N, 2, cohort_size=9)
+    before = cohorts(assignment)
+    clock = on_clock(assignment, delay, first=first, deadline=deadline)
     after = cohorts(clock)
     time = 0.0
     models = models_of(before)

@@ -63,8 +63,8 @@ def test_bods_in_a_file_plans_by_simulated_times():
 
     def by_hand():
         law = shifted_exponential(8, 2.0)
-        strategy = bods(8, 2, cohort_size=3, alpha=0.5, learn="time", delay=law)
-        return Setup(quadratic(8, 2, mu=0.1), fedavg(0.1, local_steps=2), strategy)
+        assignment = bods(8, 2, cohort_size=3, alpha=0.5, learn="time", delay=law)
+        return Setup(quadratic(8, 2, mu=0.1), fedavg(0.1, local_steps=2), assignment)
 
     expected = sweep(Grid(by_hand, {}, num_rounds=4, num_seeds=2))
     xr.testing.assert_equal(result.isel(algorithm=0, drop=True), expected)

@@ -121,8 +121,8 @@ def test_every_method_of_a_file_equals_that_of_python(label, told):
         return setup._replace(tasks=[asked])
 
     def build(algorithm):
-        strategy = mfa_rand(6, 1, cohort_size=4, unbiased=True)
-        return Setup([quadratic(6, 2, mu=0.1)], by_hand, strategy, start, prepare=prepare)
+        assignment = mfa_rand(6, 1, cohort_size=4, unbiased=True)
+        return Setup([quadratic(6, 2, mu=0.1)], by_hand, assignment, start, prepare=prepare)
 
     expected = Grid(build, {"algorithm": ["A"]}, 3)
     assert told(grid_of(experiment)) == told(expected)
@@ -227,8 +227,8 @@ def test_methods_declare_that_they_need_thresholds(label):
     name, settings = EXAMPLES[label]
     own = {key: value for key, value in settings.items() if key != "local_steps"}
     algorithm = methods()[name](local_sgd(0.1, steps=settings.get("local_steps")), **own)
-    strategy = mfa_rand(6, 1, cohort_size=4, unbiased=True)
-    once = partial(simulate, algorithm=algorithm, assignment=strategy, num_rounds=1)
+    assignment = mfa_rand(6, 1, cohort_size=4, unbiased=True)
+    once = partial(simulate, algorithm=algorithm, assignment=assignment, num_rounds=1)
     once = partial(
         once, tasks=Featured(least_squares([np.eye(2)] * 6, [np.ones(2)] * 6, ridge=0.1), 6)
     )

@@ -43,8 +43,10 @@ def test_a_point_equals_simulate_and_results_are_judged_and_drawn(tmp_path):
     plain = fedavg(local_sgd(0.1, steps=1, batch_size=10))
     algorithm = attacking(robust(plain, trimmed_mean(1)), np.arange(6) < 1, ipm(5.0))
     (key,) = seed_keys(0, [1])
-    strategy = full_participation(6)
-    _, trace = jax.jit(lambda key: simulate(key, task, algorithm, strategy, 4, record_every=2))(key)
+    assignment = full_participation(6)
+    _, trace = jax.jit(lambda key: simulate(key, task, algorithm, assignment, 4, record_every=2))(
+        key
+    )
     point = result.sel(rule="trimmed mean", attack="inner product", share=0.17, seed=1)
     np.testing.assert_allclose(point.loss, to_dataset(trace).loss, rtol=1e-5)
     assert point.attackers.values[:, 0].tolist() == [0, 1, 1]

@@ -110,13 +110,13 @@ def test_models_cost_privacy_only_if_one_client_trains_several():
         lambda key, t, state, look: (Cohort.of_rows(clients), state),
     ).sampled(Sampling(4))
     rare = [1] * 999 + [4]  # few clients are drawn
-    for strategy in (
+    for assignment in (
         own,
         mfa_rand(1000, 8, cohort_size=16, processors=rare),
         dropping(available(mfa_rand(1000, 8, processors=rare), bernoulli(1.0)), 0.97),
         on_clock(mfa_rand(6, 4, processors=4), shifted_exponential(6), first=1),
     ):
-        assert epsilon(strategy, **HOW) == pytest.approx(halved, rel=1e-6)
+        assert epsilon(assignment, **HOW) == pytest.approx(halved, rel=1e-6)
 
 
 def three_times(rng_key, round, state, look):
@@ -128,7 +128,7 @@ PRESENT = available(full_participation(100), bernoulli(0.1))
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    "assignment",
     [
         Assignment(6, 1, lambda key: (), three_times),
         mfa_rand(100, 1)._replace(assign=three_times),
@@ -141,13 +141,13 @@ PRESENT = available(full_participation(100), bernoulli(0.1))
     ],
     ids=["own", "replaced", "amplified", "start", "number", "available", "dropping", "on_clock"],
 )
-def test_epsilon_needs_stated_sampling(strategy):
+def test_epsilon_needs_stated_sampling(assignment):
     """Replacing a function of an assignment drops its statement of the sampling."""
     with pytest.raises(UncoveredError, match="epsilon is infinite: the assignment states no sampl"):
-        epsilon(strategy, **HOW)
+        epsilon(assignment, **HOW)
     with pytest.raises(UncoveredError, match="states no sampling"):
-        noise_for(strategy, epsilon=1.0, num_rounds=10, delta=1e-5)
-    stated = strategy.sampled(Sampling(3))
+        noise_for(assignment, epsilon=1.0, num_rounds=10, delta=1e-5)
+    stated = assignment.sampled(Sampling(3))
     assert epsilon(stated, **HOW) > epsilon(full_participation(100), **HOW)
 
 
@@ -161,7 +161,7 @@ def test_presence_amplifies_if_it_is_independent():
     twice = available(available(everyone, bernoulli(0.5)), bernoulli(0.2))
     assert epsilon(twice, **HOW) == pytest.approx(rare)
     assert epsilon(dropping(available(everyone, bernoulli(0.1)), 0.5), **HOW) == rare
-    for strategy in (
+    for assignment in (
         available(everyone, markov(0.1, 0.9)),
         available(everyone, cyclic(10)),
         available(mfa_rand(100, 2, cohort_size=50), bernoulli(0.1)),
@@ -169,20 +169,20 @@ def test_presence_amplifies_if_it_is_independent():
         on_clock(available(everyone, bernoulli(0.1)), shifted_exponential(100), deadline=9.0),
         mfa_rr(100, 2, cohort_size=50),
     ):
-        assert epsilon(strategy, **HOW) == full
+        assert epsilon(assignment, **HOW) == full
 
 
 @pytest.mark.parametrize(
-    ("strategy", "message"),
+    ("assignment", "message"),
     [
         (variance_reduced(6, 2, expected_trainings=3), "looks at the clients' losses"),
         (bandit(6, 2, cohort_size=4), "epsilon is infinite: the assignment"),
         (appealing(full_participation(6), cohort_size=2), "looks at the clients' losses"),
     ],
 )
-def test_assignments_without_a_bound_are_refused(strategy, message):
+def test_assignments_without_a_bound_are_refused(assignment, message):
     with pytest.raises(UncoveredError, match=message):
-        epsilon(strategy, noise_multiplier=1.0, num_rounds=10, delta=1e-5)
+        epsilon(assignment, noise_multiplier=1.0, num_rounds=10, delta=1e-5)
 
 
 @pytest.mark.parametrize(

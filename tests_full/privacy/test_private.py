@@ -103,8 +103,8 @@ def test_gradients_are_finite_if_an_update_is_zero(wrap):
 
     @jax.jit
     def end(rate):
-        algorithm, strategy = wrap(fedavg(rate, local_steps=2)), mfa_rand(4, 1)
-        _, trace = simulate(KEY, task, algorithm, strategy, 2)
+        algorithm, assignment = wrap(fedavg(rate, local_steps=2)), mfa_rand(4, 1)
+        _, trace = simulate(KEY, task, algorithm, assignment, 2)
         return trace.metrics["excess_loss"][-1, 0]
 
     difference = (end(0.3 + 1e-6) - end(0.3 - 1e-6)) / 2e-6

@@ -250,7 +250,7 @@ def test_cohorts_have_distinct_clients_and_a_bounded_size(policy):
 def test_the_random_policy_and_alpha_1_are_uniform():
     """Frequencies are within 4 standard errors, corrected for the number of cells."""
     num_seeds = 20_000
-    strategies = (
+    assignments = (
         (bandit(N, M, cohort_size=K, policy="random"), NOTHING_TO_SEE),
         (
             fedfair(N, M, cohort_size=K, alpha=1.0),
@@ -263,8 +263,8 @@ def test_the_random_policy_and_alpha_1_are_uniform():
     @jax.vmap
     def draw(key):
         return [
-            helpers.rows_of(strategy.assign(key, M + 1, strategy.init(key), look)[0], M)
-            for strategy, look in strategies
+            helpers.rows_of(assignment.assign(key, M + 1, assignment.init(key), look)[0], M)
+            for assignment, look in assignments
         ]
 
     for groups in draw(seeds):
@@ -290,7 +290,7 @@ def mixed():
     ]
 
 
-STRATEGIES = {
+ASSIGNMENTS = {
     "rank-list": bandit(N, M, cohort_size=K, clock="client"),
     "fedfair": fedfair(N, M, cohort_size=K, by="accuracy"),
 }
@@ -298,8 +298,8 @@ SHORT = 12
 
 
 def one_run(name, client_map, client_axis=None):
-    """A run of a strategy that also returns its cohorts and losses."""
-    assignment = remembering(STRATEGIES[name], SHORT, K if name == "fedfair" else None)
+    """A run of an assignment that also returns its cohorts and losses."""
+    assignment = remembering(ASSIGNMENTS[name], SHORT, K if name == "fedfair" else None)
 
     def run(rng_key, tasks):
         how = {"client_map": client_map, "client_axis": client_axis}
@@ -321,7 +321,7 @@ def close(actual, wanted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ASSIGNMENTS)
 @pytest.mark.parametrize("client_map", ["scan", 2, "auto"])
 def test_client_maps_agree(client_map, name):
     program = jax.jit(one_run(name, client_map))
@@ -330,7 +330,7 @@ def test_client_maps_agree(client_map, name):
     assert not np.array_equal(other[1][0], expected(name)[1][0])
 
 
-@pytest.mark.parametrize("name", [slow_unless(name == "rank-list", name) for name in STRATEGIES])
+@pytest.mark.parametrize("name", [slow_unless(name == "rank-list", name) for name in ASSIGNMENTS])
 def test_seeds_on_two_devices_agree_with_one_and_nothing_recompiles(name):
     """Each device computes its share of the clients of both seeds, two clients at a time."""
     chex.clear_trace_counter()
@@ -395,8 +395,8 @@ def test_padding_is_skipped_under_vmap():
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, None))
     def run(rng_key, task):
-        strategy = bandit(N, M, cohort_size=K)
-        return simulate(rng_key, task, counted, strategy, M + 4, client_map=2)[1].client_updates
+        assignment = bandit(N, M, cohort_size=K)
+        return simulate(rng_key, task, counted, assignment, M + 4, client_map=2)[1].client_updates
 
     updates = run(jax.random.split(jax.random.key(0), 2), task).sum()
     jax.effects_barrier()

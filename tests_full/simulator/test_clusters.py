@@ -70,13 +70,13 @@ def cohorts(cohort_size):
 )
 def test_ifca_matches_the_papers_loop(average, steps, cohort_size):
     size = None if cohort_size == N else cohort_size
-    strategy = remembering(ifca(N, M, cohort_size=size, average=average), ROUNDS)
+    assignment = remembering(ifca(N, M, cohort_size=size, average=average), ROUNDS)
     algorithm = algorithm_of(average, RATE, steps)
     task = least_squares(problem().X, problem().y, ridge=RIDGE)
 
     @jax.jit
     def program(rng_key, task, start):
-        state, _ = simulate(rng_key, task, algorithm, strategy, ROUNDS, params=start)
+        state, _ = simulate(rng_key, task, algorithm, assignment, ROUNDS, params=start)
         return state.models[0].params, state.assignment[1]
 
     params, rows = program(jax.random.key(SEED), task, starts())
@@ -115,7 +115,7 @@ def data_of(distance, seed):
 def experiment(average):
     """Compiles one program for all data."""
     chex.clear_trace_counter()
-    strategy = ifca(CLIENTS, CLUSTERS, average=average)
+    assignment = ifca(CLIENTS, CLUSTERS, average=average)
     algorithm = algorithm_of(average, 2 * MSE_RATE)
 
     @jax.jit
@@ -123,7 +123,7 @@ def experiment(average):
     def program(task, starts):
         def one(start):
             state, trace = simulate(
-                0, task, algorithm, strategy, LENGTH, params=start, record_every=LENGTH
+                0, task, algorithm, assignment, LENGTH, params=start, record_every=LENGTH
             )
             return state.models[0].params, trace.client_updates[-1] / LENGTH
 
@@ -208,9 +208,9 @@ def test_scales_turn_the_division_by_n_into_one_by_the_cohort_size():
 
 def test_cohorts_are_uniform():
     """Frequencies are within 4 standard errors, and no cohort repeats a client."""
-    strategy, look = ifca(N, M, cohort_size=K), Look(losses=lambda: jnp.zeros((M, N)))
+    assignment, look = ifca(N, M, cohort_size=K), Look(losses=lambda: jnp.zeros((M, N)))
     seeds = jax.random.split(jax.random.key(0), 5000)
-    draw = jax.jit(jax.vmap(lambda key: strategy.assign(key, 1, (), look)[0].clients))
+    draw = jax.jit(jax.vmap(lambda key: assignment.assign(key, 1, (), look)[0].clients))
     clients = np.asarray(draw(seeds))
     assert (np.diff(np.sort(clients, axis=1), axis=1) > 0).all()
     counts = np.bincount(clients.ravel(), minlength=N)

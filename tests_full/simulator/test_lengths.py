@@ -194,8 +194,8 @@ def watching(groups, scale):
 def cases():
     """Stacked keys, randomly padded cohorts and scales of two runs."""
     rng, rng_keys = np.random.default_rng(1), jax.random.split(jax.random.key(0), 2)
-    strategies = mfa_rand(N, M, cohort_size=9), sequential(N, M, rounds_per_model=1)
-    groups = [roll_out(*each, ROUNDS) for each in zip(strategies, rng_keys, strict=True)]
+    assignments = mfa_rand(N, M, cohort_size=9), sequential(N, M, rounds_per_model=1)
+    groups = [roll_out(*each, ROUNDS) for each in zip(assignments, rng_keys, strict=True)]
     groups = [
         rng.permuted(
             np.pad(each, ((0, 0), (0, 0), (0, N - each.shape[2])), constant_values=-1), axis=2

@@ -35,24 +35,24 @@ from tests.helpers import (
 from tests.simulator.test_lists import experiment
 
 
-@pytest.mark.parametrize("strategy", [mfa_rand, mfa_rr])
+@pytest.mark.parametrize("assignment", [mfa_rand, mfa_rr])
 @pytest.mark.parametrize(
     ("sizes", "room", "cohort"),
     [((1, 3, 8), 8, 13), ((1, 3, 8), 8, 24), ((129, 150), 150, 300)],
     ids=str,
 )
-def test_a_traced_number_of_models_draws_the_same_cohorts(strategy, sizes, room, cohort):
+def test_a_traced_number_of_models_draws_the_same_cohorts(assignment, sizes, room, cohort):
     """24 clients form equal groups for some numbers of models, and 13 only for one model."""
     num_clients, key = (24 if room == 8 else 310), jax.random.key(3)
 
     @jax.jit
     @jax.vmap
     def draw(number):
-        padded = strategy(num_clients, Padded(room, number), cohort_size=cohort)
+        padded = assignment(num_clients, Padded(room, number), cohort_size=cohort)
         return rounds_of(padded, key, 9)
 
     for number, actual in zip(sizes, draw(jnp.array(sizes)), strict=True):
-        expected = roll_out(strategy(num_clients, number, cohort_size=cohort), key, 9)
+        expected = roll_out(assignment(num_clients, number, cohort_size=cohort), key, 9)
         for rows, right in zip(np.asarray(actual), expected, strict=True):
             assert [set(row) - {-1} for row in rows[:number]] == [set(row) - {-1} for row in right]
             assert (rows[number:] == -1).all()
@@ -85,8 +85,8 @@ def test_draws_of_metrics_do_not_depend_on_the_number_of_models():
 
 def test_bandits_observe_clients_that_participate():
     task = requiring(Measured(jnp.arange(6.0)), jnp.full(6, 99.0))
-    strategy = appealing(bandit(6, 2, cohort_size=2), cohort_size=6, from_round=1)
-    run = jax.jit(lambda key: simulate(key, task, fedavg(0.1, local_steps=1), strategy, 4)[1])
+    assignment = appealing(bandit(6, 2, cohort_size=2), cohort_size=6, from_round=1)
+    run = jax.jit(lambda key: simulate(key, task, fedavg(0.1, local_steps=1), assignment, 4)[1])
     assert run(jax.random.key(0)).client_updates.sum(0).tolist() == [8, 8]
 
 

@@ -49,7 +49,7 @@ def labelled(num_clients=7, dim=4, num_classes=3, seed=0):
     return features, [rng.integers(0, num_classes, len(x)) for x in features]
 
 
-HEADS = (  # strategy, reduction, whether each class has a sigmoid
+HEADS = (  # assignment, reduction, whether each class has a sigmoid
     (mfa_rand, "mean", False),
     (mfa_rr, "sum", True),
     (mfa_rand, "sum", False),

@@ -99,15 +99,15 @@ def test_the_variance_of_counts_is_exact_after_many_rounds():
 # Runs
 
 
-def roll(strategy, num_rounds, key):
+def roll(assignment, num_rounds, key):
     """The plans and the final time."""
 
     def one_round(state, t):
         at = keys.assignment_key(keys.round_key(key, t))
-        cohort, state = strategy.assign(at, t, state, NOTHING_TO_SEE)
+        cohort, state = assignment.assign(at, t, state, NOTHING_TO_SEE)
         return state, cohort.clients.reshape(M, -1)
 
-    state, clients = jax.lax.scan(one_round, strategy.init(key), jnp.arange(1, num_rounds + 1))
+    state, clients = jax.lax.scan(one_round, assignment.init(key), jnp.arange(1, num_rounds + 1))
     return clients, state.own
 
 
@@ -144,8 +144,8 @@ def drawn():
 )
 def test_every_plan_is_the_best_of_its_round(learn, alpha):
     """The run is longer than the memory, and clients train one model at a time."""
-    strategy = bods(N, M, cohort_size=K, delay=LAW, alpha=alpha, learn=learn)
-    clients, time = jax.jit(functools.partial(roll, strategy, ROUNDS))(jax.random.key(SEED))
+    assignment = bods(N, M, cohort_size=K, delay=LAW, alpha=alpha, learn=learn)
+    clients, time = jax.jit(functools.partial(roll, assignment, ROUNDS))(jax.random.key(SEED))
     candidates, delays = drawn()
     is_chosen = (candidates == np.asarray(clients)[:, None]).all((2, 3))
     assert is_chosen.any(1).all()
@@ -184,11 +184,11 @@ def program(learn):
     @chex.assert_max_traces(n=1)
     def run(alpha):
         if learn == "nothing":
-            strategy = on_clock(mfa_rand(N, M, cohort_size=M * K), LAW)
+            assignment = on_clock(mfa_rand(N, M, cohort_size=M * K), LAW)
         else:
-            strategy = bods(N, M, cohort_size=K, delay=LAW, alpha=alpha, learn=learn)
+            assignment = bods(N, M, cohort_size=K, delay=LAW, alpha=alpha, learn=learn)
         seeds = jax.random.split(jax.random.key(1), SEEDS)
-        return jax.vmap(functools.partial(roll, strategy, LONG))(seeds)
+        return jax.vmap(functools.partial(roll, assignment, LONG))(seeds)
 
     chex.clear_trace_counter()
     return run

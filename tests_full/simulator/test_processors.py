@@ -23,8 +23,8 @@ SEVERAL = (1, 3, 1, 2, 9, 1, 2)
 TARGETS = np.array([1.0, -2.0, 4.0, 0.5, 8.0, -1.0, 3.0])
 
 
-def cohort_of(strategy, key):
-    return strategy.assign(key, 1, (), NOTHING_TO_SEE)[0]
+def cohort_of(assignment, key):
+    return assignment.assign(key, 1, (), NOTHING_TO_SEE)[0]
 
 
 def pairs_of(cohorts):
@@ -67,7 +67,7 @@ def drawn(cohort_size):
 )
 def test_runs_match_their_loop(cohort_size, client_map):
     """Draws are unbiased, so a client's factor is 1/p with its own p."""
-    strategy = mfa_rand(N, M, cohort_size=cohort_size, unbiased=True, processors=SEVERAL)
+    assignment = mfa_rand(N, M, cohort_size=cohort_size, unbiased=True, processors=SEVERAL)
     algorithm = fedavg(local_sgd(RATE, steps=1), server_scale="1/N")
     start = np.random.default_rng(0).normal(size=(M, 1))
     task = least_squares([np.ones((1, 1))] * N, TARGETS[:, None], ridge=RIDGE)
@@ -75,7 +75,7 @@ def test_runs_match_their_loop(cohort_size, client_map):
     @jax.jit
     def run(rng_key, task):
         how = {"params": start, "client_map": client_map}
-        state, trace = simulate(rng_key, task, algorithm, strategy, ROUNDS, **how)
+        state, trace = simulate(rng_key, task, algorithm, assignment, ROUNDS, **how)
         return state.models[0].params, trace.client_updates
 
     params, updates = run(jax.random.key(SEED), task)
@@ -95,8 +95,8 @@ def test_a_processor_for_each_model_is_full_participation():
 
     @jax.jit
     def run(task):
-        strategies = mfa_rand(N, M, processors=M), full_participation(N)
-        runs = [simulate(0, task, algorithm, each, 3, params=start)[0] for each in strategies]
+        assignments = mfa_rand(N, M, processors=M), full_participation(N)
+        runs = [simulate(0, task, algorithm, each, 3, params=start)[0] for each in assignments]
         return [state.models[0].params["w"] for state in runs]
 
     several, one = run(task)
@@ -129,8 +129,10 @@ def test_clients_with_one_processor_keep_their_model():
 def test_every_client_draws_its_models_uniformly(cohort_size):
     """Pairs, and sets of two models, are within 4 standard errors corrected for the cells."""
     num_draws = 20_000
-    strategy = mfa_rand(N, M, cohort_size=cohort_size, processors=SEVERAL)
-    each = pairs_of(jax.jit(jax.vmap(lambda key: cohort_of(strategy, key)))(keys_of(num_draws, 1)))
+    assignment = mfa_rand(N, M, cohort_size=cohort_size, processors=SEVERAL)
+    each = pairs_of(
+        jax.jit(jax.vmap(lambda key: cohort_of(assignment, key)))(keys_of(num_draws, 1))
+    )
     num_own = np.minimum(SEVERAL, M)
     assert each.max() == 1  # different models
     in_cohort = each.any(2)
@@ -159,9 +161,9 @@ def check_frequencies(found, p, num_draws):
 )
 def test_a_cohort_has_a_slot_for_every_possible_training(cohort_size, processors, slots):
     """Padding comes last, so that its chunks can be skipped."""
-    strategy = mfa_rand(N, M, cohort_size=cohort_size, processors=processors)
+    assignment = mfa_rand(N, M, cohort_size=cohort_size, processors=processors)
     for key in keys_of(3):
-        clients = np.asarray(cohort_of(strategy, key).clients)
+        clients = np.asarray(cohort_of(assignment, key).clients)
         assert len(clients) == slots
         assert (np.diff((clients >= 0).astype(int)) <= 0).all()
 
@@ -170,8 +172,8 @@ def test_a_traced_number_of_models_bounds_trainings_and_compiles_once():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def draw(number):
-        strategy = mfa_rand(N, Padded(M, number), unbiased=True, processors=SEVERAL)
-        return jax.vmap(lambda key: cohort_of(strategy, key))(keys_of(50))
+        assignment = mfa_rand(N, Padded(M, number), unbiased=True, processors=SEVERAL)
+        return jax.vmap(lambda key: cohort_of(assignment, key))(keys_of(50))
 
     chex.clear_trace_counter()
     for number in (1, 3, M):
@@ -185,10 +187,10 @@ def test_a_traced_number_of_models_bounds_trainings_and_compiles_once():
 
 
 def test_seeds_do_not_depend_on_the_precision():
-    strategy, key = mfa_rand(N, M, processors=SEVERAL), jax.random.key(2)
-    single = cohort_of(strategy, key)
+    assignment, key = mfa_rand(N, M, processors=SEVERAL), jax.random.key(2)
+    single = cohort_of(assignment, key)
     with jax.enable_x64(True):
-        double = cohort_of(strategy, key)
+        double = cohort_of(assignment, key)
     assert single.clients.tolist() == double.clients.tolist()
     assert single.models.tolist() == double.models.tolist()
     assert {x.dtype for x in (double.clients, double.models)} == {np.dtype("int32")}

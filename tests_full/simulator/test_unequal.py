@@ -124,18 +124,18 @@ def steps(case):
 
     Methods with states first run eight rounds, and all others start from the same models.
     """
-    strategy, algorithm = CASES[case]
+    assignment, algorithm = CASES[case]
     plain, start = fedavg(0.05, local_steps=2), np.random.default_rng(1).normal(size=(M, 3))
 
     @jax.jit
     def run(task):
-        state = init(jax.random.key(3), task, algorithm, strategy, start)
+        state = init(jax.random.key(3), task, algorithm, assignment, start)
         if jax.tree.leaves(state.models[0].clients):
-            state, _ = advance(state, task, algorithm, strategy, 8)
+            state, _ = advance(state, task, algorithm, assignment, 8)
 
         def step(key):
             again = state._replace(rng_key=key)
-            return advance(again, task, algorithm, strategy, 1)[0].models[0].params
+            return advance(again, task, algorithm, assignment, 1)[0].models[0].params
 
         def full(params):
             how = task, plain, full_participation(N), 1

@@ -22,43 +22,43 @@ N = 8
 FED = fedavg(0.1, local_steps=2)
 
 
-def present(x, strategy):
-    return FED, available(strategy, bernoulli(x))
+def present(x, assignment):
+    return FED, available(assignment, bernoulli(x))
 
 
-def replaced(x, strategy):
+def replaced(x, assignment):
     return FED, available(mfa_rand(N, 2, cohort_size=5), markov(x, 0.3), when_absent="replace")
 
 
-def lost(x, strategy):
-    return FED, dropping(strategy, x)
+def lost(x, assignment):
+    return FED, dropping(assignment, x)
 
 
-def late(x, strategy):
-    return FED, on_clock(strategy, shifted_exponential(N), first=3, deadline=2 + x)
+def late(x, assignment):
+    return FED, on_clock(assignment, shifted_exponential(N), first=3, deadline=2 + x)
 
 
-def done_and_new(x, strategy):
+def done_and_new(x, assignment):
     jobs = finishing(mfa_rand(N, 2), "excess_loss", at_most=x / 4)
     return FED, arriving(jobs, jnp.array([0, 2]))
 
 
-def hidden(x, strategy):
-    return private(FED, clip=1.0, noise_multiplier=x, clients_per_round=4), strategy
+def hidden(x, assignment):
+    return private(FED, clip=1.0, noise_multiplier=x, clients_per_round=4), assignment
 
 
-def sparse(x, strategy):
-    return compressed(FED, top_k(x)), strategy
+def sparse(x, assignment):
+    return compressed(FED, top_k(x)), assignment
 
 
-def coarse(x, strategy):
-    return compressed(FED, qsgd(jnp.asarray(1 + 10 * x, jnp.int32))), strategy
+def coarse(x, assignment):
+    return compressed(FED, qsgd(jnp.asarray(1 + 10 * x, jnp.int32))), assignment
 
 
-def all_of_them(x, strategy):
+def all_of_them(x, assignment):
     inner = compressed(FED, random_k(x))
     algorithm = private(inner, clip=1.0, noise_multiplier=0.1, clients_per_round=4)
-    return algorithm, dropping(available(strategy, bernoulli(0.8)), x / 2)
+    return algorithm, dropping(available(assignment, bernoulli(0.8)), x / 2)
 
 
 WRAPPERS = [present, replaced, lost, late, done_and_new, hidden, sparse, coarse, all_of_them]
@@ -67,8 +67,8 @@ WRAPPERS = [present, replaced, lost, late, done_and_new, hidden, sparse, coarse,
 def grid(wrap, **how):
     def build(x):
         tasks = [quadratic(N, 2, mu=0.1), quadratic(N, 3, mu=0.2)]  # of two structures
-        algorithm, strategy = wrap(x, mfa_rand(N, 2))
-        return Setup(tasks, algorithm, strategy)
+        algorithm, assignment = wrap(x, mfa_rand(N, 2))
+        return Setup(tasks, algorithm, assignment)
 
     return Grid(build, {"x": [0.25, 0.75]}, num_rounds=6, num_seeds=2, **how)
 

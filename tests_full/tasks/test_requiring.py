@@ -262,8 +262,8 @@ def tuned_run():
 
     def run(rng_key):
         algorithm = fedavg(local_sgd(0.1, epochs=2, batch_size=2))
-        strategy = mfa_rand(SEEN, 2, cohort_size=4)
-        return simulate(rng_key, wrapped, algorithm, strategy, 2, record_every=2)
+        assignment = mfa_rand(SEEN, 2, cohort_size=4)
+        return simulate(rng_key, wrapped, algorithm, assignment, 2, record_every=2)
 
     return jax.jit(run)(KEY)
 
@@ -298,8 +298,8 @@ def test_a_wrapped_task_is_trained_like_the_task_itself():
     @jax.jit
     def run(rng_key):
         algorithm = fedavg(local_sgd(0.1, epochs=2, batch_size=2))
-        strategy = mfa_rand(SEEN, 2, cohort_size=4)
-        return simulate(rng_key, alone, algorithm, strategy, 2, record_every=2)
+        assignment = mfa_rand(SEEN, 2, cohort_size=4)
+        return simulate(rng_key, alone, algorithm, assignment, 2, record_every=2)
 
     (expected, counts), (state, trace) = run(KEY), tuned_run()
     for a, b in zip(*(jax.tree.leaves(x.models) for x in (state, expected)), strict=True):
@@ -404,11 +404,11 @@ ROUNDS = 6
 def six(from_round, cohort_size, method=None):
     """A run of six clients that opt in to models from `from_round` on."""
     algorithm = counting() if method is None else method(local_sgd(0.9, steps=1))
-    strategy = appealing(full_participation(6), cohort_size=cohort_size, from_round=from_round)
+    assignment = appealing(full_participation(6), cohort_size=cohort_size, from_round=from_round)
 
     def run(targets, rho, start):
         task, params = requiring(Measured(targets), rho), {"w": jnp.full(3, start)}
-        return simulate(KEY, task, algorithm, strategy, ROUNDS, params=params)
+        return simulate(KEY, task, algorithm, assignment, ROUNDS, params=params)
 
     program = jax.jit(run)
     return lambda targets, rho, start=0.0: program(
@@ -454,11 +454,11 @@ def test_a_round_without_participants_keeps_the_model():
 def test_idle_rounds_are_counted(record_every):
     """Two clients visit two models in turn, and from round 3 on only one of them opts in."""
     task = requiring(Measured(jnp.array([2.0, 4.0])), jnp.array([-1.0, 1e3]))
-    strategy = appealing(mfa_rr(2, 2), cohort_size=1, from_round=3)
+    assignment = appealing(mfa_rr(2, 2), cohort_size=1, from_round=3)
 
     @jax.jit
     def run(rng_key):
-        return simulate(rng_key, task, counting(), strategy, 8, record_every=record_every)[1]
+        return simulate(rng_key, task, counting(), assignment, 8, record_every=record_every)[1]
 
     trace = run(KEY)
     done = np.asarray(trace.round)
@@ -475,11 +475,11 @@ def test_models_may_idle_separately():
     """Each model has its own thresholds."""
     rho = [jnp.full(6, value) for value in (-1.0, 1e9, -1.0)]
     tasks = [requiring(Measured(jnp.asarray(SIX)), each) for each in rho]
-    strategy = appealing(mfa_rr(6, 3), cohort_size=2, from_round=5)
+    assignment = appealing(mfa_rr(6, 3), cohort_size=2, from_round=5)
 
     @jax.jit
     def run(rng_key):
-        return simulate(rng_key, tasks, counting(), strategy, 9, record_every=3)[1]
+        return simulate(rng_key, tasks, counting(), assignment, 9, record_every=3)[1]
 
     assert run(KEY).idle_rounds.tolist() == [[0, 0, 0], [0, 0, 0], [2, 0, 2], [3, 0, 3]]
 
@@ -519,12 +519,12 @@ class WatchedExamples(Classification):
         return super().evaluate(params, data, per_client=per_client, num_clients=num_clients)
 
 
-def looks_per_round(task, algorithm, strategy):
+def looks_per_round(task, algorithm, assignment):
     """Client losses computed per round over three rounds, without those of two records."""
     global looks
 
     def run(rng_key, task):
-        return simulate(rng_key, task, algorithm, strategy, 3, record_every=3)
+        return simulate(rng_key, task, algorithm, assignment, 3, record_every=3)
 
     program = jax.jit(run)
     looks = 0
@@ -568,8 +568,8 @@ def test_losses_of_unseen_clients_are_not_computed():
     task = learners(double=False)
     fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
     task = requiring(WatchedExamples(**fields), jnp.full(N, 1e3), num_unseen=N - SEEN)
-    strategy = appealing(full_participation(SEEN), cohort_size=2, from_round=1)
-    looked = looks_per_round(task, mwfed(local_sgd(0.1, steps=1)), strategy)
+    assignment = appealing(full_participation(SEEN), cohort_size=2, from_round=1)
+    looked = looks_per_round(task, mwfed(local_sgd(0.1, steps=1)), assignment)
     assert looked == pytest.approx(2 * SEEN + SEEN / 3)
 
 
@@ -586,15 +586,15 @@ def test_assignments_see_the_models_before_training_and_in_order():
         more = jnp.concatenate([cohort.clients, jnp.array([0])])
         return Cohort.of_rows(more[:, None]), (look.losses(), look.appeals())
 
-    strategy = full_participation(2)._replace(num_models=3, assign=assign)
+    assignment = full_participation(2)._replace(num_models=3, assign=assign)
     nothing = jnp.zeros((3, 2)), jnp.zeros((3, 2), bool)
-    strategy = strategy._replace(init=lambda rng_key: nothing)
+    assignment = assignment._replace(init=lambda rng_key: nothing)
     start = [{"w": jnp.full(dim, w)} for dim, w in ((1, 2.0), (2, 1.0), (1, 0.0))]
 
     @jax.jit
     def run(rng_key):
         algorithm = fedavg(0.5, local_steps=1)
-        return simulate(rng_key, tasks, algorithm, strategy, 1, params=start)[0].assignment
+        return simulate(rng_key, tasks, algorithm, assignment, 1, params=start)[0].assignment
 
     losses, appeals = run(KEY)
     np.testing.assert_allclose(losses, [[2.0, 0.5], [1.0, 0.0], [0.0, 0.5]])
@@ -604,26 +604,26 @@ def test_assignments_see_the_models_before_training_and_in_order():
 # Draws among participants.
 
 
-def choose(strategy, rng_key, round, appeals):
+def choose(assignment, rng_key, round, appeals):
     look = Look(losses=None, appeals=lambda: appeals, metric=None)
-    cohort, _ = strategy.assign(rng_key, round, strategy.init(rng_key), look)
-    return rows_of(cohort, strategy.num_models)
+    cohort, _ = assignment.assign(rng_key, round, assignment.init(rng_key), look)
+    return rows_of(cohort, assignment.num_models)
 
 
 def test_fewer_participants_than_the_cohort_size_are_all_drawn():
-    strategy = appealing(full_participation(6), cohort_size=4, from_round=1)
+    assignment = appealing(full_participation(6), cohort_size=4, from_round=1)
     appeals = jnp.array([[False, True, False, False, True, False]])
-    chosen = np.asarray(choose(strategy, jax.random.key(1), 1, appeals))
+    chosen = np.asarray(choose(assignment, jax.random.key(1), 1, appeals))
     assert sorted(chosen[0].tolist()) == [-1, -1, 1, 4]
 
 
 @pytest.mark.parametrize("from_round", [9, 10])
 def test_draws_are_uniform_among_participants(from_round):
     """A chi-squared test compares the counts of all pairs of 4 or 5 clients."""
-    strategy = appealing(full_participation(5), cohort_size=2, from_round=from_round)
+    assignment = appealing(full_participation(5), cohort_size=2, from_round=from_round)
     appeals = jnp.array([[True, True, False, True, True]])
     keys = jax.random.split(jax.random.key(7), 12_000)
-    select = jax.jit(jax.vmap(lambda key: choose(strategy, key, 9, appeals)[0]))
+    select = jax.jit(jax.vmap(lambda key: choose(assignment, key, 9, appeals)[0]))
     pairs = [tuple(pair) for pair in np.sort(np.asarray(select(keys)), axis=1).tolist()]
     stay = [0, 1, 3, 4] if from_round == 9 else range(5)
     expected = list(itertools.combinations(stay, 2))
@@ -637,14 +637,14 @@ def test_draws_are_uniform_among_participants(from_round):
 def test_models_draw_independently():
     """Each model draws up to `cohort_size` clients of its cohort, and no padding."""
     inner = mfa_rand(7, 2)
-    strategy = appealing(inner, cohort_size=2, from_round=1)
+    assignment = appealing(inner, cohort_size=2, from_round=1)
     keys = jax.random.split(jax.random.key(1), 200)
 
     @jax.jit
     @jax.vmap
     def draw(key):
         group = inner.assign(jax.random.split(key)[0], 1, (), NOTHING_TO_SEE)[0].clients
-        return group, choose(strategy, key, 1, jnp.ones((2, 7), bool))
+        return group, choose(assignment, key, 1, jnp.ones((2, 7), bool))
 
     groups, chosen = map(np.asarray, draw(keys))
     assert chosen.shape == (200, 2, 2)
@@ -664,10 +664,10 @@ def test_scales_stay_with_their_clients():
         groups, state = inner.assign(*args)
         return dataclasses.replace(groups, scale=scale), state
 
-    strategy = appealing(inner._replace(assign=assign), cohort_size=4, from_round=1)
+    assignment = appealing(inner._replace(assign=assign), cohort_size=4, from_round=1)
     appeals = jnp.array([[False, True, True, False, True, False]])
     look = Look(losses=None, appeals=lambda: appeals, metric=None)
-    groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
+    groups, _ = assignment.assign(jax.random.key(0), 1, (), look)
     present = np.asarray(groups.clients) >= 0
     assert groups.scale.shape == groups.clients.shape == (4,)
     assert sorted(groups.clients[present].tolist()) == [1, 2, 4]
@@ -691,11 +691,11 @@ def prepare(learning_rate, rng_key, setup):
 
 
 def build(kind, learning_rate, seed):
-    strategy = appealing(mfa_rr(6, 2), cohort_size=2, from_round=1 if kind == "some" else 9)
+    assignment = appealing(mfa_rr(6, 2), cohort_size=2, from_round=1 if kind == "some" else 9)
     return Setup(
         Measured(TARGETS + DRAWS[seed]),
         maxfl(local_sgd(learning_rate, steps=1)),
-        strategy,
+        assignment,
         prepare=functools.partial(prepare, learning_rate),
     )
 
@@ -851,9 +851,9 @@ def test_a_shared_test_set_is_refused():
 
 
 def test_opt_in_needs_thresholds():
-    strategy = appealing(full_participation(4), cohort_size=2)
+    assignment = appealing(full_participation(4), cohort_size=2)
     with pytest.raises(ValueError, match=r"Measured is not a DemandingTask: .* `requiring`"):
-        simulate(KEY, base, fedavg(0.1, local_steps=1), strategy, 1)
+        simulate(KEY, base, fedavg(0.1, local_steps=1), assignment, 1)
 
 
 @pytest.mark.parametrize(
