@@ -34,6 +34,9 @@ _FALLS = 0.3  # largest ratio of means at T and T / 16, 1 / sqrt(16) with a smal
 _ROUND_OFF = 1e-12
 _L = 3.0  # smoothness of `Wells`
 _START = 3.0
+_TARGET = 0.1  # squared gradient at which a run counts as converged
+_GRID = np.linspace(-6.0, 6.0, 240_001)  # of a coordinate
+_LESS = 0.5  # largest ratio of messages that counts as a significant reduction
 
 
 @jax.tree_util.register_dataclass
@@ -59,15 +62,25 @@ class Wells:
         """Returns Gaussian gradient noise."""
         return self.sigma / np.sqrt(shape[-1]) * jax.random.normal(rng_key, shape)
 
-    def gap(self) -> float:
+    def gap(self, start: float = _START) -> float:
         """Returns ``f(x^0) - f*``, minimizing each independent coordinate on a fine grid."""
         centres = np.asarray(self.centres).mean(0)[:, None]
-        grid = np.linspace(-6.0, 6.0, 240_001)
 
         def of(x: np.ndarray) -> np.ndarray:
             return ((x - centres) ** 2 + np.cos(2 * x)) / 2
 
-        return float((of(np.full((1, 1), _START))[:, 0] - of(grid).min(1)).sum())
+        return float((of(np.full((1, 1), start))[:, 0] - of(_GRID).min(1)).sum())
+
+    def away(self, models: np.ndarray) -> np.ndarray:
+        """Returns the distances of models ``[..., dim]`` from their nearest stationary points."""
+        squares = np.zeros(models.shape[:-1])
+        for x, centre in zip(
+            np.moveaxis(models, -1, 0), np.asarray(self.centres).mean(0), strict=True
+        ):
+            slope = np.sign(_GRID - centre - np.sin(2 * _GRID))
+            roots = _GRID[1:][slope[1:] != slope[:-1]]
+            squares += np.min([(x - root) ** 2 for root in roots], axis=0)
+        return np.sqrt(squares)
 
 
 class Averaging(Config):
@@ -86,6 +99,8 @@ class Averaging(Config):
     horizons: Annotated[Increasing[Count], Field(min_length=2)] = (256, 4096, 65_536)
     """The values of T in the corollary, which determine its learning rates. Each is 16 times the
     previous one."""
+    starts: Annotated[Increasing[Positive], Field(min_length=2)] = (3.0, 6.0, 12.0, 24.0)
+    """The coordinates of the starting points of runs to a target, at the lowest noise and rate."""
     num_seeds: TwoOrMore = 40
     seed: Seed = 0
 
@@ -114,7 +129,12 @@ class Averaging(Config):
 
 
 def algorithm_1(
-    rng_key: PRNGKeyArray, task: Wells, rate: Scalar, interval: Scalar, how: tuple[int, int]
+    rng_key: PRNGKeyArray,
+    task: Wells,
+    rate: Scalar,
+    interval: Scalar,
+    how: tuple[int, int],
+    start: Scalar | float = _START,
 ) -> dict[str, Array]:
     """Runs Algorithm 1 as printed, eqs. (10) and (11).
 
@@ -123,11 +143,12 @@ def algorithm_1(
     Returns:
       `squares`, the mean over runs of ``|grad f(x_bar^(t-1))|^2``, and `drift`, the mean squared
       distance of the farthest client from the mean, both by iteration; `own` ``[runs]``, each run's
-      mean of the squares; `G2`, the largest second moment of a gradient; and `broken`, the largest
-      violation of eq. (13).
+      mean of the squares; `G2`, the largest second moment of a gradient; `broken`, the largest
+      violation of eq. (13); and by iteration and run `models`, x_bar^(t-1), and its `gradient`, the
+      squared norm.
     """
     num_runs, num_iterations = how
-    start = jnp.full((num_runs, *task.centres.shape), _START)
+    models = jnp.broadcast_to(start, (num_runs, *task.centres.shape))
 
     def step(carry: tuple[Models, Array], t: Array) -> tuple[tuple[Models, Array], Any]:
         models, sums = carry
@@ -142,10 +163,12 @@ def algorithm_1(
             "drift": jnp.sum((new - after[:, None]) ** 2, axis=-1).mean(0).max(),
             "G2": jnp.sum(exact**2, axis=-1).max() + task.sigma**2,
             "broken": jnp.abs(after - (mean - rate * gradients.mean(1))).max(),
+            "models": mean,
+            "gradient": squares,
         }
         return (new, sums + squares), found
 
-    carry = start, jnp.zeros(num_runs)
+    carry = models, jnp.zeros(num_runs)
     (_, sums), found = lax.scan(step, carry, jnp.arange(1, num_iterations + 1))
     most = {name: found[name].max() for name in ("G2", "broken")}
     return found | most | {"own": sums / num_iterations}
@@ -156,7 +179,7 @@ def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
     N = config.num_clients
 
     def program(
-        key: PRNGKeyArray, sigmas: Array, rates: Array, intervals: Array
+        key: PRNGKeyArray, sigmas: Array, rates: Array, intervals: Array, starts: Array
     ) -> dict[str, Array]:
         def of(sigma: Scalar, interval: Scalar, rate: Scalar, T: int) -> dict[str, Array]:
             task = config.wells(sigma)
@@ -172,6 +195,13 @@ def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
             each["drift"] = each["drift"].max(-1)
         names = ("own", "G2", "drift", "broken")
         at = {f"{name} at T": jnp.stack([each[name] for each in corollary]) for name in names}
+
+        def path(start: Scalar, interval: Scalar) -> dict[str, Array]:
+            task, how = config.wells(sigmas[0]), (config.num_seeds, config.num_iterations)
+            return algorithm_1(key, task, rates[0] / _L, interval, how, start)
+
+        paths = jax.vmap(jax.vmap(path, (None, 0)), (0, None))(starts, intervals)
+        at |= {name: paths[name] for name in ("models", "gradient")}
         return {name: found[name] for name in ("squares", "drift", "G2", "broken")} | at
 
     coords = {
@@ -180,15 +210,19 @@ def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
         "I": list(config.intervals),
         "t": np.arange(1, config.num_iterations + 1),
         "T": list(config.horizons),
+        "start": list(config.starts),
     }
     dims = dict.fromkeys(("G2", "broken"), "rate sigma I")
     dims |= {f"{name} at T": "T sigma I" for name in ("G2", "drift", "broken")}
-    dims["own at T"] = "T sigma I seed"
+    dims |= {"own at T": "T sigma I seed", "gradient": "start I t seed"}
+    dims["models"] = "start I t seed coordinate"
     arguments = (
         jax.random.key(config.seed),
-        *map(np.array, (config.noise, config.rates, config.intervals)),
+        *map(np.array, (config.noise, config.rates, config.intervals, config.starts)),
     )
-    return compute(program, arguments, coords, "rate sigma I t", dims, seed=config.seed)
+    result = compute(program, arguments, coords, "rate sigma I t", dims, seed=config.seed)
+    away = config.wells(0.0).away(result["models"].values)
+    return result.drop_vars("models").assign(away=(dims["gradient"].split(), away))
 
 
 def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
@@ -223,9 +257,21 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
         "drift at T": result["drift at T"],
         "drift bound at T": 4 * config.num_clients / (_L**2 * T) * interval**2 * at[2],
         "broken": xr.concat([result.broken.max(), result["broken at T"].max()], "which").max(),
+        "f(x^0) - f*": ("start", [config.wells(0.0).gap(start) for start in config.starts]),
+        "until": result.t.where(result.gradient <= _TARGET).min("t"),
+        "correlation": _ranks_agree(result.gradient, result.away),
     }
     found["part 2"] = found["part 2"].where(allowed)
     return xr.Dataset(found)
+
+
+def _ranks_agree(one: xr.DataArray, other: xr.DataArray) -> xr.DataArray:
+    """Returns Spearman's rank correlation over the iterations."""
+    from scipy.stats import rankdata
+
+    axis = one.get_axis_num("t")
+    ranks = (each.copy(data=rankdata(each.values, axis=axis)) for each in (one, other))
+    return xr.corr(*ranks, dim="t")
 
 
 def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
@@ -252,6 +298,20 @@ def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
     yield ruling("order", no_less(room, 0.0, ".3f"), about=about)
     more_noise, less_noise = (own[-1].isel(sigma=at, drop=True) for at in (-1, 0))
     yield ruling("noise-slows", more((more_noise - less_noise).drop_vars("T"), form=".3g"))
+    yield from _to_a_target(measured)
+
+
+def _to_a_target(measured: xr.Dataset) -> Iterator[Ruling]:
+    until = measured.until.isel(I=0, drop=True)
+    steps = ", ".join(f"{x:.0f}" for x in until.mean("seed", skipna=False).values)
+    about = f"iterations from each start: {steps}"
+    yield ruling("distance-slows", more(until.diff("start"), form=".1f"), about=about)
+    yield ruling("gradients-slow", more(measured.correlation.isel(I=0, drop=True)))
+    messages = (measured.until / measured.I).isel(start=0, drop=True)
+    ratio = messages.isel(I=-1, drop=True) / messages.isel(I=0, drop=True)
+    yield ruling(
+        "less-communication", more(_LESS - ratio, form=".3f"), about=f"{_LESS} minus the ratio"
+    )
 
 
 def _ratio(measured: xr.DataArray, bound: xr.DataArray) -> xr.DataArray:
@@ -282,8 +342,23 @@ def table(measured: xr.Dataset, config: Averaging) -> Sequence[Table]:
         "Lemma 1": cells(ends.drift, form=".3g"),
         "its bound": cells(ends["drift bound"], form=".3g"),
     }
+    target = {
+        "f(x^0) - f*": cells(
+            measured["f(x^0) - f*"].broadcast_like(measured.until[..., 0]), form=".3g"
+        ),
+        "iterations": cells(*estimate(measured.until), form=".1f"),
+        "rank correlation": cells(*estimate(measured.correlation), form=".3f"),
+    }
     title = f"The theorem at T = {config.num_iterations}, by gamma L"
-    return [rows(corollary, ("T", "sigma", "I")), rows(theorem, ("rate", "sigma", "I"), title)]
+    words = (
+        f"Iterations until the squared gradient is {_TARGET}, by the coordinates of x^0, and the "
+    )
+    words += "rank correlation of the gradient's norm and the distance from a stationary point"
+    return [
+        rows(corollary, ("T", "sigma", "I")),
+        rows(theorem, ("rate", "sigma", "I"), title),
+        rows(target, ("start", "I"), words),
+    ]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figure:

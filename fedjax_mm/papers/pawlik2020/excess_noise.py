@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.base import Scalar
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.base import Assignment, Cohort, Scalar
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
@@ -21,6 +22,7 @@ from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.simulator.simulate import params_of, simulate
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, quadratic
 from fedjax_mm.theory.cohorts import (
@@ -33,6 +35,8 @@ from fedjax_mm.theory.constants import exact_constants
 
 _NEAR = 0.05  # allowed difference, relative to the equation
 _ROUND_OFF = 1e-12
+_NEAR_TO = (1.0, 0.1, 0.01)  # distances of a model from the stationary point
+_SPREADS = (0.001, 0.01, 0.1, 1.0, 10.0)  # factors of the distances between clients' minimizers
 
 Updates: TypeAlias = Float[Array, "clients dim"]
 """The sums G_i of each client's gradients in the round."""
@@ -57,7 +61,8 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
         task = quadratic(config.num_clients, config.block_size, mu=config.mu)
         start_key, draw_key = jax.random.split(jax.random.key(config.seed))
         params = jax.random.normal(start_key, (task.dim,))
-        updates, gamma = _updates(task, params, config), config.learning_rate
+        everybody, gamma = jnp.arange(config.num_clients), config.learning_rate
+        updates = _updates(task, params, config, everybody)
         L = float(exact_constants(task).L.value)
         keys = jax.random.split(draw_key, config.num_seeds)
     sizes = np.arange(1, config.num_clients + 1)
@@ -70,18 +75,54 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
     found["equation_26"] = "C", squared_step_26(updates, sizes, gamma)
     found["equation_27"] = "C", excess_noise_27(updates, sizes, gamma, L)
     found["equation_28"] = "C", excess_noise_28(updates, sizes, gamma, L)
+    with jax.enable_x64(True):
+        order = jax.random.permutation(draw_key, config.num_clients)
+        simulated = _simulated(task, params, order, config)
+        equal = _updates(task, params, config, jnp.zeros_like(everybody))
+        apart = _steps(equal, order, gamma) + gamma * equal.mean(0)
+        found["only_cohort"] = (
+            "C",
+            np.abs(simulated - params - _steps(updates, order, gamma)).max(1),
+        )
+        found["equal_data"] = "C", np.abs(apart).max(1)
     return found
 
 
-def _updates(task: Quadratic, params: Vector, config: CohortNoise) -> Updates:
-    """Returns G_i, the sum of each client's gradients over its local steps."""
+def _updates(task: Quadratic, params: Vector, config: CohortNoise, data: Array) -> Updates:
+    """Returns G_i, the sum of each client's gradients over its local steps.
+
+    The array `data` has the number of the client whose data each client has.
+    """
 
     def step(local: Array, _: None) -> tuple[Array, Array]:
-        gradients = jax.vmap(jax.grad(task.loss))(local, jnp.arange(config.num_clients))
+        gradients = jax.vmap(jax.grad(task.loss))(local, data)
         return local - config.learning_rate * gradients, gradients
 
     start = jnp.broadcast_to(params, (config.num_clients, task.dim))
     return lax.scan(step, start, length=config.local_steps)[1].sum(0)
+
+
+def _steps(updates: Updates, order: Array, learning_rate: float) -> Float[Array, "sizes dim"]:
+    """Returns the server's steps for the first C clients in order, for every C."""
+    sizes = jnp.arange(1, len(updates) + 1)[:, None]
+    return -learning_rate * jnp.cumsum(updates[order], axis=0) / sizes
+
+
+def _simulated(
+    task: Quadratic, params: Vector, order: Array, config: CohortNoise
+) -> Float[Array, "sizes dim"]:
+    """Returns FedAvg's model after a round in which only the first C clients train."""
+    algorithm = fedavg(config.learning_rate, local_steps=config.local_steps)
+    places = jnp.arange(config.num_clients)
+
+    def model(C: Scalar) -> Vector:
+        cohort = Cohort.of_rows(jnp.where(places < C, order, -1)[None])
+        first = Assignment(
+            len(order), 1, lambda key: (), lambda key, t, state, look: (cohort, state)
+        )
+        return params_of(simulate(0, task, algorithm, first, 1, params=params)[0])[0]
+
+    return jax.jit(jax.vmap(model))(places + 1)
 
 
 def _moments(
@@ -139,7 +180,16 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
     }
     noise = [excess_noise_27(each, 1, config.learning_rate, 1.0) for each in cases.values()]
     chosen = xr.DataArray(noise, {"updates": list(cases)})
-    return result.drop_attrs().assign(chosen=chosen)
+    centres = scattered - scattered.mean(0)
+    cosines = [[_cosine(near * np.eye(5)[0] - s * centres) for s in _SPREADS] for near in _NEAR_TO]
+    similar = xr.DataArray(cosines, {"distance": list(_NEAR_TO), "spread": list(_SPREADS)})
+    return result.drop_attrs().assign(chosen=chosen, similar=similar)
+
+
+def _cosine(gradients: Updates) -> float:
+    """Returns the mean cosine between the gradients of two different clients."""
+    unit = gradients / np.linalg.norm(gradients, axis=1, keepdims=True)
+    return float((np.sum(unit.sum(0) ** 2) - len(unit)) / (len(unit) * (len(unit) - 1)))
 
 
 def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]:
@@ -157,6 +207,18 @@ def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]
     evidence = f"from {some.measured[0, 0]:.3g} at C = 1 to {some.measured[0, -1]:.3g} at C = N - 1"
     yield ruling("smaller-cohorts", fact(bool((falls < 0).all()), evidence))
     yield from _chosen(measured.chosen)
+    only, equal = (float(measured[name].max()) for name in ("only_cohort", "equal_data"))
+    text = f"models differ by at most {only:.1e} for every C"
+    yield ruling("all-clients-train", fact(only < _ROUND_OFF, text))
+    text = f"models of all C differ by at most {equal:.1e}"
+    yield ruling("identical-data", fact(equal < _ROUND_OFF, text))
+    falls = (measured.similar.diff("spread") < 0).all("spread")
+    texts = [", ".join(f"{x:.3f}" for x in row) for row in measured.similar.values]
+    tests = [
+        fact(bool(ok), f"mean cosines {text}", f"distance = {near:g}")
+        for near, ok, text in zip(_NEAR_TO, falls, texts, strict=True)
+    ]
+    yield ruling("indicator", *tests)
     cost, cost_error = some.loss
     share = cost / some.equation_27
     text = "the loss due to cohorts in one round is at most the excess noise (4 standard errors)"

@@ -20,7 +20,7 @@ from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMor
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import check, finding
+from fedjax_mm.papers.rulings import Ruling, check, fact, finding, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Trend
@@ -183,7 +183,11 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     bound = mean.copy(data=cohort_bound(rounds.values, problem, gamma))
     # Take Z from the last C, which is N and includes all clients.
     best = optimal_cohort_size(config.contacts, problem, gamma)[:, -1]
+    # A cohort's mean update, as in eq. (27), has the variance Z^2 N / (N - 1) (1 / C - 1 / N).
+    variance = Z**2 * N / (N - 1) * (1 / np.array(sizes) - 1 / N)
     found = {"measured": mean, "standard_error": error, "bound": bound}
+    found |= {"squared_bound_of_gradients": mean.copy(data=G**2)}
+    found |= {"variance_of_updates": mean.copy(data=variance)}
     return xr.Dataset(found | {"optimal_size": ("heterogeneity", best)}, attrs=result.attrs)
 
 
@@ -210,8 +214,18 @@ def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
     return result.drop_vars("optimal_size").drop_attrs().assign(found)
 
 
-def judge(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Check]:
+def judge(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Ruling | Check]:
     """Checks that the bound holds and that C* is near the best size."""
+    some = measured.isel(C=slice(-1))  # all clients have no variance
+    size, spread = (
+        some[name].max("C") / some[name].min("C")
+        for name in ("squared_bound_of_gradients", "variance_of_updates")
+    )
+    text = f"from C = 1 to {some.C[-1].item()} G^2 changes by a factor of {size.min():.3g} to "
+    text += f"{size.max():.3g}, and the variance by {spread.min():.3g} to {spread.max():.3g}"
+    tests = [fact(bool((size > 1).any()), text, "G^2 changes")]
+    tests += [fact(bool((spread > size).all()), text, "the variance changes more")]
+    yield ruling("variance-the-most", *tests)
     ratio, cost, best = measured.measured / measured.bound, measured["C* costs"], measured["best C"]
     least = measured.measured - 4 * measured.standard_error
     text = "the bound for cohorts holds for every size and heterogeneity (4 standard errors)"
