@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from pydantic import Field
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import fedcluster, mfa_rand, mfa_rr
-from fedjax_mm.base import Assignment, Batching, Index, Metrics
+from fedjax_mm.base import Assignment, Batching, Index, Metrics, Task
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
@@ -24,6 +25,7 @@ from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, tightest
 from fedjax_mm.papers.bhuyan2022.regression import (
     Growing,
     Sample,
+    growing_fedavg,
     known,
     learning_rate,
     run_growing,
@@ -57,6 +59,8 @@ _TABLE_3 = ((1, 2, 3), (3, 1, 2), (2, 3, 1))
 """Cohorts of models 1 to 3 in the rounds of a frame, from the paper's example of MFA-RR."""
 _NOTHING = 1e-12  # round-off in float64
 _MARGIN = 0.01  # allowed difference of probabilities
+_FASTER = 0.1  # least difference of exponents that counts as considerably faster
+_ALIKE = 0.05  # relative difference of errors that count as equal
 _NAMES = {"num_models": "M", "local_steps": "E"}
 
 
@@ -130,7 +134,10 @@ def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
     # Each case has rounds / M frames. Pad the shorter ones with NaN.
     lemmas = xr.combine_by_coords(frames, data_vars="minimal", join="outer")
     return xr.merge(
-        [lemmas, _fedcluster(config), _assignments(config)],
+        [
+            lemmas,
+            *(part(config) for part in (_fedcluster, _fixed_subsets, _one_model, _assignments)),
+        ],
         join="exact",
         combine_attrs="drop",
     ).assign_attrs(result.attrs)
@@ -217,7 +224,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
     """Returns FedCluster's mean squared gradients and errors over T learning rounds."""
     clusters, steps = max(config.num_models), max(config.local_steps)
 
-    def build(local_steps: int) -> Setup:
+    def build(task: Task, local_steps: int) -> Setup:
         size = sample_size(config, clusters, local_steps, config.left_out[0])
         algorithm = fedavg(
             local_sgd(
@@ -228,20 +235,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
         )
         return Setup(task, algorithm, fedcluster(config.num_clients, clusters))
 
-    how = config.model_dump(include={"num_seeds", "seed"})
-    rounds = config.num_rounds // clusters * clusters
-    # Do not pass the execution, because its checkpoints are for one sweep. This one takes seconds.
-    with jax.enable_x64(True):
-        task = with_metrics(config.task(), _norms)
-        grid = Grid(
-            build,
-            {"local_steps": [steps]},
-            num_rounds=rounds,
-            record_every=clusters,
-            data="synthetic",
-            **how,
-        )
-        result = sweep(grid)
+    result = _short_sweep(config, build, clusters, local_steps=[steps])
     # Select w_{jM} for j = 0, ..., T - 1.
     result = result.isel(local_steps=0, model=0, round=slice(-1), drop=True)
     count = np.arange(1, result.sizes["round"] + 1)
@@ -251,6 +245,54 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
     }
     result = xr.Dataset(found).drop_vars("round").rename(round="T").assign_coords(T=count)
     return result.transpose("seed", "T")
+
+
+def _fixed_subsets(config: Remarks) -> xr.Dataset:
+    """Returns the errors of a model that fixed subsets train in turn, like one of MFA-RR's."""
+
+    def build(task: Task, num_models: int, local_steps: int) -> Setup:
+        algorithm = growing_fedavg(config, num_models, local_steps, config.left_out[0])
+        return Setup(task, algorithm, fedcluster(config.num_clients, num_models))
+
+    axes = {"num_models": config.num_models, "local_steps": config.local_steps}
+    result = _short_sweep(config, build, 1, **axes).isel(model=0)
+    return xr.Dataset({"fixed_subsets": result.distance.rename(round="subset_round")})
+
+
+def _one_model(config: Remarks) -> xr.Dataset:
+    """Returns the errors of MFA-Rand with M models and with one, relative to the former's mean."""
+    M, E = max(config.num_models), max(config.local_steps)
+
+    def build(task: Task, simulated: int) -> Setup:
+        algorithm = growing_fedavg(config, M, E, config.left_out[0])
+        size = config.num_clients // M
+        return Setup(
+            task, algorithm, mfa_rand(config.num_clients, simulated, cohort_size=size * simulated)
+        )
+
+    found = _short_sweep(config, build, M, simulated=[M, 1]).distance
+    found = found.isel(round=slice(found.sizes["round"] // 2, None)).mean(("model", "round"))
+    found = found / found.sel(simulated=M).mean("seed", skipna=False).drop_vars("simulated")
+    return xr.Dataset({"one_model": found.sel(simulated=1, drop=True)})
+
+
+def _short_sweep(
+    config: Remarks, build: Callable[..., Setup], record_every: int, **axes: Sequence[int]
+) -> xr.Dataset:
+    """Sweeps ridge regression for whole frames, without checkpoints, which are for one sweep."""
+    how = config.model_dump(include={"num_seeds", "seed"})
+    rounds = config.num_rounds // max(config.num_models) * max(config.num_models)
+    with jax.enable_x64(True):
+        task = with_metrics(config.task(), _norms)
+        grid = Grid(
+            partial(build, task),
+            axes,
+            num_rounds=rounds,
+            record_every=record_every,
+            data="synthetic",
+            **how,
+        )
+        return sweep(grid)
 
 
 def _assignments(config: Remarks) -> xr.Dataset:
@@ -302,12 +344,15 @@ def follows_table_3(assignment: Assignment) -> bool:
 
 def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
     """Returns Theorem 2's bound, averaged over the rounds up to T, for every M and E."""
+    t = xr.DataArray(np.arange(1, T.max() + 1), dims="t")
+    means = theorem_2(t, config, _cases(config)).cumsum("t") / t
+    return means.isel(t=T - 1).rename(t="T").rename(_NAMES)
+
+
+def _cases(config: Remarks) -> xr.Dataset:
     axes = {"num_models": config.num_models, "local_steps": config.local_steps}
     cases = xr.Dataset(coords={name: list(values) for name, values in axes.items()})
-    cases = cases.assign_coords(left_out=config.left_out[0])
-    t = xr.DataArray(np.arange(1, T.max() + 1), dims="t")
-    means = theorem_2(t, config, cases).cumsum("t") / t
-    return means.isel(t=T - 1).rename(t="T").rename(_NAMES)
+    return cases.assign_coords(left_out=config.left_out[0])
 
 
 def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
@@ -324,6 +369,12 @@ def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
     # Find the smallest c for which FedCluster's own bound, on gradients, holds in these runs.
     T, problem = result["T"], known(config).problem
     constant = (np.sqrt(T) * result.cluster_gradient.mean("seed")).max()
+    cases = {"M": result.M.max(), "E": result.E.max()}
+    half = len(T) // 2
+    before, after = (result.cluster_error.isel(T=end) for end in (half - 1, -1))
+    fall = np.log(before.drop_vars("T") / after.drop_vars("T")) / np.log(len(T) / half)
+    rounds = result.subset_round + 1
+    everywhere = theorem_2(rounds, config, _cases(config)).rename(_NAMES)
     proven = T.copy(data=mfa.remark_2(T.values, np.asarray(problem.mu), constant.item()))
     return xr.Dataset(
         {
@@ -334,6 +385,10 @@ def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
             "remark_1": ("matched", mfa.remark_1(result.matched.values)),
             "bound_exponent": -np.log(last / first) / np.log(ends[1] / ends[0]),
             "average_exponent": result.average_exponent,
+            "faster": result.average_exponent.sel(cases, drop=True) - fall,
+            "subsets_room": tightest(1 - result.fixed_subsets / everywhere, "subset_round"),
+            "subsets_ratio": (everywhere / result.fixed_subsets.mean("seed")).min(),
+            "one_model": result.one_model,
             "cluster_constant": constant,
             "cluster_room": tightest(1 - result.cluster_error / proven, "T"),
         }
@@ -356,6 +411,14 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
     about = "a comparison of two upper bounds, not of errors: "
     about += f"minus the exponents from T = 10^5 to 10^6: {describe(exponent)}"
     yield ruling("remark-2", fact(exponent > 0.25, "above 0.25"), about=about)
+    yield ruling(
+        "faster-than-fedcluster",
+        more(measured.faster, _FASTER),
+        about="MFA-RR's exponent minus FedCluster's",
+    )
+    rooms = no_less(measured.subsets_room, ROUND_OFF, form=".3g")
+    yield ruling("any-subsets", rooms, looseness=measured.subsets_ratio)
+    yield ruling("remark-3", alike(measured.one_model - 1, _ALIKE, form=".3f"))
     averages = more(measured.average_exponent, 0.25)
     yield finding(
         "MFA-RR's measured errors, averaged over frames, fall faster than T^-1/4", averages
