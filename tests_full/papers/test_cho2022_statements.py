@@ -77,7 +77,8 @@ def ours(*, noise=0.0, **leads):
 
 def apart(name, algorithm, seed, **_):
     """All methods differ in all metrics, by more than any margin for their difference."""
-    place = (*METHODS, "qFFL, q = 1", "qFFL, q = 10", "MaxFL with q = s").index(algorithm)
+    others = "qFFL, q = 1", "qFFL, q = 10", "AFL", "MaxFL with q = s"
+    place = (*METHODS, *others).index(algorithm)
     return 0.3 + 0.05 * place + 0.001 * (-1) ** seed
 
 
@@ -381,7 +382,10 @@ def test_verdicts_on_table_5(fedprox, expected):
 def test_verdicts_on_table_6():
     found = verdicts("maxfl-table6", ours(appeal=0.3, preferred_accuracy=0.0))
     expected = {"fair-not-effective": SUPPORTED, "preferred-higher": CONTRADICTED}
-    assert found == expected | {"lower-than-0-01": CONTRADICTED}
+    expected |= {"lower-than-0-01": CONTRADICTED, "q-10-emulates-afl": SUPPORTED}
+    assert found == expected
+    found = verdicts("maxfl-table6", lambda algorithm, **_: 0.5 - 0.1 * (algorithm == "AFL"))
+    assert found["q-10-emulates-afl"] == CONTRADICTED
 
 
 @pytest.mark.parametrize(

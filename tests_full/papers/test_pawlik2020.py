@@ -176,7 +176,10 @@ def test_the_optimal_cohort_is_judged_by_measurements():
     dataset = optimum()
     findings = OPTIMUM.findings(dataset, SMALL)
     assert [findings.checks[i].outcome for i in (0, 3)] == ["passed", "holds"]
-    assert {each.verdict for each in findings.statements} == {"not tested"}
+    found = {each.key: each.verdict for each in findings.statements if not each.untested}
+    assert found == {"variance-the-most": "supported"}
+    flat = dataset.assign(variance_of_updates=dataset.squared_bound_of_gradients)
+    assert verdicts(OPTIMUM, flat, SMALL)["variance-the-most"] == "contradicted"
     best = dataset.C.values[dataset.measured.values.argmin(1)]
     np.testing.assert_array_equal(findings.measured["best C"], best)
     assert best[0] < best[-1]
@@ -225,6 +228,12 @@ def test_excess_noise_is_measured():
     wide = dataset.copy(deep=True)
     wide.step[1] *= 10
     assert verdicts(NOISE, wide, config)["squared-step"] == "not settled"
+    for name, key in {"only_cohort": "all-clients-train", "equal_data": "identical-data"}.items():
+        apart = dataset.assign({name: dataset[name] + 1e-6})
+        assert verdicts(NOISE, apart, config)[key] == "contradicted"
+    unlike = findings.measured.assign(similar=-findings.measured.similar)
+    found = {each.key: each.verdict for each in NOISE.judge(unlike, config) if hasattr(each, "key")}
+    assert found["indicator"] == "contradicted"
     rising = dataset.copy(deep=True)
     rising.measured[0, 3] *= 100
     assert verdicts(NOISE, rising, config)["smaller-cohorts"] == "contradicted"
@@ -234,7 +243,13 @@ def test_excess_noise_is_measured():
 
 AVERAGING = ITEMS["theory-cohorts"]
 SHORT = Averaging(
-    dim=2, rates=(0.3, 1.0), intervals=(1, 2), num_iterations=40, horizons=(64, 1024), num_seeds=20
+    dim=2,
+    rates=(0.3, 1.0),
+    intervals=(1, 2, 4),
+    num_iterations=40,
+    horizons=(64, 1024),
+    starts=(3.0, 6.0),
+    num_seeds=20,
 )
 
 
@@ -290,6 +305,17 @@ def test_bounds_of_model_averaging_hold_for_measured_runs():
         worse = dataset.assign({name: dataset[name] * 1e6})
         now = verdicts(AVERAGING, worse, SHORT)
         assert {key for key in keys if now[key] == "contradicted"} == keys
+    late = dataset.copy(deep=True)
+    late.gradient.loc[{"I": 4, "t": slice(None, 39)}] = 1.0
+    late.gradient.loc[{"I": 4, "t": 40}] = 0.0
+    for key, wrong in {
+        "distance-slows": dataset.assign(
+            gradient=dataset.gradient.copy(data=dataset.gradient[::-1])
+        ),
+        "gradients-slow": dataset.assign(away=-dataset.away),
+        "less-communication": late,
+    }.items():
+        assert verdicts(AVERAGING, wrong, SHORT)[key] == "contradicted", key
     broken = dataset.assign(broken=dataset.broken + 1e-6)
     assert verdicts(AVERAGING, broken, SHORT)["mean-model"] == "contradicted"
     slow = dataset.copy(deep=True)

@@ -134,6 +134,16 @@ def test_the_lemmas_hold_for_measured_quantities(remarks):
     assert client < 4 * error
 
 
+def test_violated_remarks_are_found(remarks):
+    for key, name, factor in (
+        ("faster-than-fedcluster", "average_exponent", 0.1),
+        ("any-subsets", "fixed_subsets", 1e5),
+        ("remark-3", "one_model", 1.5),
+    ):
+        wrong = remarks.assign({name: factor * remarks[name]})
+        assert verdicts(ITEMS["theory-remarks"].findings(wrong, REMARKS))[key] == "contradicted"
+
+
 def test_violated_lemmas_are_found(remarks):
     for lemma in ("lemma-1", "lemma-3", "lemma-4"):
         wrong = remarks.copy(deep=True)

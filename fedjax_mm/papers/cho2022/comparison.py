@@ -359,6 +359,7 @@ def _both_rules(measured: xr.Dataset) -> Iterator[Table]:
     if "selected" in measured:
         seeds = measured["selected"].sizes["selection_seed"]
         short = measured[["selected", "selected point"]].assign_coords(rule=[*_RULES.values()])
+        short = short.dropna("algorithm", how="all", subset=["selected"])  # at given points
         texts = cells(short["selected"].mean("selection_seed"), form=".1f")
         contents = columns(texts, "score") | {"point": short["selected point"]}
         title = f"Points by both rules of selection, on {seeds} selection seed" + "s" * (seeds > 1)

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 
 import xarray as xr
 
-from fedjax_mm.papers.cho2022.comparison import BY_ACCURACY, OURS, item, lead, selected
-from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
+from fedjax_mm.papers.cho2022.comparison import BY_ACCURACY, OURS, item, lead, selected, squeezed
+from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, Point, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, fact, more, ruling, under
+from fedjax_mm.papers.rulings import Ruling, alike, fact, more, ruling, under
 from fedjax_mm.papers.schema import Reading
 
+_AFL = {"AFL": {"name": "afl", "mixture_rate": 0.1}}
+_ONE_STEP = Point(learning_rate=0.1, local_steps=1, batch_size=32)  # AFL takes no more steps
 _QFFL = {f"qFFL, q = {q:g}": {"name": "qffl", "q": q} for q in (1.0, 10.0)}
 
 
@@ -20,6 +22,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Readi
     yield ruling(
         "preferred-higher", more(lead(measured, list(_QFFL), "preferred-model accuracy, seen"))
     )
+    yield _emulates(measured)
     if (other := selected(measured, "accuracy")) is not None:
         yield from under(BY_ACCURACY, "maxfl-table6", _fair(other))
     papers = published("maxfl-table6")["values"]
@@ -32,6 +35,12 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Readi
     yield ruling("lower-than-0-01", *parts)
 
 
+def _emulates(measured: xr.Dataset) -> Ruling:
+    accuracy = squeezed(measured["test accuracy, seen"]).reindex(algorithm=["qFFL, q = 10", "AFL"])
+    about = "test accuracy, which tells methods apart whose GM-Appeals are all 0"
+    return ruling("q-10-emulates-afl", alike(-accuracy.diff("algorithm"), 5.0, ".1f"), about=about)
+
+
 def _fair(measured: xr.Dataset) -> Iterator[Ruling]:
     yield ruling("fair-not-effective", more(lead(measured, list(_QFFL), APPEAL[0]), form=".1f"))
 
@@ -40,7 +49,9 @@ ITEMS = (
     item(
         id="maxfl-table6",
         metrics=("appeal", "preferred_accuracy"),
-        settings=Comparison(**CLUSTERED, methods=_QFFL | methods("MaxFL")),
+        settings=Comparison(
+            **CLUSTERED, methods=_QFFL | _AFL | methods("MaxFL"), points={"AFL": _ONE_STEP}
+        ),
         rules=rules,
     ),
 )

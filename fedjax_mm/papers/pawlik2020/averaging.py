@@ -270,8 +270,9 @@ def _ranks_agree(one: xr.DataArray, other: xr.DataArray) -> xr.DataArray:
     from scipy.stats import rankdata
 
     axis = one.get_axis_num("t")
-    ranks = (each.copy(data=rankdata(each.values, axis=axis)) for each in (one, other))
-    return xr.corr(*ranks, dim="t")
+    first, second = (each.copy(data=rankdata(each, axis=axis)) for each in (one, other))
+    found: xr.DataArray = xr.corr(first, second, dim="t")
+    return found
 
 
 def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:

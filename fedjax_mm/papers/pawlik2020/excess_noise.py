@@ -186,7 +186,7 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
     return result.drop_attrs().assign(chosen=chosen, similar=similar)
 
 
-def _cosine(gradients: Updates) -> float:
+def _cosine(gradients: np.ndarray) -> float:
     """Returns the mean cosine between the gradients of two different clients."""
     unit = gradients / np.linalg.norm(gradients, axis=1, keepdims=True)
     return float((np.sum(unit.sum(0) ** 2) - len(unit)) / (len(unit) * (len(unit) - 1)))
