@@ -37,6 +37,7 @@ _WAYS = ("as-published", "all images")
 _HER_SEEDS = 100
 _SLOPE = 2.0  # a change that matters, in points per doubling of the cohort
 _FLAT = 5.0  # allowed difference from the mean over all cohort sizes, in points
+_MINIMAL = 0.05  # largest share of a client's IID images that others have, too
 _LARGE = 5.0  # points of standard deviation
 _WHY = "E B test images are scored in a round, so that accuracies are multiples of 1 / (E B)"
 _TAKES = "--data DIR with MNIST, with all other settings at their defaults"
@@ -148,6 +149,11 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     """Judges the slope over cohort sizes, and whether few test images cause clusters of values."""
     first, last = (measured.isel(contacts=place, drop=True) for place in (0, -1))
     yield ruling("parameters", fact(_parameters() == 1_663_370, f"{_parameters():,}"))
+    drawn_twice = 1 - (1 - 1 / config.clients) ** (config.clients - 1)
+    text = (
+        f"{drawn_twice:.1%} expected of {config.clients} clients that draw as many as the pool has"
+    )
+    yield ruling("overlap-is-minimal", fact(drawn_twice <= _MINIMAL, text))
     for key, runs in {"limited-values": first, "doubled-limits": last}.items():
         yield ruling(key, *_few_values(runs, config), about=_WHY)
     scored = first.best.sel(evaluation="as-published", drop=True)
