@@ -185,10 +185,10 @@ def cache_directory() -> Path | None:
     """Returns the directory of the cache of compiled programs, or None if none are kept.
 
     The environment variable FEDJAX_MM_CACHE overrides the default, a folder in the user's cache
-    directory, for example with a node's local disk, or with "off".
+    directory, for example with a node's local disk, or with "off". "on" means the default.
     """
-    given = os.environ.get("FEDJAX_MM_CACHE")
-    if given:
+    given = os.environ.get("FEDJAX_MM_CACHE", "on")
+    if given not in ("", "on"):
         return None if given == OFF else Path(given)
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

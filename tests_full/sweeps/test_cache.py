@@ -95,11 +95,12 @@ print(jax.config.jax_compilation_cache_dir)
 """
 
 
-@pytest.mark.parametrize("case", ["default", "off", "not writable", "of the user"])
+@pytest.mark.parametrize("case", ["default", "on", "off", "not writable", "of the user"])
 def test_python_caches_programs_unless_the_user_decides_otherwise(case, tmp_path, monkeypatch):
     places = {"off": "off", "not writable": tmp_path / "file" / "cache"}
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    monkeypatch.setenv("FEDJAX_MM_CACHE", str(places.get(case, "")))
+    monkeypatch.setenv("FEDJAX_MM_CACHE", str(places.get(case, "on" * (case == "on"))))
     own = [tmp_path / "own"] if case == "of the user" else []
     done = command_line(IN_PYTHON, *own, cache=tmp_path)
     assert done.returncode == 0, done.stderr
