@@ -27,7 +27,7 @@ class Heard(NamedTuple):
       number: n, the discounted number of observed losses.
       time: T, the discounted number of clock ticks.
       last: the last round in which a client trained a model; 0 if none.
-      first: whether each model was at work in round 1.
+      first: whether each model was active in round 1.
     """
 
     loss: Float[Array, "models clients"]
@@ -55,7 +55,7 @@ def bandit(
     each model and client, where l is the client's mean loss while training the model in this round,
     or 0 if it did not train it. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair
     without an observed loss. In the first M rounds all clients train model 1, 2, ..., M, except for
-    models that are not at work.
+    inactive models.
 
     Losses must be positive, like the cross-entropy, because other values count as unobserved.
 
@@ -72,7 +72,7 @@ def bandit(
       weights: p for "weighted-sum", one positive number per model; None means equal weights.
       discount: gamma, above 0 and at most 1.
       clock: "round" advances T once per round, and "client" N times, as in the authors' code.
-      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
         train. None means all.
 
     Raises:
@@ -169,7 +169,7 @@ def weighted_sum(
 ) -> Cohort:
     """Selects the K clients with largest ``sum_m p_m A_m``, each for its model with largest A.
 
-    A is -inf for models that are not at work.
+    A is -inf for inactive models.
     """
     _, clients = lax.top_k(shares @ jnp.where(jnp.isneginf(bounds), 0, bounds), cohort_size)
     models = jnp.argmax(bounds[:, clients], axis=0).astype(jnp.int32)
@@ -184,7 +184,7 @@ def pareto(
 ) -> Cohort:
     """Draws K Pareto-optimal clients, each for the model it trained least recently.
 
-    A is -inf for models that are not at work.
+    A is -inf for inactive models.
     """
     last = jnp.where(jnp.isneginf(bounds), jnp.iinfo(jnp.int32).max, last)
 

@@ -45,7 +45,7 @@ def fedfair(
       by: the metric that determines f_m and that all tasks must have. "loss" uses the mean training
         loss, and "accuracy" uses 100 (1 - test accuracy). Either costs one pass over the data.
       memory: d, above 0 and at most 1; None ignores which models a client has trained.
-      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
         train. None means all.
 
     Raises:
@@ -111,7 +111,7 @@ def chances(
     active: bool | Bool[Array, " models"] = True,
     rarity: int | Float[Array, "slots models"] = 1,
 ) -> Float[Array, "*slots models"]:
-    """Returns probabilities proportional to f_m^(alpha - 1), for the models at work.
+    """Returns probabilities proportional to f_m^(alpha - 1), for the active models.
 
     A model with f_m = 0 is drawn only if alpha is 1 or all f_m are 0. `rarity` multiplies them.
 

@@ -45,7 +45,7 @@ def power_of_choice(
       cohort_size: K, the number of clients of all models in a round, divided near-equally.
       candidates: d, of each model, at least the number of its clients. If fewer clients are left,
         all of them are candidates.
-      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
         train. None means all.
 
     Raises:
@@ -83,8 +83,8 @@ def power_of_choice(
             is_chosen = (jnp.arange(width, dtype=jnp.int32) < size) & ~is_taken[those[first]]
             return jnp.where(is_chosen, those[first], -1)
 
-        at_work = jnp.ones(num_models, bool) if dealt is None else dealt.active
-        rows = _in_turn(round, num_clients, cohort_size, at_work, choose)
+        is_active = jnp.ones(num_models, bool) if dealt is None else dealt.active
+        rows = _in_turn(round, num_clients, cohort_size, is_active, choose)
         return Cohort.of_rows(rows), state
 
     return Assignment(num_clients, num_models, no_state, assign)
@@ -147,7 +147,7 @@ def oort(
       durations: the duration of each client's training, positive; None means that time does not
         count.
       preferred_duration: T, in the same unit.
-      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
         train. None means all.
 
     Raises:
@@ -223,8 +223,8 @@ def oort(
             )
             return jnp.where(place < size, clients, -1).astype(jnp.int32)
 
-        at_work = jnp.ones(num_models, bool) if dealt is None else dealt.active
-        rows = _in_turn(round, num_clients, cohort_size, at_work, choose)
+        is_active = jnp.ones(num_models, bool) if dealt is None else dealt.active
+        rows = _in_turn(round, num_clients, cohort_size, is_active, choose)
         return Cohort.of_rows(rows), state._replace(weight=weights.astype(state.weight.dtype))
 
     def observe(round: Round, cohort: Cohort, reports: Any, state: Utilities) -> Utilities:
@@ -278,7 +278,7 @@ def _in_turn(
     active: Bool[Array, " models"],
     choose: Choice,
 ) -> Int[Array, "models width"]:
-    """Lets the models at work choose clients in turn, each without those that are taken."""
+    """Lets the active models choose clients in turn, each without those that are taken."""
     num_models = len(active)
     number = jnp.maximum(jnp.sum(active, dtype=jnp.int32), 1)
 

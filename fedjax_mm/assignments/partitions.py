@@ -62,7 +62,7 @@ def mfa_rand(
         ``fedavg(server_scale="1/N")`` the expected step then equals that of full participation.
       processors: B_k; one number, or one per client. With 1, each client of the cohort trains one
         model; with M or more, it trains all of them.
-      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
         train. None means all.
 
     Raises:
@@ -136,10 +136,10 @@ def mfa_rr(
         distributed as in MFA-Rand. With "never", all clients stay in the groups of one partition,
         and the K clients of each round are drawn from all groups; this is the round-robin
         allocation of FedFairMMFL's authors, who partition the clients in order.
-      on_change: what happens to a frame when the models at work change. "cut" ends it and
-        begins a new one with as many groups as models at work. ``frames_cut`` counts these ends.
+      on_change: what happens to a frame when the active models change. "cut" ends it and
+        begins a new one with as many groups as active models. ``frames_cut`` counts these ends.
         With "wait", the frame goes on to its end without the finished and the new models.
-      active: the models at work, ``bool[models]``, which `finishing` gives; None means all.
+      active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
       ValueError: if the sizes do not fit, or a choice is unknown.
@@ -209,11 +209,11 @@ def _rotated_groups(
 
 
 class Frame(NamedTuple):
-    """State of MFA-RR for the models at work.
+    """State of MFA-RR for the active models.
 
     Attributes:
       held: the partition of the frame, of numbers from 0 on.
-      active: the models at work when the frame began.
+      active: the active models when the frame began.
       first: its first round.
       cuts: the number of frames that ended early.
     """
@@ -232,7 +232,7 @@ def _rotated_jobs(
     on_change: Literal["cut", "wait"],
     active: Any,
 ) -> Assignment:
-    """MFA-RR with frames of as many rounds as models are at work."""
+    """MFA-RR with frames of as many rounds as models are active."""
     size, _, drawn = cohort_sizes(num_clients, num_models, cohort_size)
 
     def draw(rng_key: PRNGKeyArray, number: Any) -> Cohort:
@@ -332,14 +332,14 @@ def sequential(
     """Sequential FedAvg: clients train model 1 for T1 rounds, then model 2, and so on.
 
     This is the baseline for the multi-model gain. After the last model it returns to the first.
-    If the model whose turn it is has finished, the next one at work has its turn at once.
+    If the model whose turn it is has finished, the next active one has its turn at once.
 
     Args:
       num_clients: N.
       num_models: M.
       rounds_per_model: T1, the number of consecutive rounds in which a model is trained.
       cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
-      active: the models at work, ``bool[models]``, which `finishing` gives; None means all.
+      active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
       ValueError: if a size is not positive, or `cohort_size` is larger than N.

@@ -45,12 +45,12 @@ def draw_cohort(
 
 
 class Dealt(NamedTuple):
-    """Models at work, which are numbered first while clients are dealt to them.
+    """Active models, which are numbered first while clients are dealt to them.
 
     Attributes:
       number: their number, or 1 if there are none.
-      models: all models, those at work first.
-      active: whether each model is at work.
+      models: all models, the active ones first.
+      active: whether each model is active.
     """
 
     number: Int[Array, ""]
@@ -59,27 +59,27 @@ class Dealt(NamedTuple):
 
     @classmethod
     def to(cls, active: Bool[Array, " models"]) -> Self:
-        """Numbers the models at work."""
+        """Numbers the active models."""
         order = jnp.argsort(~active, stable=True).astype(jnp.int32)
         return cls(jnp.maximum(jnp.sum(active, dtype=jnp.int32), 1), order, active)
 
     @property
     def padded(self) -> Padded:
-        """The number of models at work, bounded by M."""
+        """The number of active models, bounded by M."""
         return Padded(len(self.models), self.number)
 
     def named(self, cohort: Cohort) -> Cohort:
-        """Replaces numbers from 0 on by the models at work."""
+        """Replaces numbers from 0 on by the active models."""
         return self.masked(dataclasses.replace(cohort, models=self.models[cohort.models]))
 
     def masked(self, cohort: Cohort) -> Cohort:
-        """Leaves out the clients of models that are not at work."""
+        """Leaves out the clients of inactive models."""
         clients = jnp.where(self.active[cohort.models], cohort.clients, -1)
         return dataclasses.replace(cohort, clients=clients)
 
 
 def dealt_to(num_models: int | Padded, active: Any) -> Dealt | None:
-    """The models at work, or None if all are.
+    """The active models, or None if all are.
 
     Raises:
       ValueError: if there is not one truth value for each model.

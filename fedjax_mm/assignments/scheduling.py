@@ -71,7 +71,7 @@ def scheduled(
 ) -> Assignment:
     """Schedulers of jobs: FIFO, random, SRSF, LAS and Venn.
 
-    In every round each model at work asks for a number of clients. The clients check in one after
+    In every round each active model asks for a number of clients. The clients check in one after
     another, in a new uniform order, and each serves one model that it is eligible for and that
     still lacks clients. The policy says which. A model that gets fewer clients than it asked for
     trains with them, and one that gets none keeps its parameters.
@@ -87,7 +87,7 @@ def scheduled(
         `reserved`; whenever a demand is filled, it plans again. Among the models that a client is
         reserved for, the one with the smallest remaining demand is served.
       eligible: whether a client may train a model, ``bool[models, clients]``; None means all.
-      active: the models at work, ``bool[models]``, which `finishing` gives; None means all.
+      active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
       ValueError: if a demand is not positive, or the sizes or shapes do not fit.

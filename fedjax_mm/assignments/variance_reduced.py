@@ -48,7 +48,7 @@ def variance_reduced(
       processors: B_k; one number, or one per client.
       inactive: "rest" or "train". With "train", clients that are not drawn train without
         participating, as `stalevr` with exact beta requires.
-      active: the models at work, ``bool[models]``, which `finishing` gives; the others do not
+      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
         train. None means all.
 
     Raises:

@@ -36,7 +36,7 @@ class Dispatch(NamedTuple):
       delay: draws the duration of a job.
       reallocate: whether R_m adapts to the relative variance of recent updates.
       arrivals_per_round: the number of arrivals that count as one round.
-      lifetimes: when models are at work, as stated by `finishing` and `arriving`, from the inside
+      lifetimes: when models are active, as stated by `finishing` and `arriving`, from the inside
         out; () means always.
     """
 
@@ -105,7 +105,7 @@ def fedast(
 
     Models can finish at a target, by `finishing`, and arrive later, by `arriving`. They do so
     between rounds, so that training depends on `arrivals_per_round`. R_m is 0 for models that are
-    not at work, and M in the period 0.75 R M is the number of models at work.
+    inactive, and M in the period 0.75 R M is the number of active models.
 
     Raises:
       TypeError: if `delay` is not a function.
@@ -191,7 +191,7 @@ class Clock(NamedTuple):
       place: the storage place of each model's current version.
       targets: R_m.
       arrived: the number of updates of each model since the start.
-      lives: the models at work; () if all always are.
+      lives: the active models; () if all always are.
     """
 
     time: Float[Array, ""]
@@ -205,12 +205,12 @@ class Clock(NamedTuple):
 
     @property
     def active(self) -> Bool[Array, " models"] | None:
-        """A, the models at work, or None if all always are."""
+        """A, the active models, or None if all always are."""
         return self.lives.active if isinstance(self.lives, Lives) else None
 
     @property
     def num_active(self) -> Int[Array, ""] | int:
-        """The number of models at work."""
+        """The number of active models."""
         active = self.active
         return len(self.targets) if active is None else jnp.sum(active, dtype=jnp.int32)
 
@@ -226,12 +226,12 @@ class Clock(NamedTuple):
 
     @property
     def period(self) -> Int[Array, ""] | int:
-        """The number of arrivals between two reallocations, 0.75 R M for M models at work."""
+        """The number of arrivals between two reallocations, 0.75 R M for M active models."""
         period = 3 * len(self.jobs.number) * self.num_active // 4
         return max(1, period) if isinstance(period, int) else jnp.maximum(1, period)
 
     def buffer_sizes(self, ratio: int) -> Int[Array, " models"]:
-        """Returns b_m, which is 1 for models that are not at work."""
+        """Returns b_m, which is 1 for inactive models."""
         sizes = -(-self.targets // ratio)
         return sizes if self.active is None else jnp.maximum(1, sizes)
 
@@ -270,7 +270,7 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
     if isinstance(lives, Lives):
         key = keys.assignment_key(keys.round_key(rng_key, 0))
         targets = given_up(targets, ~lives.active, lives.active, key)
-        # If nobody is at work, these jobs do not exist: `replace_jobs` deletes them.
+        # If nobody is active, these jobs do not exist: `replace_jobs` deletes them.
         model = jnp.minimum(lacking_model(targets, number), M - 1)
     draws, zeros = draws_of(dispatch, rng_key, number), jnp.zeros(M, jnp.int32)
     finish = draws.delay[number, model]
@@ -297,7 +297,7 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
 
 
 def first_lives(dispatch: Dispatch) -> Lives | tuple[()]:
-    """Returns which models are at work at time 0."""
+    """Returns which models are active at time 0."""
     if not dispatch.lifetimes:
         return ()
     each = dispatch.lifetimes, dispatch.num_models
@@ -372,7 +372,7 @@ def replace_jobs(
       clock: the clock, with the new R_m.
       rng_key: the key of the seed.
       stays: the models whose jobs stay.
-      begins: whether jobs begin, because a model is at work.
+      begins: whether jobs begin, because a model is active.
     """
     jobs, R = clock.jobs, len(clock.jobs.number)
     is_kept = stays[jobs.model]
@@ -406,7 +406,7 @@ def share_out(
 ) -> Int[Array, " models"]:
     """Returns R_m in proportion to relative variances, or the old R_m if these are undefined.
 
-    Models that are not at work get none.
+    Inactive models get none.
     """
     ratio, active = dispatch.ratio, clock.active
     variances = variances if active is None else jnp.where(active, variances, 0)

@@ -1,6 +1,6 @@
-"""Lifetimes: which models are at work, and who gets the jobs of those that finish or arrive.
+"""Lifetimes: which models are active, and who gets the jobs of those that finish or arrive.
 
-R_m is the number of jobs of model m, and A are the models at work. These rules only count jobs;
+R_m is the number of jobs of model m, and A are the active models. These rules only count jobs;
 `dispatch.py` ends and begins them.
 """
 
@@ -16,7 +16,7 @@ from fedjax_mm.base import Look, keys
 
 
 class Lifetime(NamedTuple):
-    """When models are at work, as stated by `finishing` or `arriving`.
+    """When models are active, as stated by `finishing` or `arriving`.
 
     Attributes:
       name: the wrapper's name.
@@ -25,7 +25,7 @@ class Lifetime(NamedTuple):
         model arrived or finished, or NaN before.
       event: ``(round, before, look, active) -> event`` after a number of rounds, given the one
         before, and the models that may work.
-      is_at_work: tells from the event which models are at work, among those that may work.
+      is_active: tells from the event which models are active, among those that may work.
       active: the models that may work; None means all.
     """
 
@@ -33,7 +33,7 @@ class Lifetime(NamedTuple):
     recorded: str
     first: Callable[[], Array]
     event: Callable[[Any, Array, Look, Any], Array]
-    is_at_work: Callable[[Array], Bool[Array, " models"]]
+    is_active: Callable[[Array], Bool[Array, " models"]]
     active: Any = None
 
 
@@ -42,7 +42,7 @@ class Lives(NamedTuple):
 
     Attributes:
       events: the event of each lifetime, from the inside out.
-      active: A, the models at work.
+      active: A, the active models.
       replaced: the number of jobs that were deleted and replaced, apart from those that arrived.
     """
 
@@ -56,7 +56,7 @@ def observed(
     num_models: int,
     event_of: Callable[[int, Lifetime, Bool[Array, " models"]], Array],
 ) -> tuple[tuple[Float[Array, " models"], ...], Bool[Array, " models"]]:
-    """Returns the events of all lifetimes, and the models at work.
+    """Returns the events of all lifetimes, and the active models.
 
     Args:
       lifetimes: the lifetimes, from the inside out.
@@ -68,7 +68,7 @@ def observed(
     for i, each in reversed([*enumerate(lifetimes)]):
         active = active if each.active is None else active & jnp.asarray(each.active)
         event = jnp.asarray(event_of(i, each, active), float)
-        active = active & each.is_at_work(event)
+        active = active & each.is_active(event)
         events.append(event)
     return (*reversed(events),), active
 
@@ -79,7 +79,7 @@ def given_up(
     active: Bool[Array, " models"],
     rng_key: PRNGKeyArray,
 ) -> Int[Array, " models"]:
-    """Returns R_m after some models have left their jobs to those at work, one after another.
+    """Returns R_m after some models have left their jobs to the active ones, one after another.
 
     When model f leaves, model i of A gets ``floor(R_f R_i / sum_A R)`` of its R_f jobs. The rest,
     which are fewer than A, go to different models of A, drawn uniformly.
@@ -115,14 +115,14 @@ def made_room(
     active: Bool[Array, " models"],
     num_jobs: int,
 ) -> Int[Array, " models"]:
-    """Returns R_m after models at work have left some of their jobs to new ones.
+    """Returns R_m after active models have left some of their jobs to new ones.
 
     Models arrive one after another. A new model gets ``floor(R / |A|)`` jobs, where A includes it,
     from the others in proportion to their R_m. The rest come one by one from the largest R_m. If
-    nobody else is at work, it gets all R jobs.
+    nobody else is active, it gets all R jobs.
 
     Args:
-      targets: R_m, 0 for models that are not at work.
+      targets: R_m, 0 for inactive models.
       arrives: the models that arrive.
       active: A, without the models that arrive.
       num_jobs: R.

@@ -1,6 +1,6 @@
 """Jobs: models that arrive after the first round, and models that finish when they are good enough.
 
-Both wrappers deal the clients to the models at work, by the assignment's argument `active`. A
+Both wrappers deal the clients to the active models, by the assignment's argument `active`. A
 `Dispatch` deals the jobs itself, see `asynchrony/lifetimes.py`.
 """
 
@@ -38,7 +38,7 @@ class Job(NamedTuple):
     Attributes:
       inner: the state of the assignment inside.
       event: the round after which each model arrived or finished; NaN before.
-      active: the models at work in the last round.
+      active: the active models in the last round.
     """
 
     inner: Any
@@ -63,19 +63,19 @@ def finishing(
     NaN meets no target.
 
     In asynchronous runs, a round is `arrivals_per_round` arrivals. When model f finishes, its jobs
-    in progress are deleted and its buffer is dropped. Model i of those at work gets
+    in progress are deleted and its buffer is dropped. Model i of the active ones gets
     ``floor(R_f R_i / sum R)`` more jobs, and the rest go to different models, drawn uniformly. As
     many jobs as were deleted begin at once, on new clients. When all have finished, rounds go on
     without arrivals, and time stands still.
 
-    Records have ``active``, which is 1 for a model at work in the round of the record, and
+    Records have ``active``, which is 1 for an active model in the round of the record, and
     ``finished_at``, the number of rounds after which the model finished, or NaN until the next
     round. `metrics.completion` computes the models' times from them.
 
     Args:
       assignment: mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair,
         power_of_choice or oort,
-        which deal clients to the models at work alone; wrap the result with all other wrappers.
+        which deal clients to the active models alone; wrap the result with all other wrappers.
         Or the dispatch of an asynchronous run, `fedast`.
       metric: the name of a recorded metric that every task has, such as "test_accuracy".
       at_least: the target; one for all models, or one for each.
@@ -132,9 +132,9 @@ def arriving(
     """Models arrive over time, and get clients from then on.
 
     In asynchronous runs, the jobs of time 0 belong to the models that are there, as if the others
-    had finished. A model that arrives as one of A models at work gets ``R_m = floor(R / A)``, from
+    had finished. A model that arrives as one of A active models gets ``R_m = floor(R / A)``, from
     the others in proportion to their R_m, and the rest from the largest. Its jobs begin as theirs
-    end, or at once if nobody else is at work.
+    end, or at once if nobody else is active.
 
     Records have ``active``, as in `finishing`, and ``arrived_at``, which is NaN before.
 
@@ -197,18 +197,18 @@ def _wrapped(assignment: Rule, lifetime: Lifetime) -> Rule:
     name, recorded, active = lifetime.name, lifetime.recorded, lifetime.active
     deal, everyone = _dealing(assignment, name), np.ones(assignment.num_models, bool)
 
-    def at_work(event: Array) -> Bool[Array, " models"]:
-        is_at_work = lifetime.is_at_work(event)
-        return is_at_work if active is None else is_at_work & active
+    def active_at(event: Array) -> Bool[Array, " models"]:
+        is_active = lifetime.is_active(event)
+        return is_active if active is None else is_active & active
 
     def start(rng_key: PRNGKeyArray) -> Job:
         now = lifetime.first()
-        return Job(deal(everyone).init(rng_key), now, at_work(now))
+        return Job(deal(everyone).init(rng_key), now, active_at(now))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Job, look: Look) -> tuple[Cohort, Job]:
         done = jnp.asarray(round, jnp.int32) - 1
         now = lifetime.event(done, state.event, look, active)
-        working = at_work(now)
+        working = active_at(now)
         cohort, inside = deal(working).assign(rng_key, round, state.inner, look)
         return cohort, Job(inside, now, working)
 
@@ -239,7 +239,7 @@ def _check_few(dispatch: Dispatch) -> None:
 
 
 def _dealing(assignment: Assignment, name: str) -> Callable[[Any], Assignment]:
-    """A function of the models at work that makes the assignment again for them."""
+    """A function of the active models that makes the assignment again for them."""
     call = assignment.call
     if call is None or "active" not in call.arguments:
         raise ValueError(

@@ -362,7 +362,7 @@ class ObserveFn(Protocol):
 
 
 ACTIVE = "active"
-"""Name of an assignment's metric that is 0 for models that are not at work, see `Assignment`."""
+"""Name of an assignment's metric that is 0 for inactive models, see `Assignment`."""
 
 
 class _AssignmentFields(NamedTuple):
@@ -385,7 +385,7 @@ class Assignment(Part, _AssignmentFields):
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns additional metrics ``[models, ...]`` by name, from the state, to record along
         with the tasks' metrics; None means no additional ones. A model whose metric ``active`` is 0
-        is not at work: its server never steps, and its rounds are not idle.
+        is not active: its server never steps, and its rounds are not idle.
       sampling: how clients are sampled, as stated by `sampled`; None if unknown or data-dependent.
         Privacy accounting relies on it, so ``assignment._replace(...)`` has none.
     """

@@ -174,7 +174,7 @@ def compute_arrivals(
 ) -> tuple[tuple[StackState, ...], AsyncState, Work]:
     """Computes the next `number` arrivals, and returns the models, the clock and the work.
 
-    There are none if no model is at work.
+    There are none if no model is active.
     """
     stacks, dispatch = run.stacks, run.dispatch
     options = run.options._replace(with_reports=dispatch.reallocate)
@@ -355,7 +355,7 @@ def _reallocate(
     stores: Sequence[Store],
     is_due: Array,
 ) -> Clock:
-    """Returns the clock with new R_m, if they are due and models at work have enough updates."""
+    """Returns the clock with new R_m, if they are due and active models have enough updates."""
 
     def share() -> Array:
         each = [jax.vmap(relative_variance)(store.recent) for store in stores]

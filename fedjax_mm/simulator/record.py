@@ -50,7 +50,7 @@ class Trace:
       gradients: ``int32[records, models]``, gradients computed since the previous record. In both
         counts, -1 marks an overflow of 32 bits.
       idle_rounds: ``int32[records, models]``, rounds since the previous record in which the model
-        was at work and had no participants.
+        was active and had no participants.
       upload_size: the number of values one client sends per local training of each model.
       download_size: the number of values one client receives per local training of each model.
       per_client: names of metrics with one number per client, on the axis after the models axis.

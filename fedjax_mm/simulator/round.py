@@ -99,7 +99,7 @@ class Rounds(NamedTuple):
         return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained, active))
 
     def active(self, own: Any) -> Bool[Array, " models"]:
-        """Models at work, given the state of the assignment after its choice."""
+        """Active models, given the state of the assignment after its choice."""
         metrics = self.assignment.metrics(own) if self.assignment.metrics else {}
         return metrics[ACTIVE] > 0 if ACTIVE in metrics else jnp.ones(self.num_models, bool)
 
@@ -285,7 +285,7 @@ def aggregate(
 ) -> tuple[StackState, ...]:
     """Applies the server step to every model.
 
-    Models without participants are unchanged unless they are at work and their algorithm has
+    Models without participants are unchanged unless they are active and their algorithm has
     `steps_idle`.
     """
 

@@ -132,9 +132,9 @@ def fedast(
         delay_of: maps `(number, m)` to the job's delay.
         num_rounds: the number of rounds.
         server_rate: eta_g.
-        reallocate: whether R_m changes every 0.75 R |A| arrivals, A being the models at work.
+        reallocate: whether R_m changes every 0.75 R |A| arrivals, A being the active models.
         window: the number of updates of each model that reallocation uses.
-        per_round: the number of arrivals in a round, unless no model is at work.
+        per_round: the number of arrivals in a round, unless no model is active.
         arrivals: the number of rounds after which each model arrives; None means 0.
         meets: whether a model w_m has met its target.
         every: the number of rounds between two evaluations.

@@ -10,7 +10,7 @@ def completed(needs, num_clients, arrivals, share):
       needs: the number of client trainings that each model needs.
       num_clients: N, each of which trains one model a round.
       arrivals: the number of completed rounds after which each model arrives.
-      share: the number of clients of each model at work, given their number of models.
+      share: the number of clients of each active model, given their number of models.
     """
     finished, done = [np.nan] * len(needs), [0] * len(needs)
     for t in range(1, 100):

@@ -52,7 +52,7 @@ def size(params):
 
 
 def order_of(num_models, t, m):
-    """The models in the order in which those at work get what remains of a finished model's."""
+    """The models in the order in which the active ones get what remains of a finished model's."""
     key = keys.leaving_key(keys.assignment_key(keys.round_key(KEY, t)), jnp.int32(m))
     return jax.random.permutation(key, num_models).tolist()
 
