@@ -676,18 +676,29 @@ on_files.mkdocs_priority = 100  # before mkdocs-jupyter looks for notebooks
 BOOSTS = {
     "how-to": 8,
     "notebooks": 4,
-    "literature": 6,
+    "literature": 3,
     "install": 8,
     "experiments": 8,
     "extending": 8,
     "keys": 3,
+    "concepts": 8,
+    "index": 8,
 }
 """How much more the search values the pages that say how; results and the reference have 1."""
+
+
+def tags() -> dict[str, list[str]]:
+    """Returns words that the search must find, for pages that cannot list them at their top."""
+    return {
+        "literature.md": [name for name in literature() if " " not in name],
+        "results.md": ["reproduce", "reproducibility", "papers"],
+    }
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Redirects links from files of the repository to pages, and links names to the reference."""
     here = page.file.src_uri
+    page.meta.setdefault("tags", tags().get(here, []))
     page.meta.setdefault("search", {"boost": BOOSTS.get(re.split(r"[/.]", here)[0], 1)})
     if here.startswith("results") or here == "index.md":
         page.meta["hide"] = ["toc"] if here != "index.md" else ["toc", "navigation"]
