@@ -425,7 +425,11 @@ CASES = TRACED | {
     "array as the task": (simulated(tasks=X), "tasks is an array of shape", TypeError),
     "arrays as tasks": (simulated(tasks=(X, Y)), r"tasks\[0\] is an array of shape", TypeError),
     "module as the task": (simulated(tasks=TASK.module), "is a LogisticRegression, n", TypeError),
-    "None as the task": (simulated(tasks=None), "tasks is None, not a task; give one, such as", TypeError),
+    "None as the task": (
+        simulated(tasks=None),
+        "tasks is None, not a task; give one, such as",
+        TypeError,
+    ),
     "half a task": (
         simulated(tasks=Incomplete()),
         "tasks is an Incomplete, not a task; it lacks weight, batch, loss, metrics",
