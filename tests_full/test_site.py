@@ -128,6 +128,24 @@ def test_cells_of_statements_name_their_columns(site):
     assert labels[:4] == ["statement", "measure", "value", "verdict"]
 
 
+def test_a_published_page_names_its_picture(site):
+    """The picture has an absolute address, so a site without one has none."""
+    jinja2 = pytest.importorskip("jinja2")
+    pages = {"base.html": "{% block extrahead %}{% endblock %}"}
+    pages["main.html"] = (ROOT / "docs" / "theme" / "main.html").read_text()
+    template = jinja2.Environment(loader=jinja2.DictLoader(pages)).get_template("main.html")
+    config = {"site_url": "https://example.org/", "site_name": "A", "site_description": "B"}
+    page = {"title": "Install", "canonical_url": "https://example.org/install/", "meta": {}}
+    text = template.render(config=config, page=page)
+    named = dict(re.findall(r'<meta (?:property|name)="(.*?)" content="(.*?)">', text))
+    assert (named["og:title"], named["og:description"]) == ("Install", "B")
+    assert named["og:url"] == page["canonical_url"]
+    assert (site / named["og:image"].removeprefix(config["site_url"])).is_file()
+    assert not template.render(config=config | {"site_url": ""}, page=page).strip()
+    if not os.environ.get("SITE_URL"):
+        assert "og:image" not in (site / "index.html").read_text()
+
+
 def test_pages_without_an_address_have_no_link_to_their_source(site):
     if not os.environ.get("REPO_URL"):
         assert "edit/main" not in (site / "install" / "index.html").read_text()
