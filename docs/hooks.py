@@ -77,6 +77,7 @@ REFERENCE = {
             "base.chunks.ClientMap",
             "asynchrony.delays.PerModel",
             "asynchrony.delays.PerClient",
+            "asynchrony.delays.PerClientAndModel",
         ),
     ),
     "assignments": Area(
@@ -87,6 +88,9 @@ REFERENCE = {
             "availability.laws.Probability",
             "availability.jobs.Targets",
             "assignments.partitions.Processors",
+            "assignments.bandits.Policy",
+            "assignments.rotating.Flags",
+            "assignments.scheduling.Eligible",
         ),
     ),
     "algorithms": Area(
@@ -94,20 +98,29 @@ REFERENCE = {
         "Client contributions, server steps on their sum, and robust aggregation.",
         ("algorithms", "compression", "local", "optimizers", "privacy", "robust", "schedules"),
         ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
-        aliases=("schedules.Schedule", "optimizers.Decay", "robust.rules.Attackers"),
+        aliases=(
+            *("schedules.Schedule", "optimizers.Decay", "compression.SomeShare"),
+            *("algorithms.sharing.Where", "robust.rules.AggregateFn"),
+            *("robust.rules.Attackers", "robust.rules.HalfShare"),
+        ),
     ),
     "tasks": Area(
         "Tasks",
         "Learning problems.",
         ("tasks",),
         tuple(f"fedjax_mm.tasks.{name}" for name in ("mean_estimation", "quadratic", "view")),
+        aliases=(
+            "tasks.modules.Network",
+            "tasks.with_clients.ClientMetric",
+            "tasks.with_metrics.Own",
+        ),
     ),
     "data": Area(
         "Data",
         "Sources, and their partitions.",
         ("data",),
         tuple(f"fedjax_mm.data.{name}" for name in ("idx", "partition", "synthetic")),
-        aliases=("data.federate.Examples",),
+        aliases=("data.federate.Examples", "data.federated.DataKind"),
     ),
     "sweeps": Area("Sweeps", "Many runs in few programs, devices and checkpoints.", ("sweeps",)),
     "experiments": Area(
@@ -118,6 +131,7 @@ REFERENCE = {
             f"fedjax_mm.experiments.{name}"
             for name in ("fields", "methods", "optimizers", "overrides", "point", "tasks")
         ),
+        aliases=("experiments.axes.Axes", "experiments.executors.AnyExecutor"),
     ),
     "results": Area(
         "Results",
@@ -130,6 +144,7 @@ REFERENCE = {
             ),
             *("fedjax_mm.tools.files", "fedjax_mm.plots.drawing"),
         ),
+        aliases=("metrics.ClientShare",),
     ),
     "theory": Area(
         "Theory",
