@@ -287,7 +287,9 @@ def _rules(
         for name, each in parameters.items()
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(
+        each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters.values()
+    )
     return by_place, by_name, [] if takes_any else [*parameters]
 
 
