@@ -1,7 +1,7 @@
 """Draws the picture of the front page: who trains what, beside the curves, for light and dark.
 
-Run `python docs/front.py`; it writes `docs/images/front-light.svg` and `front-dark.svg`, and with
-the code of the page on plots `docs/images/curves.png`.
+Run `python docs/front.py`; it writes `docs/images/front-light.svg` and `front-dark.svg`, the card
+`card.png` that other sites show beside a link, and with the code of the page on plots `curves.png`.
 """
 
 import re
@@ -84,6 +84,12 @@ if __name__ == "__main__":
     result = sweep(build, {"assignment": list(NAMES)}, num_rounds=1000, num_seeds=20)
     for look in LOOKS:
         save_figure(draw(result, look), HERE / "images" / f"front-{look}.svg")
+    card, path = draw(result, "light"), HERE / "images" / "card.png"
+    card.set_size_inches(8, 4.2)
+    card.patch.set(alpha=1, facecolor="white")
+    card.suptitle("fedjax_mm: many models, one pool of clients", fontsize=14)
+    card.savefig(path, dpi=150)
+    path.write_bytes(shrunk(path.read_bytes(), 2**16))
     page = (HERE / "how-to" / "plots.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     path = HERE / "images" / "curves.png"

@@ -77,6 +77,7 @@ REFERENCE = {
             "base.chunks.ClientMap",
             "asynchrony.delays.PerModel",
             "asynchrony.delays.PerClient",
+            "asynchrony.delays.PerClientAndModel",
         ),
     ),
     "assignments": Area(
@@ -87,6 +88,9 @@ REFERENCE = {
             "availability.laws.Probability",
             "availability.jobs.Targets",
             "assignments.partitions.Processors",
+            "assignments.bandits.Policy",
+            "assignments.rotating.Flags",
+            "assignments.scheduling.Eligible",
         ),
     ),
     "algorithms": Area(
@@ -94,20 +98,29 @@ REFERENCE = {
         "Client contributions, server steps on their sum, and robust aggregation.",
         ("algorithms", "compression", "local", "optimizers", "privacy", "robust", "schedules"),
         ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
-        aliases=("schedules.Schedule", "optimizers.Decay", "robust.rules.Attackers"),
+        aliases=(
+            *("schedules.Schedule", "optimizers.Decay", "compression.SomeShare"),
+            *("algorithms.sharing.Where", "robust.rules.AggregateFn"),
+            *("robust.rules.Attackers", "robust.rules.HalfShare"),
+        ),
     ),
     "tasks": Area(
         "Tasks",
         "Learning problems.",
         ("tasks",),
         tuple(f"fedjax_mm.tasks.{name}" for name in ("mean_estimation", "quadratic", "view")),
+        aliases=(
+            "tasks.modules.Network",
+            "tasks.with_clients.ClientMetric",
+            "tasks.with_metrics.Own",
+        ),
     ),
     "data": Area(
         "Data",
         "Sources, and their partitions.",
         ("data",),
         tuple(f"fedjax_mm.data.{name}" for name in ("idx", "partition", "synthetic")),
-        aliases=("data.federate.Examples",),
+        aliases=("data.federate.Examples", "data.federated.DataKind"),
     ),
     "sweeps": Area("Sweeps", "Many runs in few programs, devices and checkpoints.", ("sweeps",)),
     "experiments": Area(
@@ -118,6 +131,7 @@ REFERENCE = {
             f"fedjax_mm.experiments.{name}"
             for name in ("fields", "methods", "optimizers", "overrides", "point", "tasks")
         ),
+        aliases=("experiments.axes.Axes", "experiments.executors.AnyExecutor"),
     ),
     "results": Area(
         "Results",
@@ -130,6 +144,7 @@ REFERENCE = {
             ),
             *("fedjax_mm.tools.files", "fedjax_mm.plots.drawing"),
         ),
+        aliases=("metrics.ClientShare",),
     ),
     "theory": Area(
         "Theory",
@@ -676,18 +691,29 @@ on_files.mkdocs_priority = 100  # before mkdocs-jupyter looks for notebooks
 BOOSTS = {
     "how-to": 8,
     "notebooks": 4,
-    "literature": 6,
+    "literature": 3,
     "install": 8,
     "experiments": 8,
     "extending": 8,
     "keys": 3,
+    "concepts": 8,
+    "index": 8,
 }
 """How much more the search values the pages that say how; results and the reference have 1."""
+
+
+def tags() -> dict[str, list[str]]:
+    """Returns words that the search must find, for pages that cannot list them at their top."""
+    return {
+        "literature.md": [name for name in literature() if " " not in name],
+        "results.md": ["reproduce", "reproducibility", "papers"],
+    }
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Redirects links from files of the repository to pages, and links names to the reference."""
     here = page.file.src_uri
+    page.meta.setdefault("tags", tags().get(here, []))
     page.meta.setdefault("search", {"boost": BOOSTS.get(re.split(r"[/.]", here)[0], 1)})
     if here.startswith("results") or here == "index.md":
         page.meta["hide"] = ["toc"] if here != "index.md" else ["toc", "navigation"]

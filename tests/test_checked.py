@@ -158,6 +158,21 @@ def test_positional_and_keyword_arguments_are_checked():
         factory()
 
 
+def test_arguments_by_position_are_refused_unless_the_function_takes_any():
+    @checked
+    def some(first: Count, *, second=2):
+        return first, second
+
+    @checked
+    def every(first: Count, *others):
+        return first, others
+
+    words = "some takes only first by position; give the others by name: second"
+    with pytest.raises(TypeError, match=words):
+        some(1, 2)
+    assert every(np.int8(1), 2, 3) == (1, (2, 3))
+
+
 def test_a_checked_function_keeps_its_name_and_signature():
     assert pickle.loads(pickle.dumps(factory)) is factory
     assert (factory.__name__, factory.__doc__) == ("factory", "An example.")

@@ -18,28 +18,48 @@ WORDS = {  # what somebody types, and the page that says how
     "install": "install/",
     "cuda": "install/",
     "multi-gpu": "how-to/devices/",
-    "own data": "how-to/data/",
+    "multi-model": "",
+    "custom dataset": "how-to/data/",
+    "huggingface": "how-to/data/",
     "dirichlet": "how-to/data/",
-    "neural network": "how-to/network/",
+    "femnist": "how-to/data/",
+    "custom model": "how-to/network/",
+    "fedbn": "how-to/network/",
     "custom algorithm": "extending/",
     "choose a method": "how-to/methods/",
-    "client drift": "how-to/methods/",
+    "client sampling": "how-to/methods/",
+    "fairness": "how-to/methods/",
+    "fedadam": "literature/",
+    "feddyn": "literature/",
+    "fednova": "literature/",
+    "moon": "literature/",
+    "ditto": "literature/",
+    "power of choice": "literature/",
     "maxfl": "how-to/appeal/",
-    "thresholds": "how-to/appeal/",
     "stragglers": "how-to/away/",
-    "client dropout": "how-to/away/",
     "differential privacy": "how-to/privacy/",
     "quantization": "how-to/compression/",
-    "staleness": "how-to/asynchronous/",
+    "krum": "how-to/robust/",
+    "byzantine": "how-to/robust/",
+    "robust aggregation": "how-to/robust/",
+    "label flip": "how-to/robust/",
+    "fedbuff": "how-to/asynchronous/",
     "checkpoint": "how-to/resuming/",
+    "job array": "how-to/clusters/",
     "slurm": "how-to/clusters/",
+    "sweep": "how-to/sweeps/",
+    "nan": "how-to/sweeps/",
     "optuna": "how-to/tuning/",
-    "hyperparameter": "how-to/tuning/",
     "error bars": "how-to/plots/",
     "tensorboard": "how-to/tracking/",
-    "toml": "experiments/",
+    "learning rate schedule": "experiments/",
+    "local epochs": "experiments/",
+    "save model": "experiments/",
     "concept drift": "how-to/drift/",
     "clustered": "how-to/groups/",
+    "out of memory": "concepts/memory/",
+    "compile time": "concepts/compiling/",
+    "reproduce": "results/",
 }
 SEARCH = """
 const fs = require("fs"), vm = require("vm");
@@ -106,6 +126,24 @@ def test_cells_of_statements_name_their_columns(site):
     text = (site / "results" / "mfa-fig3" / "index.html").read_text()
     labels = re.findall(r'<td data-label="(.*?)"', text)
     assert labels[:4] == ["statement", "measure", "value", "verdict"]
+
+
+def test_a_published_page_names_its_picture(site):
+    """The picture has an absolute address, so a site without one has none."""
+    jinja2 = pytest.importorskip("jinja2")
+    pages = {"base.html": "{% block extrahead %}{% endblock %}"}
+    pages["main.html"] = (ROOT / "docs" / "theme" / "main.html").read_text()
+    template = jinja2.Environment(loader=jinja2.DictLoader(pages)).get_template("main.html")
+    config = {"site_url": "https://example.org/", "site_name": "A", "site_description": "B"}
+    page = {"title": "Install", "canonical_url": "https://example.org/install/", "meta": {}}
+    text = template.render(config=config, page=page)
+    named = dict(re.findall(r'<meta (?:property|name)="(.*?)" content="(.*?)">', text))
+    assert (named["og:title"], named["og:description"]) == ("Install", "B")
+    assert named["og:url"] == page["canonical_url"]
+    assert (site / named["og:image"].removeprefix(config["site_url"])).is_file()
+    assert not template.render(config=config | {"site_url": ""}, page=page).strip()
+    if not os.environ.get("SITE_URL"):
+        assert "og:image" not in (site / "index.html").read_text()
 
 
 def test_pages_without_an_address_have_no_link_to_their_source(site):

@@ -86,7 +86,9 @@ def fedavg(
 
 def _settings(local: LocalSGD | Scalar | Schedule, local_steps: Steps | None) -> LocalSGD:
     if not isinstance(local, LocalSGD):
-        return local_sgd(local, steps=check_argument("local_steps", local_steps, TracedCount))
+        settings = local_sgd(local, steps=local_steps)
+        check_argument("local_steps", local_steps, TracedCount)
+        return settings
     if local_steps is not None:
         raise ValueError(f"local_steps is {local_steps}; give it to local_sgd, as steps")
     if local.steps is None:

@@ -17,6 +17,7 @@ from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, checked
 
 Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
+"""How a policy ranks pairs of a client and a model."""
 
 
 class Heard(NamedTuple):

@@ -16,6 +16,7 @@ from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked
 
 Flags: TypeAlias = Sequence[bool] | Bool[np.ndarray, " models"]
+"""One bool for each model."""
 
 
 @checked

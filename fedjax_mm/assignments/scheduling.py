@@ -16,6 +16,7 @@ from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, check_argument, checked
 
 Eligible: TypeAlias = Bool[np.ndarray, "models clients"] | Sequence[Sequence[bool]]
+"""Which clients may serve each model."""
 
 
 class Requests(NamedTuple):

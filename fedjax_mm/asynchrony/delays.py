@@ -31,6 +31,7 @@ PerClient: TypeAlias = Scalar | Float[Array, " clients"] | Sequence[float]
 """A number for all clients, or one for each."""
 
 PerClientAndModel: TypeAlias = PerModel | Float[Array, "models clients"]
+"""A number for all, one for each model, or one for each model and client."""
 
 
 class Delay(Protocol):

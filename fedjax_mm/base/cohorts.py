@@ -15,7 +15,10 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_mm.base.calls import in_short
 
 Numbers: TypeAlias = Int[Array, " slots"] | Int[np.ndarray, " slots"]
+"""A number for each slot of a cohort."""
+
 Places: TypeAlias = Int[Array, "models width"] | Int[np.ndarray, "models width"]
+"""For each model, the numbers of its clients or slots."""
 
 
 @jax.tree_util.register_pytree_node_class

@@ -19,6 +19,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.base import Index, Round
 
 ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
+"""The models' indices, from 0."""
 
 _METRICS = 2**31 - 1  # far from model indices, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from round numbers

@@ -142,6 +142,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         for name in kwargs:
             if known and name not in known:
                 raise TypeError(_unknown(function, name, known))
+        if known and len(args) > len(by_place):
+            raise TypeError(_by_name(function, known[: len(by_place)], known[len(by_place) :]))
         first: Any = [rule(value) for rule, value in zip(by_place, args, strict=False)]
         rest: Any = args[len(first) :]
         named: Any = {
@@ -263,6 +265,13 @@ def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
     return f"{function.__name__} has no argument {name!r}; {hint}"
 
 
+def _by_name(function: Callable[..., Any], first: list[str], others: list[str]) -> str:
+    """Error message about too many arguments by position."""
+    taken = f"only {', '.join(first)}" if first else "no argument"
+    hint = f"; give the others by name: {', '.join(others)}" if others else ""
+    return f"{function.__name__} takes {taken} by position{hint}"
+
+
 def _rules(
     function: Callable[..., Any],
 ) -> tuple[list[Callable[[Any], Any]], dict[str, Any], list[str]]:
@@ -278,7 +287,9 @@ def _rules(
         for name, each in parameters.items()
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(
+        each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters.values()
+    )
     return by_place, by_name, [] if takes_any else [*parameters]
 
 

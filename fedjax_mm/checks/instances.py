@@ -27,7 +27,7 @@ _TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
 
 def check_task(value: Any, name: str = "task") -> Any:
     """Returns `value` if it is a task, or raises a `TypeError` with a remedy."""
-    task = _check(name, value, "a task", Task, "such as tasks.quadratic(24, 4, mu=2e-4)")
+    task = _check(name, value, "a task", Task, "tasks.quadratic(24, 4, mu=2e-4)")
     if jax.tree_util.all_leaves([task]):
         raise TypeError(
             f"{name} is {described(task)}, whose class JAX does not know; register it, by "
@@ -39,8 +39,8 @@ def check_task(value: Any, name: str = "task") -> Any:
 
 def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
     """Returns `value` if it is an algorithm, or raises a `TypeError` with a remedy."""
-    remedy = "such as fedavg(0.1, local_steps=5)"
-    algorithm: Algorithm = _check(name, value, "an algorithm", Algorithm, remedy)
+    example = "fedavg(local_sgd(0.1, steps=5))"
+    algorithm: Algorithm = _check(name, value, "an algorithm", Algorithm, example)
     others = "num_steps", "metrics", "personal", "download"
     _check_functions("algorithm", algorithm, ("init", "client", "server"), others)
     idle: Any = algorithm.steps_idle
@@ -53,8 +53,8 @@ def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
 
 def check_assignment(value: Any, name: str = "assignment") -> Assignment:
     """Returns `value` if it is an assignment, or raises a `TypeError` with a remedy."""
-    remedy = "such as full_participation(num_clients)"
-    assignment: Assignment = _check(name, value, "an assignment", Assignment, remedy)
+    example = "full_participation(num_clients)"
+    assignment: Assignment = _check(name, value, "an assignment", Assignment, example)
     _check_functions("assignment", assignment, ("init", "assign"), ("observe", "metrics"))
     return assignment
 
@@ -98,7 +98,7 @@ def check_optimizer_factory(name: str, value: Any) -> None:
     """Raises `TypeError` if `value` does not make an optax optimizer from a learning rate."""
     remedy = "give a function of the round's rate, such as optax.sgd"
     if isinstance(value, optax.GradientTransformation):
-        raise TypeError(f"{name} is an optax optimizer; {remedy}, without calling it")
+        raise TypeError(f"{name} is {described(value)}; {remedy}, without calling it")
     if not callable(value):
         raise TypeError(f"{name} is {described(value)}; {remedy}")
     made = value(0.1)
@@ -114,7 +114,10 @@ def check_rate(name: str, value: Any) -> None:
       ValueError: if it is out of range.
     """
     if isinstance(value, optax.GradientTransformation):
-        raise TypeError(f"{name} is an optax optimizer; give a number, and optimizer=optax.sgd")
+        raise TypeError(
+            f"{name} is {described(value)}; give a number, or a function of the round t; clients' "
+            "optimizers go to local_sgd, as in local_sgd(0.1, steps=5, optimizer=optax.adam)"
+        )
     if callable(value):
         check_schedule(name, value)
     else:
@@ -187,25 +190,26 @@ def check_seed(name: str, seed: Any) -> int:
     return number
 
 
-def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:
+def _check(name: str, value: Any, wanted: str, kind: type, example: str) -> Any:
     if not isinstance(value, type) and isinstance(value, kind):
         return value
+    remedy = f"give one, such as {example}"
     found = [field for field in _TASK if hasattr(value, field)]
     lacks = [field for field in _TASK if getattr_static(value, field, None) is None]
     if isinstance(value, Task | Algorithm | Assignment) and not isinstance(value, type):
-        remedy = f"give {remedy.removeprefix('give ')}; {_ORDER}"
+        remedy += f"; {_ORDER}"
     elif isinstance(value, type):
-        remedy = f"give an instance, {remedy}"
+        remedy = f"give an instance, such as {example}"
     elif callable(value) and hasattr(value, "__name__"):
         remedy = f"call it, as in {value.__name__}(...)"
+    elif isinstance(value, optax.GradientTransformation):
+        remedy += "; a server's optimizer goes to fedavg, as server_optimizer=optax.sgd(1.0)"
     elif kind is Task and _is_data(value):
         remedy = "make one of it, by data.federate and tasks.classification(data, module)"
     elif kind is Task and found:
         remedy = f"it lacks {', '.join(lacks)}"
         if set(lacks) & set(found):
             remedy += "; define them in its class, because attributes from __getattr__ are ignored"
-    elif isinstance(value, optax.GradientTransformation):
-        remedy = "give it to fedavg(0.1, local_steps=5, server_optimizer=...)"
     raise TypeError(f"{name} is {described(value)}, not {wanted}; {remedy}")
 
 

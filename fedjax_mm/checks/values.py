@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jaxtyping import Array, Bool
 
@@ -185,6 +186,8 @@ def described(value: Any) -> str:
     article = "an" if kind[0] in "AEIOaeio" else "a"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array of shape {tuple(value.shape)}"
+    if isinstance(value, optax.GradientTransformation):
+        return "an optax optimizer"
     size = f" of {len(value)}" if type(value) in (list, tuple, dict, set) else ""
     return f"{article} {kind}{size}"
 
@@ -358,6 +361,8 @@ def fit_params(params: Any, like: Any) -> Any:
         is_known = not isinstance(given, jax.Array) or (
             not isinstance(given, jax.core.Tracer) and given.is_fully_addressable
         )
+        if is_known and np.asarray(given).dtype.kind in "OSU":
+            raise TypeError(f"initial parameters have {described(given)}; give arrays of numbers")
         with np.errstate(over="ignore"):  # out-of-range numbers become infinite
             if is_known and not np.isfinite(np.asarray(given).astype(wanted.dtype)).all():
                 raise ValueError(

@@ -40,17 +40,40 @@ from fedjax_mm.sweeps.grid import check_records
 _STRICT, _FINITE = Field(strict=True), Field(strict=True, allow_inf_nan=False)
 
 Number = Annotated[float, _FINITE]
+"""A finite number."""
+
 Positive = Annotated[float, limits_of(checked.Positive), _FINITE]
+"""A positive number."""
+
 NonNegative = Annotated[float, limits_of(checked.NonNegative), _FINITE]
+"""A nonnegative number."""
+
 Fraction = Annotated[checked.Fraction, _FINITE]
+"""A fraction strictly between 0 and 1."""
+
 Share = Annotated[checked.Share, _FINITE]
+"""A fraction from 0 to 1, inclusive."""
+
 BelowOne = Annotated[float, Interval(ge=0, lt=1), _FINITE]
+"""A fraction from 0, and below 1."""
+
 Percent = Annotated[checked.Percent, _FINITE]
+"""A percentage, from 0 to 100."""
+
 Count = Annotated[checked.Count, _STRICT]
+"""A positive whole number."""
+
 CountOrZero = Annotated[checked.CountOrZero, _STRICT]
+"""A whole number, 0 or more."""
+
 TwoOrMore = Annotated[checked.TwoOrMore, _STRICT]
+"""A whole number, 2 or more."""
+
 Seed = Annotated[checked.Seed, _STRICT]
+"""An integer seed."""
+
 Flag = Annotated[bool, _STRICT]
+"""True or false."""
 
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:

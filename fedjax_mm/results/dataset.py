@@ -53,7 +53,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
       for the task's `per_client` metrics, and ``NAME_0`` and so on for others.
 
     Warns:
-      UserWarning: if no client trained any model in a run.
+      UserWarning: if no client trained any model in a run, or if a single run diverged.
 
     Raises:
       ValueError: if `dims` do not fit the trace, or clash with an argument of `sel`.
@@ -109,10 +109,17 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         first = first_not_finite(is_finite)
         rounds = np.where(first < 0, -1, coords["round"][first]).astype(np.int32)
         dataset["diverged"] = (*dims, "model"), rounds
+        if not dims and (first >= 0).any():
+            model = min(np.flatnonzero(first >= 0), key=rounds.__getitem__)
+            warnings.warn(
+                f"the run diverged: the loss of model {model + 1} is not finite in round "
+                f"{rounds[model]}; lower the learning rate",
+                stacklevel=3,
+            )
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
     if words := _nobody(dataset):
-        warnings.warn(words, stacklevel=2)
+        warnings.warn(words, stacklevel=3)
     return dataset
 
 

@@ -123,12 +123,15 @@ class Tracked(NamedTuple):
         """Yields the runs, point by point."""
         dims, about = (*self.axes, "seed"), self.manifest
         sizes = (range(self.dataset.sizes[dim]) for dim in dims)
+        words = {dim: _in_short(self.dataset[dim].values.tolist()) for dim in self.axes}
         for place in product(*sizes):
             here = self.dataset.isel(dict(zip(dims, place, strict=True)))
             at = {
                 dim: self.dataset[dim].values[i].item() for dim, i in zip(dims, place, strict=True)
             }
-            point = ",".join(f"{dim}={at[dim]}" for dim in self.axes)
+            point = ",".join(
+                f"{dim}={words[dim][i]}" for dim, i in zip(self.axes, place, strict=False)
+            )
             params = settings_at(about.get("config", {}), at) | at
             if "seed" in about:
                 params["root_seed"] = about["seed"]
@@ -151,6 +154,12 @@ class Tracked(NamedTuple):
             each = zip(values["model"].values, values.values.T, strict=True)
             curves |= {f"{name}/model_{model}": (steps, x) for model, x in each}
         return curves
+
+
+def _in_short(values: list[Any]) -> list[str]:
+    """Coordinates as text, with 6 digits of each float if these distinguish them."""
+    words = [f"{x:g}" if isinstance(x, float) else str(x) for x in values]
+    return words if len({*words}) == len(values) else [*map(str, values)]
 
 
 def settings_at(config: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def simulate(
     Returns:
       The final state, and the trace with ``1 + num_rounds / record_every`` records. The trace of an
       asynchronous run has additional metrics; see `fedast`. A model that diverges continues with
-      NaN, which `to_dataset` marks in ``diverged``.
+      NaN, which `to_dataset` marks in ``diverged``, with a warning for a single run.
 
     Raises:
       TypeError: if an argument has the wrong type, for example data instead of a task.

@@ -123,15 +123,15 @@ class Grid:
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, None, "params")
-        if isinstance(self.build, Setup) and isinstance(self.axes, Mapping):
+        if not isinstance(self.axes, Mapping):
+            raise TypeError(f"axes is {described(self.axes)}; give a dict of names and values")
+        if isinstance(self.build, Setup):
             self._use_paths(self.build)
         if not callable(self.build):
             raise TypeError(
                 f"build is {described(self.build)}; give a function that returns Setup(tasks, "
                 "algorithm, assignment)"
             )
-        if not isinstance(self.axes, Mapping):
-            raise TypeError(f"axes is {described(self.axes)}; give a dict of names and values")
         if self.until is not None:
             check_instance("until", self.until, Until, 'give one, as in Until("loss", at_most=0.1)')
         for name in ("num_rounds", "num_seeds", "record_every"):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,7 @@ from fedjax_mm.base import Batching, Index, Metrics
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.checks.annotations import Positive, checked
 from fedjax_mm.data.clients import ClientData, client_data
-
-Vector: TypeAlias = Float[Array, " dim"]
+from fedjax_mm.tasks.quadratic import Vector
 
 
 @jax.tree_util.register_dataclass

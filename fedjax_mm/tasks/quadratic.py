@@ -18,6 +18,8 @@ from fedjax_mm.checks.annotations import Count, Positive, checked
 from fedjax_mm.tools.loops import local_steps
 
 Vector: TypeAlias = Float[Array, " dim"]
+"""One model's parameters."""
+
 Block: TypeAlias = Float[Array, " block"]
 Coordinates: TypeAlias = Block | list[Array]
 

@@ -425,7 +425,11 @@ CASES = TRACED | {
     "array as the task": (simulated(tasks=X), "tasks is an array of shape", TypeError),
     "arrays as tasks": (simulated(tasks=(X, Y)), r"tasks\[0\] is an array of shape", TypeError),
     "module as the task": (simulated(tasks=TASK.module), "is a LogisticRegression, n", TypeError),
-    "None as the task": (simulated(tasks=None), "tasks is None, not a task; such as", TypeError),
+    "None as the task": (
+        simulated(tasks=None),
+        "tasks is None, not a task; give one, such as",
+        TypeError,
+    ),
     "half a task": (
         simulated(tasks=Incomplete()),
         "tasks is an Incomplete, not a task; it lacks weight, batch, loss, metrics",
@@ -537,7 +541,7 @@ CASES = TRACED | {
     ),
     "optimizer as algorithm": (
         simulated(algorithm=optax.sgd(0.1)),
-        "algorithm is a GradientTransformation.*server_optimizer",
+        "algorithm is an optax optimizer, not an algorithm; give one, .*server_optimizer=",
         TypeError,
     ),
     "algorithm's name": (simulated(algorithm="fedavg"), "algorithm is 'fedavg', not an", TypeError),
@@ -642,6 +646,21 @@ CASES = TRACED | {
     "rates in an array": (averaged(jnp.ones(2)), r"is of shape \(2,\); give one number"),
     "rate in a dict": (averaged({"rate": 0.1}), "is a dict of 1; it must be a num", NOT_A_NUMBER),
     "rate an optimizer": (averaged(optax.sgd(0.1)), "is an optax optimizer; give a num", TypeError),
+    "rate an optimizer, in short": (
+        lambda: fedavg(optax.sgd(0.1)),
+        r"is an optax optimizer; .* go to local_sgd, as in local_sgd\(0.1, steps=5, optimizer=",
+        TypeError,
+    ),
+    "steps by position": (
+        lambda: fedavg(0.1, 5),
+        "fedavg takes only local by position; give the others by name: local_steps, server_opt",
+        TypeError,
+    ),
+    "optimizer for fedprox": (
+        lambda: fedprox(optax.sgd(0.1), mu=0.1),
+        r"local is an optax optimizer; give .* as in fedprox\(local_sgd\(0.1, steps=5\)\)",
+        TypeError,
+    ),
     "rate a factory": (averaged(optax.sgd), "in round 1 is not a number; give a number", TypeError),
     "schedule that asks": (
         averaged(lambda t: 0.1 if t < 5 else 0.01),

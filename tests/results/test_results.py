@@ -208,7 +208,14 @@ def test_a_run_that_diverges_is_marked():
     one = simulated(mfa_rand(6, 2), 4, 2)
     assert to_dataset(one).diverged.values.tolist() == [-1, -1]
     loss = one.metrics["loss"].at[1:, 1].set(jnp.inf)
-    marked = to_dataset(dataclasses.replace(one, metrics=one.metrics | {"loss": loss})).diverged
+    diverged = dataclasses.replace(one, metrics=one.metrics | {"loss": loss})
+    words = (
+        "the run diverged: the loss of model 2 is not finite in round 2; lower the learning rate"
+    )
+    with pytest.warns(UserWarning, match=words) as warned:
+        marked = to_dataset(diverged).diverged
+    assert warned[0].filename == __file__
+    to_dataset(jax.tree.map(lambda x: x[None], diverged), ["seed"])  # of many runs some may diverge
     assert marked.dims == ("model",)
     assert marked.values.tolist() == [-1, 2]
 

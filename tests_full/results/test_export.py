@@ -295,6 +295,23 @@ def test_slashes_in_names_create_no_folders(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"odd", "to"}
 
 
+@pytest.mark.parametrize(
+    ("rates", "names"),
+    [
+        ((0.0341995189335, 0.1), {"0.0341995", "0.1"}),
+        ((0.1, 0.10000000001), {"0.1", "0.10000000001"}),
+    ],
+)
+def test_names_have_six_digits_if_these_distinguish_the_points(tmp_path, rates, names):
+    made = dataset().isel(algorithm=0, drop=True).assign_coords(learning_rate=[*rates])
+    save_dataset(made, tmp_path / "many.nc")
+    export_result(tmp_path / "many.nc", "tensorboard", str(tmp_path / "to"))
+    found = {path.name for path in (tmp_path / "to" / "many").glob("learning_rate=*")}
+    assert found == {f"learning_rate={name}" for name in names}
+    rate = hparams_in(tmp_path / "to" / "many" / sorted(found)[0] / "seed=0")["learning_rate"]
+    assert rate == rates[0]
+
+
 def test_a_trace_without_seeds_is_one_run(tmp_path):
     made = dataset().isel(algorithm=0, learning_rate=0, seed=0, model=0, drop=True)
     save_dataset(made.drop_vars("diverged"), tmp_path / "mine.nc")
