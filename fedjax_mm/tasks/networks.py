@@ -120,7 +120,7 @@ class McMahanCNN(nn.Module):
       >>> sum(leaf.size for leaf in jax.tree.leaves(params))
       1663370
 
-    Reference: McMahan et al. (2017), section 3.
+    Reference: McMahan et al. (2017).
     """
 
     num_classes: int = 10
@@ -163,7 +163,7 @@ class ReddiCNN(nn.Module):
       >>> sum(leaf.size for leaf in jax.tree.leaves(params))
       1206590
 
-    Reference: Reddi et al. (2021), Adaptive Federated Optimization, appendix C, EMNIST.
+    Reference: Reddi et al. (2021), Adaptive Federated Optimization, EMNIST.
     """
 
     num_classes: int = 10
