@@ -124,6 +124,23 @@ def test_only_attackers_see_the_patch_and_blocks_are_batches():
         np.testing.assert_array_equal(moved, EVIL)
 
 
+def test_the_success_of_an_attack_is_that_of_a_loop():
+    """It is neither 0 nor 1 for models with random parameters."""
+    images, labels = ([x for k in range(N) for x in clean(k)[i]] for i in (0, 1))
+    how = {name: x for name, x in BACKDOOR.items() if name != "share"}
+    draws = np.random.default_rng(4).normal(size=(6, C + C * 12)).astype(np.float32)
+    found = {"sorted": [], "mixed": []}
+    for layout, values in found.items():
+        measured = jax.jit(task_of(layout).metrics)
+        for w in draws:
+            params = {"classes": {"bias": w[:C], "kernel": w[C:].reshape(C, 12)}}
+            values.append(measured(KEY, params)["attack_success"])
+    wanted = [oracle.attack_success(w.astype(float), images, labels, C, **how) for w in draws]
+    assert np.sum((np.array(wanted) > 0) & (np.array(wanted) < 1)) >= 3
+    np.testing.assert_allclose(found["sorted"], wanted, rtol=1e-6)
+    np.testing.assert_allclose(found["mixed"], wanted, rtol=1e-6)
+
+
 def start_of(task):
     return jax.tree.map(lambda x: x + 0.1 * jnp.arange(x.size).reshape(x.shape), task.init(KEY))
 
