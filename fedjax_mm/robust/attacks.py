@@ -1,6 +1,6 @@
 """Attacks: what Byzantine clients send instead of their updates.
 
-Those that train on flipped labels have other data instead; see `fedjax_mm.data.flip_labels`.
+Attacks on training data are `fedjax_mm.data.flip_labels` and `backdoored`.
 """
 
 from collections.abc import Callable
