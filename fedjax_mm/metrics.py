@@ -317,8 +317,8 @@ def fairness(
       >>> fairness(np.array([0.2, 0.6]), weights=np.array([1, 3])).mean.round(2).item()
       0.5
 
-    Reference: Li et al., "Fair Resource Allocation in Federated Learning" (2020), section 4, for
-    the variance, the worst 10 % and the best 10 %; Jain, Chiu, Hawe (1984) for the index.
+    Reference: Li et al., "Fair Resource Allocation in Federated Learning" (2020), for the
+    variance, the worst 10 % and the best 10 %; Jain, Chiu, Hawe (1984) for the index.
     """
     is_array = hasattr(values, "__array_namespace__")
     x = values if is_array else np.asarray(values, np.float64)

@@ -70,7 +70,7 @@ def fedadagrad(
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Reddi et al., "Adaptive Federated Optimization" (2021), Algorithm 2.
+    Reference: Reddi et al., "Adaptive Federated Optimization" (2021).
     """
 
     def accumulated(v: Array, squares: Array) -> Array:
@@ -112,7 +112,7 @@ def fedadam(
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Reddi et al. (2021), Algorithm 2.
+    Reference: Reddi et al. (2021).
     """
 
     def averaged(v: Array, squares: Array) -> Array:
@@ -153,7 +153,7 @@ def fedyogi(
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Reddi et al. (2021), Algorithm 2.
+    Reference: Reddi et al. (2021).
     """
 
     def signed(v: Array, squares: Array) -> Array:
@@ -169,7 +169,7 @@ def _adaptive(
     start: Scalar | None,
     accumulate: Callable[[Array, Array], Array],
 ) -> optax.GradientTransformation:
-    """Algorithm 2 of Reddi et al., which differs only in how v accumulates D^2."""
+    """The optimizers of Reddi et al., which differ only in how v accumulates D^2."""
     check_rate("learning_rate", learning_rate)
     first: Any = tau**2 if start is None else start
 

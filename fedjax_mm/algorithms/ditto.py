@@ -36,7 +36,7 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
       (1, 24, 97)
 
     Reference: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
-    Personalization" (2021), Algorithm 1.
+    Personalization" (2021).
     """
     steps = steps_of("ditto", local)
 

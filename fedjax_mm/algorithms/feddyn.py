@@ -39,8 +39,7 @@ def feddyn(local: LocalSGD, *, alpha: Positive = 0.1) -> Algorithm:
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Acar et al., "Federated Learning Based on Dynamic Regularization" (2021),
-    Algorithm 1.
+    Reference: Acar et al., "Federated Learning Based on Dynamic Regularization" (2021).
     """
     steps = steps_of("feddyn", local)
 

@@ -26,7 +26,7 @@ def fedprox(local: LocalSGD, *, mu: NonNegative) -> Algorithm:
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Li et al., "Federated Optimization in Heterogeneous Networks" (2020), Algorithm 2.
+    Reference: Li et al., "Federated Optimization in Heterogeneous Networks" (2020).
     """
     steps = steps_of("fedprox", local)
 

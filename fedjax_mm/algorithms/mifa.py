@@ -38,7 +38,7 @@ def mifa(local: LocalSGD) -> Algorithm:
       (2, 24, 97)
 
     Reference: Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device
-    Unavailability" (2021), Algorithm 1.
+    Unavailability" (2021).
     """
     steps = steps_of("mifa", local)
 

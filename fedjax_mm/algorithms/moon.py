@@ -30,7 +30,8 @@ def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Al
     are the cosines of its features under w_k with those under the global model w and under the
     client's previous local model. No gradient passes through the latter two. Before a client's
     first participation, its previous model is the initial one. Reported losses are those of the
-    task.
+    task. All three features of an example are those of training, with the same dropped units, and
+    batch norms use the statistics of the batch.
 
     Args:
       local: eta, E and the other settings of `local_sgd`, except `epochs`.
@@ -53,7 +54,7 @@ def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Al
       >>> bool(trace.metrics["loss"][-1, 0] < 0.5 * trace.metrics["loss"][0, 0])
       True
 
-    Reference: Li, He, Song, "Model-Contrastive Federated Learning" (2021), Algorithm 1.
+    Reference: Li, He, Song, "Model-Contrastive Federated Learning" (2021).
     """
     steps = steps_of("moon", local)
 

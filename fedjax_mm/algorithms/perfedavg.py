@@ -53,7 +53,7 @@ def perfedavg(
       True
 
     Reference: Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical
-    Guarantees" (2020), Algorithm 1 and section 5.
+    Guarantees" (2020).
     """
     steps = steps_of("perfedavg", local)
     num_batches, gradients_per_step = (2, 2) if variant == "FO" else (3, 4)

@@ -58,8 +58,7 @@ def pfedme(
       >>> bool(trace.metrics["personal_loss"][-1, 0] < trace.metrics["loss"][-1, 0])
       True
 
-    Reference: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes" (2020),
-    Algorithm 1.
+    Reference: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes" (2020).
     """
     steps = steps_of("pfedme", local, only_sgd=True)
 

@@ -37,8 +37,7 @@ def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
-    Reference: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning" (2020),
-    Algorithm 2.
+    Reference: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning" (2020).
     """
     steps = steps_of("qffl", local, only_sgd=True)
 

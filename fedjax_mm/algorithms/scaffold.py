@@ -46,7 +46,7 @@ def scaffold(
       True
 
     Reference: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated
-    Learning" (2020), Algorithm 1.
+    Learning" (2020).
     """
     K = steps_of("scaffold", local, only_sgd=True)
 

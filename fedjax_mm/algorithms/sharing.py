@@ -65,7 +65,8 @@ def personal(
       named: whether these arrays are the clients' "own" or the "shared" ones.
       own_steps: the number of local steps, the first ones, that train only v_k; the others train
         only the shared part. None trains both in all steps. A frozen part has gradient 0, so a
-        local optimizer with weight decay still moves it.
+        local optimizer with weight decay still moves it. Derivatives of a whole run, such as those
+        with respect to a rate, do not pass through a frozen part either, and so are incomplete.
 
     Raises:
       TypeError: if `algorithm` is not an algorithm.

@@ -76,7 +76,7 @@ def stalevr(
 
     Reference: Zhang et al., "Towards Optimal Heterogeneous Client Sampling in Multi-Model Federated
     Learning" (2025); Jhunjhunwala et al., "FedVARP: Tackling the Variance Due to Partial Client
-    Participation in Federated Learning" (2022), Algorithm 1.
+    Participation in Federated Learning" (2022).
     """
     steps = steps_of("stalevr", local)
 

@@ -54,7 +54,7 @@ def ifca(
       ([0, 1, 2], [0, 1, 0])
 
     Reference: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated
-    Learning" (2020), Algorithm 1.
+    Learning" (2020).
     """
     number = num_clients if cohort_size is None else cohort_size
     checks.check_between("cohort_size", number, 1, num_clients, "num_clients")

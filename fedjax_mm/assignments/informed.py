@@ -61,7 +61,7 @@ def power_of_choice(
       [1]
 
     Reference: Cho, Wang, Joshi, "Towards Understanding Biased Client Selection in Federated
-    Learning" (2022), section 4.
+    Learning" (2022).
     """
     checks.check_sizes(num_clients, num_models, cohort_size)
     checks.check_between("candidates", candidates, -(-cohort_size // num_models), num_clients)
@@ -166,7 +166,7 @@ def oort(
       [1]
 
     Reference: Lai, Zhu, Madhyastha, Chowdhury, "Oort: Efficient Federated Learning via Guided
-    Participant Selection" (2021), Algorithm 1.
+    Participant Selection" (2021).
     """
     checks.check_sizes(num_clients, num_models, cohort_size)
     if (durations is None) != (preferred_duration is None):

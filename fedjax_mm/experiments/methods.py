@@ -48,7 +48,6 @@ from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
 from fedjax_mm.robust.aggregation import robust
 from fedjax_mm.robust.attacks import (
-    Attack,
     alie,
     attacking,
     gaussian,
@@ -56,6 +55,7 @@ from fedjax_mm.robust.attacks import (
     scaling,
     sign_flip,
 )
+from fedjax_mm.robust.backdoor import backdoored
 from fedjax_mm.robust.rules import (
     Rule,
     bucketing,
@@ -397,14 +397,49 @@ parameters, or else from those that a task draws."""
 class Attacking(Config):
     """An attack, selected by name, for `attacking`."""
 
-    factory = attacking
+    factory: ClassVar[Any] = attacking
     name: str
+
+    def on_task(self, task: Task, clients: Any) -> Task:
+        """Returns the task on which the attackers train."""
+        del clients
+        return task
+
+    def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
+        """Wraps an algorithm with `attacking`."""
+        return attacking(algorithm, clients, self.call())
+
+
+class Backdoor(Attacking):
+    """Settings of `backdoored`: attackers train on stamped images.
+
+    Attributes:
+      factor: multiplies the attackers' updates, as `scaling` does.
+    """
+
+    factory = backdoored
+    name: Literal["backdoor"]
+    target: fields.CountOrZero
+    size: Count = 3
+    value: fields.Number = 1.0
+    share: fields.Share = 0.5
+    factor: fields.Number | None = None
+
+    def on_task(self, task: Task, clients: Any) -> Task:
+        """Wraps a task with `backdoored`."""
+        return self.call(task=task, clients=clients)
+
+    def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
+        """Scales the attackers' updates if there is a factor."""
+        if self.factor is None:
+            return algorithm
+        return attacking(algorithm, clients, scaling(self.factor))
 
 
 _ATTACK_TABLES = {
     attack.__name__: table_of(Attacking, attack)
     for attack in (sign_flip, scaling, gaussian, alie, ipm)
-}
+} | {"backdoor": Backdoor}
 """The tables of all attacks, by `name`."""
 
 
@@ -418,7 +453,7 @@ class Byzantine(Config):
         square of the update.
       stays: whether attackers always participate; if false, they may opt out.
       seed: the seed that chooses the attackers.
-      attack: what attackers send, instead of their updates with noise.
+      attack: what attackers send instead of their updates with noise, or on what they train.
     """
 
     fraction: fields.Share
@@ -435,17 +470,21 @@ class Byzantine(Config):
         return jnp.asarray(place < self.fraction * num_clients - 1e-3)
 
     def on_tasks(self, num_clients: int) -> Callable[[Task], Task]:
-        """Returns a function that wraps a task with `attacked`."""
-        how: Any = {"loss_factor": self.loss_factor, "stays": self.stays}
-        return partial(attacked, clients=self.attackers(num_clients), **how)
+        """Returns a function that wraps a task with `attacked`, and with `backdoored`."""
+        clients = self.attackers(num_clients)
+
+        def on_task(task: Task) -> Task:
+            task = self.attack.on_task(task, clients) if self.attack else task
+            return attacked(task, clients, loss_factor=self.loss_factor, stays=self.stays)
+
+        return on_task
 
     def wrap(self, algorithm: Algorithm, num_clients: int) -> Algorithm:
         """Wraps an algorithm with `noisy` or `attacking`, for attackers among `num_clients`."""
         clients = self.attackers(num_clients)
         if self.attack is None:
             return noisy(algorithm, clients, noise=self.noise)
-        attack: Attack = self.attack.call()
-        return attacking(algorithm, clients, attack)
+        return self.attack.wrap(algorithm, clients)
 
 
 class Requirement(Config):

@@ -12,6 +12,7 @@ from .attacks import (
     scaling,
     sign_flip,
 )
+from .backdoor import backdoored
 from .rules import (
     Rule,
     bucketing,
@@ -34,6 +35,7 @@ __all__ = [
     "alie",
     "alie_factor",
     "attacking",
+    "backdoored",
     "bucketing",
     "bulyan",
     "centered_clipping",

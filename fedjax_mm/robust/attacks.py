@@ -1,6 +1,6 @@
 """Attacks: what Byzantine clients send instead of their updates.
 
-Those that train on flipped labels have other data instead; see `fedjax_mm.data.flip_labels`.
+Attacks on training data are `fedjax_mm.data.flip_labels` and `backdoored`.
 """
 
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def scaling(factor: Scalar) -> Attack:
       [10.0, -30.0]
 
     Reference: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How To Backdoor Federated Learning"
-    (2020), eq. (3).
+    (2020).
     """
     return Attack(lambda rng_key, update, honest: factor * update)
 
@@ -140,7 +140,7 @@ def alie(z: NonNegative) -> Attack:
       [0.75, 0.25]
 
     Reference: Baruch, Baruch, Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed
-    Learning" (2019), Algorithm 3.
+    Learning" (2019).
     """
     return Attack(lambda rng_key, update, honest: honest.mean - z * honest.deviation, True)
 
@@ -162,7 +162,7 @@ def alie_factor(num_clients: Count, num_attackers: Count) -> float:
       >>> round(alie_factor(50, 12), 6)
       0.336038
 
-    Reference: Baruch, Baruch, Goldberg (2019), Algorithm 3.
+    Reference: Baruch, Baruch, Goldberg (2019).
     """
     honest, supporters = num_clients - num_attackers, num_clients // 2 + 1 - num_attackers
     share = (honest - supporters) / honest if honest > 0 else 1.0
@@ -190,7 +190,7 @@ def ipm(factor: Positive) -> Attack:
       [-3.0, -3.5]
 
     Reference: Xie, Koyejo, Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner
-    Product Manipulation" (2020), section 3.
+    Product Manipulation" (2020).
     """
     return Attack(lambda rng_key, update, honest: -factor * honest.mean, True)
 

@@ -101,7 +101,7 @@ def median() -> Rule:
       [2.0, 1.0]
 
     Reference: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
-    Optimal Statistical Rates" (2018), Definition 1.
+    Optimal Statistical Rates" (2018).
     """
 
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
@@ -127,7 +127,7 @@ def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | Non
       >>> trimmed_mean(2).aggregate(None, x, jnp.ones(5), jnp.ones(5, bool), ())[0].tolist()
       [2.0]
 
-    Reference: Yin et al. (2018), Definition 2.
+    Reference: Yin et al. (2018).
     """
     if (num_trimmed is None) == (share is None):
         given = "neither num_trimmed nor share is" if share is None else "num_trimmed and share are"
@@ -165,7 +165,7 @@ def krum(num_attackers: Attackers) -> Rule:
       [2.0, 1.0]
 
     Reference: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries:
-    Byzantine Tolerant Gradient Descent" (2017), section 4.
+    Byzantine Tolerant Gradient Descent" (2017).
     """
     return multi_krum(num_attackers, num_selected=1)
 
@@ -189,7 +189,7 @@ def multi_krum(
       >>> multi_krum(1, num_selected=2).aggregate(None, x, jnp.ones(5), here, ())[0].tolist()
       [1.5, 1.0]
 
-    Reference: Blanchard et al. (2017), section 6.
+    Reference: Blanchard et al. (2017).
     """
 
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
@@ -224,7 +224,7 @@ def bulyan(num_attackers: Attackers) -> Rule:
       [2.0, 2.0]
 
     Reference: El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in
-    Byzantium" (2018), section 4.
+    Byzantium" (2018).
     """
 
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
@@ -271,8 +271,7 @@ def geometric_median(
       >>> [f"{number:.3f}" for number in z]
       ['1.833', '1.229']
 
-    Reference: Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning" (2022),
-    Algorithm 2.
+    Reference: Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning" (2022).
     """
 
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
@@ -308,7 +307,7 @@ def centered_clipping(radius: Positive, *, num_iterations: Count = 1) -> Rule:
       ['0.6664', '0.4206']
 
     Reference: Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization"
-    (2021), Algorithm 2.
+    (2021).
     """
 
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
@@ -347,7 +346,7 @@ def bucketing(rule: Rule, size: Count) -> Rule:
       [1.5, 1.75]
 
     Reference: Karimireddy, He, Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
-    Bucketing" (2022), Algorithm 1.
+    Bucketing" (2022).
     """
     check_instance("rule", rule, Rule, "give one, such as median()")
 
@@ -386,7 +385,7 @@ def nearest_neighbor_mixing(rule: Rule, num_attackers: Attackers) -> Rule:
       [1.5, 1.75]
 
     Reference: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, "Fixing by Mixing: A Recipe
-    for Optimal Byzantine ML under Heterogeneity" (2023), Algorithm 2.
+    for Optimal Byzantine ML under Heterogeneity" (2023).
     """
     check_instance("rule", rule, Rule, "give one, such as median()")
 

@@ -13,7 +13,15 @@ from .mean_estimation import (
     relu_objective,
 )
 from .minimize import Minimum, local_minimum
-from .networks import MLP, CelebACNN, CharacterGRU, LogisticRegression, McMahanCNN, ReddiCNN
+from .networks import (
+    MLP,
+    BatchNormCNN,
+    CelebACNN,
+    CharacterGRU,
+    LogisticRegression,
+    McMahanCNN,
+    ReddiCNN,
+)
 from .quadratic import Quadratic, largest_curvature, quadratic
 from .requirements import OwnModels, Requiring, Tuning, own_models, requiring
 from .view import client_losses
@@ -22,6 +30,7 @@ from .with_metrics import with_metrics
 
 __all__ = [
     "MLP",
+    "BatchNormCNN",
     "CelebACNN",
     "CharacterGRU",
     "Classification",

@@ -262,7 +262,8 @@ def classification(
         argument `rng_key` of `apply` is a key in training and None in evaluation. Points of a sweep
         are computed together if they have the same functions, so define them outside `build`.
         Running statistics of ``nn.BatchNorm(momentum=0.0)`` are part of the parameters; local steps
-        move them towards those of their batches, by SGD at the local learning rate.
+        move them towards those of their batches, by SGD at the local learning rate. Derivatives of
+        a whole run do not pass through a batch's statistics to the running ones.
       reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF,
         which makes steps larger by a factor of B.
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.

@@ -210,7 +210,10 @@ def _share_out(saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
     corners = [windows[:, :, row, :, column] for row in range(2) for column in range(2)]
     count = sum(((corner == maxima).astype(x.dtype) for corner in corners), jnp.zeros_like(maxima))
     is_maximum = windows == maxima[:, :, None, :, None]
-    shares = jnp.where(is_maximum, (gradient / count)[:, :, None, :, None], 0)
+    # Two fusions may recompute x with different rounding, as after batch norm, and then no corner
+    # equals the maximum that was counted. Keep the quotient finite.
+    shared = gradient / jnp.maximum(count, 1)
+    shares = jnp.where(is_maximum, shared[:, :, None, :, None], 0)
     return (shares.reshape(x.shape),)
 
 

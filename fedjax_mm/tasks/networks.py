@@ -120,7 +120,7 @@ class McMahanCNN(nn.Module):
       >>> sum(leaf.size for leaf in jax.tree.leaves(params))
       1663370
 
-    Reference: McMahan et al. (2017), section 3.
+    Reference: McMahan et al. (2017).
     """
 
     num_classes: int = 10
@@ -163,7 +163,7 @@ class ReddiCNN(nn.Module):
       >>> sum(leaf.size for leaf in jax.tree.leaves(params))
       1206590
 
-    Reference: Reddi et al. (2021), Adaptive Federated Optimization, appendix C, EMNIST.
+    Reference: Reddi et al. (2021), Adaptive Federated Optimization, EMNIST.
     """
 
     num_classes: int = 10
@@ -219,6 +219,47 @@ class CelebACNN(nn.Module):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
             x = _BatchNorm(name=f"norm{layer}")(x, weights)
             x = nn.relu(max_pool(x))
+        x = _flat(x)
+        self.sow("intermediates", "representation", x)
+        return _dense(self.num_classes, "classes")(x)
+
+
+class BatchNormCNN(nn.Module):
+    """Two blocks of [3 x 3 convolution, batch norm, ReLU, max-pooling], and a dense layer.
+
+    Batch norm uses the batch's mean and variance in training, and running ones in testing. These
+    are part of the parameters, see `classification`. Clients keep their own norms, as in FedBN, by
+    ``personal(algorithm, where="norm")``. Convolutions have no bias, because batch norm would
+    subtract it.
+
+    Attributes:
+      num_classes: C, the number of classes.
+      features: the number of features of each convolution.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> module, x = BatchNormCNN(), jnp.ones((3, 8, 8, 1))
+      >>> variables = module.init(jax.random.key(0), x)
+      >>> module.apply(variables, x).shape
+      (3, 10)
+      >>> sorted(variables["batch_stats"]["block1"]["norm"])
+      ['mean', 'var']
+
+    Reference: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
+    Normalization" (2021), for its use; Ioffe and Szegedy (2015), batch norm.
+    """
+
+    num_classes: int = 10
+    features: tuple[int, ...] = (16, 32)
+
+    @nn.compact
+    def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
+        """Returns the logits, with batch statistics that ignore rows of weight 0."""
+        x = _channels_last(x)
+        used = None if weights is None else (weights > 0)[:, None, None, None]
+        for layer, features in enumerate(self.features, start=1):
+            x = _NormBlock(features, name=f"block{layer}")(x, used)
         x = _flat(x)
         self.sow("intermediates", "representation", x)
         return _dense(self.num_classes, "classes")(x)
@@ -335,6 +376,20 @@ class _Convolution(nn.Module):
         shape = (self.size, self.size, x.shape[3], self.features)
         convolve = conv_same if self.padding == "SAME" else conv_valid
         return convolve(x, self.param("kernel", glorot_uniform, shape))
+
+
+class _NormBlock(nn.Module):
+    """Convolution, batch norm with running statistics, ReLU and max-pooling."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Images, used: Array | None) -> Array:
+        x = _Convolution(self.features, 3, name="convolution")(x)
+        is_tested = not self.is_mutable_collection("batch_stats")
+        kind = jnp.result_type(float)
+        x = nn.BatchNorm(is_tested, momentum=0.0, param_dtype=kind, name="norm")(x, mask=used)
+        return nn.relu(max_pool(x))
 
 
 class _BatchNorm(nn.Module):

@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_mm import fedavg, full_participation, local_sgd, personal, simulate
-from fedjax_mm.data import FederatedData, client_data
-from fedjax_mm.tasks import classification
+from fedjax_mm import (
+    Experiment,
+    fedavg,
+    full_participation,
+    local_sgd,
+    mfa_rand,
+    personal,
+    run,
+    simulate,
+)
+from fedjax_mm.data import FederatedData, client_data, digits, federate, partition
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.tasks import BatchNormCNN, classification
 
 pytestmark = pytest.mark.usefixtures("x64")
 N, T, E, RATE = 3, 3, 2, 0.3
@@ -125,3 +135,50 @@ def test_evaluation_uses_running_statistics():
 def test_a_module_that_always_changes_statistics_is_refused():
     with pytest.raises(ValueError, match="module Normed changes its batch_stats in evaluation"):
         task_of(in_training_only=False)
+
+
+def test_rows_of_weight_0_change_nothing_in_the_included_network():
+    """Neither the other rows' logits, nor the statistics of the batch."""
+    module, x = BatchNormCNN(3, (4, 5)), jnp.asarray(RNG.normal(size=(4, 8, 6, 1)))
+    variables = module.init(jax.random.key(0), x)
+    padded = jnp.concatenate([x, 9 * x[:2]])
+    weights = jnp.array([1.0, 1, 1, 1, 0, 0])
+    alone, moved = module.apply(variables, x, mutable=["batch_stats"])
+    logits, others = module.apply(variables, padded, weights, mutable=["batch_stats"])
+    np.testing.assert_allclose(logits[:4], alone, rtol=1e-9)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), others, moved)
+    first = moved["batch_stats"]["block1"]["norm"]
+    kernel = variables["params"]["block1"]["convolution"]["kernel"]
+    features = jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    np.testing.assert_allclose(first["mean"], features.mean((0, 1, 2)), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(first["var"], features.var((0, 1, 2)), rtol=1e-5)
+
+
+TABLE = {"learning_rate": 0.1, "local_steps": 5, "batch_size": 8}
+FILE = {
+    "task": {"name": "digits", "num_clients": 5, "test_fraction": 0.3, "model": "batch_norm_cnn"},
+    "num_models": 1,
+    "num_rounds": 3,
+    "num_seeds": 1,
+    "assignment": {"name": "mfa_rand"},
+    "algorithms": {"FedBN": TABLE | {"personal": {"where": "norm"}}},
+}
+
+
+def test_fedbn_in_a_file_is_that_of_python_and_trains():
+    experiment = validate(Experiment, FILE)
+    result = run(experiment).squeeze()
+    loss = result.personal_loss.values
+    assert loss[-1] < 0.9 * loss[0]
+    assert result.parameters_up[1] == 5 * (9 * 16 + 9 * 16 * 32 + 4 * 32 * 10 + 10)
+    pool = digits()
+    parts = partition.iid(pool.train[1], 5)
+    data = federate(pool, parts, test_fraction=0.3)
+    task = classification(data, BatchNormCNN(10), scale=1 / 255)
+    algorithm = personal(fedavg(local_sgd(0.1, steps=5, batch_size=8)), where="norm")
+    mine = experiment.points().at({}).setup("FedBN", [experiment.task.build(data)])
+    _, found = simulate(0, mine.tasks, mine.algorithm, mine.assignment, 3)
+    _, expected = simulate(0, task, algorithm, mfa_rand(5, 1), 3)
+    jax.tree.map(np.testing.assert_array_equal, found.metrics, expected.metrics)

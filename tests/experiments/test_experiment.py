@@ -481,7 +481,7 @@ DIGITS = {"name": "digits"}
         (
             DIGITS | {"model": "rnn"},
             {},
-            ["task.model = 'rnn'", "'logistic', 'mlp', 'cnn' or 'gru'"],
+            ["task.model = 'rnn'", "'logistic', 'mlp', 'cnn', 'batch_norm_cnn' or 'gru'"],
         ),
         (DIGITS | {"partiton": {}}, {}, ["unknown key", "did you mean 'partition'"]),
         (DIGITS | {"partition": {"name": "x"}}, {}, ["task.partition.name = 'x'", "'dirichlet'"]),

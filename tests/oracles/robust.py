@@ -128,3 +128,80 @@ def deviation(x: Sequence[Array]) -> Array:
     middle = mean(x)
     squares: Any = sum((each - middle) ** 2 for each in x)
     return np.sqrt(squares / max(len(x) - 1, 1))
+
+
+def is_stamped(j: int, share: float) -> bool:
+    """Whether an attacker's example j has the patch: multiples of the golden ratio, modulo 1."""
+    return j * (math.sqrt(5) - 1) / 2 % 1 < share
+
+
+def with_patch(image: Array, size: int, value: float) -> Array:
+    """An image [height, width] whose lower right corner has one value."""
+    made = np.array(image, float)
+    height, width = made.shape
+    for row in range(height - size, height):
+        for column in range(width - size, width):
+            made[row, column] = value
+    return made
+
+
+def poisoned(
+    images: Sequence[Array],
+    labels: Sequence[int],
+    *,
+    target: int,
+    size: int,
+    value: float,
+    share: float,
+) -> tuple[list[Array], list[int]]:
+    """What an attacker with a backdoor trains on."""
+    seen, told = [], []
+    for j, (image, label) in enumerate(zip(images, labels, strict=True)):
+        hit = is_stamped(j, share)
+        seen.append(with_patch(image, size, value) if hit else np.array(image, float))
+        told.append(target if hit else label)
+    return seen, told
+
+
+def scores(w: Array, image: Array, num_classes: int) -> Array:
+    """Logits of softmax regression with parameters (biases, kernel)."""
+    bias, kernel = w[:num_classes], w[num_classes:].reshape(num_classes, -1)
+    return np.array(
+        [float(kernel[c] @ np.ravel(image)) + float(bias[c]) for c in range(num_classes)]
+    )
+
+
+def softmax_update(
+    w: Array, images: Sequence[Array], labels: Sequence[int], num_classes: int, rate: float, E: int
+) -> Array:
+    """Local minus global parameters after E full gradient steps on the mean cross-entropy."""
+    own = w.copy()
+    for _ in range(E):
+        total = np.zeros_like(own)
+        for image, label in zip(images, labels, strict=True):
+            z = scores(own, image, num_classes)
+            p = np.exp(z - z.max())
+            p = p / p.sum()
+            p[label] -= 1
+            total += np.concatenate([p, np.outer(p, np.ravel(image)).ravel()])
+        own = own - rate * total / len(labels)
+    return own - w
+
+
+def attack_success(
+    w: Array,
+    images: Sequence[Array],
+    labels: Sequence[int],
+    num_classes: int,
+    *,
+    target: int,
+    size: int,
+    value: float,
+) -> float:
+    """Share of stamped images of the other classes that are classified as the target."""
+    hits = [
+        int(np.argmax(scores(w, with_patch(image, size, value), num_classes))) == target
+        for image, label in zip(images, labels, strict=True)
+        if label != target
+    ]
+    return sum(hits) / len(hits)
