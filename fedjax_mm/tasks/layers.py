@@ -197,27 +197,24 @@ def _pool_cpu(x: Array) -> Array:
     return _pool(x)
 
 
-def _save_maxima(x: Array) -> tuple[Array, tuple[Array, Array]]:
-    maxima = _pool(x)
-    return maxima, (x, maxima)
+def _save_images(x: Array) -> tuple[Array, Array]:
+    return _pool(x), x
 
 
-def _share_out(saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    # JAX's gradient of a reduce-window is a select-and-scatter, which is slow on CPUs. Recompute
-    # the locations of the maxima, because storing them would take an array as large as x.
-    x, maxima = saved
+def _share_out(x: Array, gradient: Array) -> tuple[Array]:
+    # JAX's gradient of a reduce-window is a select-and-scatter, which is slow on CPUs. Compute the
+    # maxima again: XLA may recompute x, as after batch norm, and round it differently, so that no
+    # corner equals a maximum of the forward pass.
     windows = _windows(x)
     corners = [windows[:, :, row, :, column] for row in range(2) for column in range(2)]
+    maxima = reduce(jnp.maximum, corners)
     count = sum(((corner == maxima).astype(x.dtype) for corner in corners), jnp.zeros_like(maxima))
     is_maximum = windows == maxima[:, :, None, :, None]
-    # Two fusions may recompute x with different rounding, as after batch norm, and then no corner
-    # equals the maximum that was counted. Keep the quotient finite.
-    shared = gradient / jnp.maximum(count, 1)
-    shares = jnp.where(is_maximum, shared[:, :, None, :, None], 0)
+    shares = jnp.where(is_maximum, (gradient / count)[:, :, None, :, None], 0)
     return (shares.reshape(x.shape),)
 
 
-_pool_cpu.defvjp(_save_maxima, _share_out)
+_pool_cpu.defvjp(_save_images, _share_out)
 
 
 @jax.custom_vjp

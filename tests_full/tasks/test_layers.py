@@ -10,6 +10,9 @@ from flax import linen as nn
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from fedjax_mm import fedavg, full_participation, local_sgd, simulate
+from fedjax_mm.data import digits, federate, partition
+from fedjax_mm.tasks import classification, networks
 from fedjax_mm.tasks.layers import conv_same, conv_valid, matmul, max_pool
 
 SHAPES = {  # batch, height, width, channels; rows, columns, features
@@ -168,6 +171,20 @@ def test_max_pool(images):
 def test_equal_maxima_share_the_gradient():
     gradient = jax.jit(jax.grad(lambda x: max_pool(x).sum()))(np.zeros((1, 2, 3, 1)))
     assert gradient[0, :, :, 0].tolist() == [[0.25, 0.25, 0.5], [0.25, 0.25, 0.5]]
+
+
+def test_max_pool_after_batch_norm_trains_as_that_of_flax(monkeypatch):
+    """XLA computes normed images again in each fusion, and rounds them differently."""
+    pool = digits()
+    data = federate(pool, partition.iid(pool.train[1], 20))
+    local, losses = local_sgd(0.1, epochs=1, batch_size=16), []
+    for layer in (max_pool, nn_pool):
+        monkeypatch.setattr(networks, "max_pool", layer)
+        jax.clear_caches()
+        task = classification(data, networks.BatchNormCNN(10), scale=1 / 16)
+        _, trace = simulate(0, task, fedavg(local), full_participation(20), 1, client_map=4)
+        losses.append(trace.metrics["loss"])
+    close(*losses)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16, 17])
