@@ -40,6 +40,7 @@ WORDS = {  # what somebody types, and the page that says how
     "differential privacy": "how-to/privacy/",
     "quantization": "how-to/compression/",
     "krum": "how-to/robust/",
+    "backdoor": "how-to/robust/",
     "byzantine": "how-to/robust/",
     "robust aggregation": "how-to/robust/",
     "label flip": "how-to/robust/",
