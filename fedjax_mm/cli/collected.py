@@ -215,10 +215,14 @@ class Readings(NamedTuple):
     Attributes:
       tried: the readings by letter, with the items that tried them.
       verdicts: for each statement, such as "maxfl-table1/retains", its verdicts by letter.
+      counted: the letter of the verdict that counts, by statement.
+      paper: the authors.
     """
 
     tried: dict[str, tuple[str, list[str]]]
     verdicts: dict[str, dict[str, Verdict]]
+    counted: dict[str, str]
+    paper: str
 
     @property
     def never(self) -> list[str]:
@@ -284,6 +288,7 @@ def readings_of(items: Iterable[Item]) -> Readings:
     """Returns the statements that were judged under at least two readings, with all readings."""
     found: dict[str, dict[str, Verdict]] = {}
     tried: dict[str, list[str]] = {}
+    counted: dict[str, str] = {}
 
     def add(statement: str, reading: str, verdict: Verdict, item: str) -> None:
         found.setdefault(statement, {})[reading] = verdict
@@ -295,6 +300,7 @@ def readings_of(items: Iterable[Item]) -> Readings:
         for each in summary.statements:
             if each.is_under_reading:
                 add(f"{summary.id}/{each.key}", each.reading, each.verdict, name)
+                counted[f"{summary.id}/{each.key}"] = each.reading
     for name, summary in summaries.items():
         for other in summary.readings:
             add(other.statement, other.reading, other.verdict, name)
@@ -307,6 +313,10 @@ def readings_of(items: Iterable[Item]) -> Readings:
             name: {letters[text]: verdict for text, verdict in each.items()}
             for name, each in several.items()
         },
+        {name: letters[text] for name, text in counted.items() if name in several},
+        " and ".join(
+            dict.fromkeys(ALL.paper(name.partition("/")[0]).partition(",")[0] for name in several)
+        ),
     )
 
 

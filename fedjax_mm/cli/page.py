@@ -20,6 +20,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from fedjax_mm.cli.collected import Collected, Item, Sentence, Summary, collect, readings_of
 from fedjax_mm.papers import ALL
+from fedjax_mm.papers.published import all_claims
 from fedjax_mm.papers.schema import LOOSE, OUTCOMES, VERDICTS, Reading
 from fedjax_mm.tools.files import prepare_directory, write_aside
 
@@ -118,7 +119,12 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
         for paper, _ in papers
     }
     about = {"found": found, "papers": papers, "figures": {}, **_SIGNS, **_statements(found)}
-    about |= {"missing": missing, "ALL": ALL}
+    unflagged = [
+        item
+        for item in found.items
+        if item.summary.manifest.xla_flags is None and "GPU" not in item.summary.runtime
+    ]
+    about |= {"missing": missing, "ALL": ALL, "unflagged": unflagged}
     if kind == "md":
         return page.render(about | {"folder": Markup(quote(folder))})
     # Split the remaining bytes among the figures, because base64 turns three bytes into four.
@@ -136,9 +142,12 @@ def _statements(found: Collected) -> dict[str, Any]:
         for verdict in VERDICTS
     }
     counts: dict[str, Counter[str]] = {}
+    printed: dict[str, Counter[str]] = {}
     under: dict[str, Counter[str]] = {}
     for each in sentences:
         counts.setdefault(each.paper, Counter())[each.statement.verdict] += 1
+        if each.statement.key.startswith("row-"):
+            printed.setdefault(each.paper, Counter())[each.statement.verdict] += 1
         own = under.setdefault(each.paper, Counter())
         own[each.statement.verdict] += each.statement.is_under_reading
     untested: dict[tuple[str, str, str], list[Sentence]] = {}
@@ -153,8 +162,13 @@ def _statements(found: Collected) -> dict[str, Any]:
     }
     loose = [each for each in chosen["supported"] if (each.statement.looseness or 0) > LOOSE]
     about["loose"] = loose
-    rules = {f"{each.item}/{each.statement.key}": each.statement.rule for each in sentences}
-    return about | {"under": under, "rules": rules, "readings": readings_of(found.items)}
+    named = {f"{each.item}/{each.statement.key}": each for each in sentences}
+    claims = {
+        paper: [each for each in all_claims().get(paper, ()) if named.keys() >= {*each.statements}]
+        for paper in counts
+    }
+    about |= {"printed": printed, "named": named, "claims": claims}
+    return about | {"under": under, "readings": readings_of(found.items)}
 
 
 def _command(summary: Summary) -> str:

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from fedjax_mm.papers.catalogue import entries, folders
-from fedjax_mm.papers.schema import Published, published_statements
+from fedjax_mm.papers.schema import Claim, Published, published_statements
 
 
 def published(id: str) -> Mapping[str, Any]:
@@ -30,4 +30,15 @@ def all_statements() -> Mapping[str, Mapping[str, tuple[Published, ...]]]:
         of_items = {item: published_statements(table) for item, table in entries(folder).items()}
         if each := {item: statements for item, statements in of_items.items() if statements}:
             found[str(import_module(folder).__doc__)] = each
+    return found
+
+
+@cache
+def all_claims() -> Mapping[str, tuple[Claim, ...]]:
+    """Returns the main claims of each paper, by its citation."""
+    found = {}
+    for folder in folders():
+        claims = entries(folder).get("paper", {}).get("claims", ())
+        if claims:
+            found[str(import_module(folder).__doc__)] = tuple(Claim(**each) for each in claims)
     return found

@@ -128,6 +128,20 @@ class Statement(Published):
         return self.about or (lost[0] if lost else "")
 
 
+class Claim(_Schema):
+    """A main claim of a paper, in our words, and the statements that judge it.
+
+    Attributes:
+      text: the claim.
+      statements: items and keys of statements, such as "maxfl-table1/retains".
+      under: the conditions of the verdicts.
+    """
+
+    text: str
+    statements: tuple[str, ...]
+    under: str = ""
+
+
 class Reading(_Schema):
     """The verdict on another item's statement under another reading, which is never counted.
 

@@ -442,7 +442,7 @@ def test_verdicts_under_our_reading_are_marked_everywhere(tmp_path, kind, monkey
     assert letters == {"A": OURS, "B": OTHER}
     rows = re.findall(r"^\| (mfa-fig1/\w+) \| (.*) \| (.*) \| $", index, re.MULTILINE)
     found = {name: [re.sub("<.*?>", "", each) for each in verdicts] for name, *verdicts in rows}
-    judged = {"one": [yes, open_], "two": [open_, yes], "three": [no, open_]}
+    judged = {"one": [f"{yes} ★", open_], "two": [f"{open_} ★", yes], "three": [f"{no} ★", open_]}
     assert found == {f"mfa-fig1/{key}": each for key, each in judged.items()}
     assert "- No reading supports mfa-fig1/three: rule of three.\n" in index
     assert "- No single reading supports both mfa-fig1/one and mfa-fig1/two.\n" in index
