@@ -27,6 +27,8 @@ from fedjax_mm.tasks.classification import Classification
 
 _SCHEMES: Any = {"iid_share": iid_share, "iid_clients": iid_clients}
 
+_FALLS = "minus the slope"
+
 
 class CohortRounds(Trained):
     """Settings of Figure 1, with training until the test accuracy reaches the last target."""
@@ -112,8 +114,8 @@ def judge(measured: xr.Dataset, config: CohortRounds) -> Iterator[Ruling | Check
         return
     last = measured.rounds.isel(target=-1, drop=True)
     percent = _falls(last.mean("C", skipna=False), "percent", last.percent / 20)
-    yield ruling("percent", more(percent))
-    yield ruling("cohort-size", more(_falls(last, "C", np.log2(last.C))))
+    yield ruling("percent", more(percent), about=_FALLS)
+    yield ruling("cohort-size", more(_falls(last, "C", np.log2(last.C))), about=_FALLS)
 
 
 def _in_words(measured: xr.Dataset) -> xr.Dataset:
