@@ -362,7 +362,8 @@ def fit_params(params: Any, like: Any) -> Any:
             not isinstance(given, jax.core.Tracer) and given.is_fully_addressable
         )
         if is_known and np.asarray(given).dtype.kind in "OSU":
-            raise TypeError(f"initial parameters have {described(given)}; give arrays of numbers")
+            words = f"{described(given)} and of type {np.asarray(given).dtype}"
+            raise TypeError(f"initial parameters have {words}; give arrays of numbers")
         with np.errstate(over="ignore"):  # out-of-range numbers become infinite
             if is_known and not np.isfinite(np.asarray(given).astype(wanted.dtype)).all():
                 raise ValueError(

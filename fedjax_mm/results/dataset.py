@@ -111,9 +111,10 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         dataset["diverged"] = (*dims, "model"), rounds
         if not dims and (first >= 0).any():
             model = min(np.flatnonzero(first >= 0), key=rounds.__getitem__)
+            remedy = "lower the learning rate" if rounds[model] else "check the data and the start"
             warnings.warn(
                 f"the run diverged: the loss of model {model + 1} is not finite in round "
-                f"{rounds[model]}; lower the learning rate",
+                f"{rounds[model]}; {remedy}",
                 stacklevel=3,
             )
     for name in dataset.data_vars:

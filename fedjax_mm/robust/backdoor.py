@@ -13,7 +13,7 @@ from fedjax_mm.base import Metrics, Params, Scalar, Task
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.checks.annotations import Count, CountOrZero, Mixture, checked
 from fedjax_mm.checks.instances import check_task
-from fedjax_mm.checks.values import check_flags
+from fedjax_mm.checks.values import check_flags, check_numbers
 from fedjax_mm.data.arrays import is_known
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.tasks.classification import Classification
@@ -84,10 +84,10 @@ def backdoored(
 
     A share of an attacker's training images gets a square patch in the lower right corner and the
     label `target`. The metric ``attack_success`` is the share of test images of the other classes
-    that the model assigns to the target if they have the patch. It costs one more pass over the
-    test images at every record. Other test metrics are those of clean images, and training losses
-    those of the data that clients train on. Images are stamped when they are read, so nothing is
-    copied.
+    that the model assigns to the target if they have the patch, or NaN if there are none. It costs
+    one more pass over the test images at every record. Other test metrics are those of clean
+    images, and training losses those of the data that clients train on. Images are stamped when
+    they are read, so nothing is copied.
 
     Attackers send their updates. With `scaling` they send multiples of these, as in
     ``attacking(algorithm, clients, scaling(10.0))``, so that their model replaces the mean.
@@ -98,13 +98,15 @@ def backdoored(
       clients: ``bool[clients]``, True for attackers; it may be traced.
       target: the label that attackers want.
       size: the number of rows and of columns of the patch.
-      value: the value of the patch for the network, after the task's scale: 1.0 is white.
+      value: the value of the patch for the network, after the task's scale: 1.0 is white if images
+        are scaled to [0, 1].
       share: the share of an attacker's examples that are stamped: example j = 0, 1, ... is one if
         the golden ratio times j, modulo 1, is below it, so they spread evenly.
 
     Raises:
-      ValueError: if the task has no images, `target` is no label, the patch is larger than an
-        image, or `clients` are not ``bool[clients]``.
+      TypeError: if `task` is no task.
+      ValueError: if the task has no images or a backdoor already, `target` is no label, `value` is
+        not finite, the patch is larger than an image, or `clients` are not ``bool[clients]``.
 
     Example:
       >>> import numpy as np
@@ -129,6 +131,7 @@ def backdoored(
     attacks = check_flags("clients", clients, task.num_clients)
     _check_images(task, inside, size)
     _check_target(inside, target)
+    check_numbers("value", value, np.isfinite, "be finite")
     everybody = jnp.zeros(inside.num_clients, bool).at[: task.num_clients].set(attacks)
     numbers: dict[str, Any] = {
         "attacks": everybody,
@@ -154,7 +157,7 @@ def _with_train(task: Any, change: Callable[[ClientData], ClientData]) -> Any:
 def _attack_success(task: Task, params: Params) -> Metrics:
     inside: Any = examples_of(task)
     stamped, test = inside.train, inside.test
-    images, labels = test.examples
+    images, labels = test.examples[0], test.examples[1].astype(jnp.int32)  # which -1 needs
     labels = jnp.where(labels == stamped.target, -1, labels)  # which no prediction equals
     how = {name: getattr(stamped, name) for name in ("target", "value", "size")}
     how |= {"attacks": jnp.ones(test.num_clients, bool), "share": jnp.ones_like(stamped.share)}

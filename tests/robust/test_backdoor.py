@@ -1,6 +1,7 @@
 """Backdoors against a plain loop over images, with every rule of robust aggregation."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,10 @@ BACKDOOR = {"target": 2, "size": 2, "value": 1.25, "share": 0.5}
 
 def clean_task(layout="sorted"):
     """Softmax regression on the clients' bytes, scaled to [0, 1]."""
-    if layout == "sorted":
-        clients = client_data(list(zip(IMAGES, LABELS, strict=True)))
+    if layout != "mixed":
+        kind = np.uint8 if layout == "unsigned" else np.int32
+        labels = [y.astype(kind) for y in LABELS]
+        clients = client_data(list(zip(IMAGES, labels, strict=True)))
     else:  # examples in another order, of which clients have rows
         mixed = np.random.default_rng(2).permutation(sum(COUNTS))
         rows = np.split(np.argsort(mixed), np.cumsum(COUNTS)[:-1])
@@ -80,13 +83,14 @@ def check_rule(name, factors=(1.0, 8.0)):
     plain, everybody = robust(fedavg(local_sgd(RATE, steps=E)), make()), full_participation(N)
     start = {"classes": {"bias": jnp.zeros(C), "kernel": jnp.zeros((C, 12))}}
 
-    @jax.jit
-    def run(task, factor):
+    @partial(jax.jit, static_argnums=2)
+    def run(task, factor, client_map):
         algorithm = attacking(plain, EVIL, scaling(factor))
-        return simulate(KEY, task, algorithm, everybody, ROUNDS, params=start)
+        how = {"client_map": client_map, "params": start}
+        return simulate(KEY, task, algorithm, everybody, ROUNDS, **how)
 
     for layout, factor in zip(("sorted", "mixed"), factors, strict=True):
-        state, trace = run(task_of(layout), factor)
+        state, trace = run(task_of(layout), factor, "vmap" if layout == "sorted" else 2)
         w, success = by_hand(rule, factor)
         params = jax.tree.map(lambda x: x[0], state.models[0].params["classes"])
         found = np.concatenate([params["bias"], np.ravel(params["kernel"])])
@@ -129,7 +133,7 @@ def test_the_success_of_an_attack_is_that_of_a_loop():
     images, labels = ([x for k in range(N) for x in clean(k)[i]] for i in (0, 1))
     how = {name: x for name, x in BACKDOOR.items() if name != "share"}
     draws = np.random.default_rng(4).normal(size=(6, C + C * 12)).astype(np.float32)
-    found = {"sorted": [], "mixed": []}
+    found = {"sorted": [], "mixed": [], "unsigned": []}
     for layout, values in found.items():
         measured = jax.jit(task_of(layout).metrics)
         for w in draws:

@@ -18,7 +18,7 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.partition import iid
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.pawlik2020.averaging import Averaging, algorithm_1
-from fedjax_mm.papers.pawlik2020.excess_noise import CohortNoise
+from fedjax_mm.papers.pawlik2020.excess_noise import CohortNoise, _cosine
 from fedjax_mm.papers.pawlik2020.fig1 import CohortRounds
 from fedjax_mm.papers.pawlik2020.fig2_and_3 import (
     CohortAccuracy,
@@ -231,6 +231,12 @@ def test_excess_noise_is_measured():
     for name, key in {"only_cohort": "all-clients-train", "equal_data": "identical-data"}.items():
         apart = dataset.assign({name: dataset[name] + 1e-6})
         assert verdicts(NOISE, apart, config)[key] == "contradicted"
+    # The mean cosine of two clients, from all pairs.
+    g = np.random.default_rng(0).normal(size=(2, 5, 3))
+    for found, each in zip(_cosine(g), g, strict=True):
+        unit = each / np.linalg.norm(each, axis=1)[:, None]
+        pairs = [unit[i] @ unit[j] for i in range(5) for j in range(5) if i != j]
+        assert found == pytest.approx(np.mean(pairs))
     unlike = findings.measured.assign(similar=-findings.measured.similar)
     found = {each.key: each.verdict for each in NOISE.judge(unlike, config) if hasattr(each, "key")}
     assert found["indicator"] == "contradicted"
@@ -480,7 +486,13 @@ def test_accuracies_on_few_scored_images_form_groups():
     for verdict, dataset in [*expected.items(), ("contradicted", alike)]:
         found = verdicts(FIG2, dataset, FEW)
         assert [found[key] for key in ("limited-values", "doubled-limits")] == [verdict] * 2
-    assert FIG2.findings(grouped, FEW).statements[0].parts[0].evidence == "1,663,370"
+    findings = FIG2.findings(grouped, FEW)
+    evidence = {each.key: each.parts[0].evidence for each in findings.statements}
+    assert evidence["parameters"] == "1,663,370"
+    # Of 12 clients, 1 - (11/12)^11 of the images that one draws are drawn by others, too.
+    assert evidence["overlap-is-minimal"].startswith("61.6%")
+    (dealt,) = findings.readings
+    assert (dealt.verdict, dealt.evidence) == ("supported", "0.0% of 1,200 images that we dealt")
 
 
 def test_a_flat_curve_and_large_error_bars_are_recognized():

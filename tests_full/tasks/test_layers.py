@@ -181,7 +181,7 @@ def test_max_pool_after_batch_norm_trains_as_that_of_flax(monkeypatch):
     for layer in (max_pool, nn_pool):
         monkeypatch.setattr(networks, "max_pool", layer)
         jax.clear_caches()
-        task = classification(data, networks.BatchNormCNN(10), scale=1 / 16)
+        task = classification(data, networks.BatchNormCNN(10), scale=1 / 255)
         _, trace = simulate(0, task, fedavg(local), full_participation(20), 1, client_map=4)
         losses.append(trace.metrics["loss"])
     close(*losses)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
-from fedjax_mm.data.partition import Parts
+from fedjax_mm.data.partition import Parts, iid_share
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.metrics import estimate
@@ -20,8 +20,18 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.pawlik2020.setting import EVALUATIONS, Trained
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Evidence, Ruling, alike, fact, finding, more, ruling, untested
-from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.rulings import (
+    Evidence,
+    Ruling,
+    alike,
+    fact,
+    finding,
+    more,
+    ruling,
+    under,
+    untested,
+)
+from fedjax_mm.papers.schema import Check, Reading, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Increasing
 from fedjax_mm.results.labels import number, places
@@ -145,15 +155,11 @@ def slopes(best: xr.DataArray) -> xr.DataArray:
     return 100 * (best * doublings).sum("C") / (doublings**2).sum()
 
 
-def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
+def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check | Reading]:
     """Judges the slope over cohort sizes, and whether few test images cause clusters of values."""
     first, last = (measured.isel(contacts=place, drop=True) for place in (0, -1))
     yield ruling("parameters", fact(_parameters() == 1_663_370, f"{_parameters():,}"))
-    drawn_twice = 1 - (1 - 1 / config.clients) ** (config.clients - 1)
-    text = (
-        f"{drawn_twice:.1%} expected of {config.clients} clients that draw as many as the pool has"
-    )
-    yield ruling("overlap-is-minimal", fact(drawn_twice <= _MINIMAL, text))
+    yield from _overlaps(config.clients)
     for key, runs in {"limited-values": first, "doubled-limits": last}.items():
         yield ruling(key, *_few_values(runs, config), about=_WHY)
     scored = first.best.sel(evaluation="as-published", drop=True)
@@ -162,6 +168,24 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     for contacts, evaluation in rest.case.values[1:]:
         text = f"cohort size does not matter for R C = {contacts}, scored on {evaluation}"
         yield finding(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
+
+
+def _overlaps(num_clients: int) -> Iterator[Ruling | Reading]:
+    """Judges the share of a client's IID images that other clients have, too."""
+    shared = 1 - (1 - 1 / num_clients) ** (num_clients - 1)
+    text = (
+        f"{shared:.1%} expected of {num_clients} clients that draw as many images as the pool has"
+    )
+    yield ruling("overlap-is-minimal", fact(shared <= _MINIMAL, text))
+    deal = iid_share(np.arange(100 * num_clients) % 10, num_clients, percent=100)
+    times = np.bincount(np.concatenate(deal))
+    text = f"{times[times > 1].sum() / times.sum():.1%} of {times.sum():,} images that we dealt"
+    dealt = ruling(
+        "overlap-is-minimal", fact(times[times > 1].sum() <= _MINIMAL * times.sum(), text)
+    )
+    yield from under(
+        "our partition, which uses all images before it uses one again", "cb-fig2", [dealt]
+    )
 
 
 def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]]:
