@@ -400,10 +400,10 @@ class Attacking(Config):
     factory: ClassVar[Any] = attacking
     name: str
 
-    def on_task(self, task: Task, clients: Any) -> Task:
-        """Returns the task on which the attackers train."""
+    def on_tasks(self, clients: Any) -> Callable[[Task], Task] | None:
+        """Returns a function that wraps the task on which attackers train, or None."""
         del clients
-        return task
+        return None
 
     def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
         """Wraps an algorithm with `attacking`."""
@@ -425,9 +425,10 @@ class Backdoor(Attacking):
     share: fields.Share = 0.5
     factor: fields.Number | None = None
 
-    def on_task(self, task: Task, clients: Any) -> Task:
-        """Wraps a task with `backdoored`."""
-        return self.call(task=task, clients=clients)
+    def on_tasks(self, clients: Any) -> Callable[[Task], Task]:
+        """Returns a function that wraps a task with `backdoored`."""
+        how = self.model_dump(include={"target", "size", "value", "share"})
+        return partial(backdoored, clients=clients, **how)
 
     def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
         """Scales the attackers' updates if there is a factor."""
@@ -472,12 +473,11 @@ class Byzantine(Config):
     def on_tasks(self, num_clients: int) -> Callable[[Task], Task]:
         """Returns a function that wraps a task with `attacked`, and with `backdoored`."""
         clients = self.attackers(num_clients)
-
-        def on_task(task: Task) -> Task:
-            task = self.attack.on_task(task, clients) if self.attack else task
-            return attacked(task, clients, loss_factor=self.loss_factor, stays=self.stays)
-
-        return on_task
+        # Return a partial, whose numbers sweeps find.
+        how: Any = {"loss_factor": self.loss_factor, "stays": self.stays}
+        wrap = partial(attacked, clients=clients, **how)
+        inner = self.attack.on_tasks(clients) if self.attack else None
+        return partial(_both, inner, wrap) if inner else wrap
 
     def wrap(self, algorithm: Algorithm, num_clients: int) -> Algorithm:
         """Wraps an algorithm with `noisy` or `attacking`, for attackers among `num_clients`."""
@@ -485,6 +485,10 @@ class Byzantine(Config):
         if self.attack is None:
             return noisy(algorithm, clients, noise=self.noise)
         return self.attack.wrap(algorithm, clients)
+
+
+def _both(inner: Callable[[Task], Task], outer: Callable[[Task], Task], task: Task) -> Task:
+    return outer(inner(task))
 
 
 class Requirement(Config):

@@ -183,7 +183,7 @@ def extreme_eigenvalues(
       The two eigenvalues, and the norms ``|H v - theta v|`` of their residuals. H has an eigenvalue
       within this distance of each.
 
-    Reference: Golub and Van Loan (2013), Matrix Computations.
+    Reference: Golub and Van Loan (2013), Matrix Computations, section 10.3.
     """
 
     def step(carry: Any, i: Int[Array, ""]) -> tuple[Any, tuple[Array, Array]]:
