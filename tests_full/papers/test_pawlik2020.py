@@ -176,10 +176,11 @@ def test_the_optimal_cohort_is_judged_by_measurements():
     dataset = optimum()
     findings = OPTIMUM.findings(dataset, SMALL)
     assert [findings.checks[i].outcome for i in (0, 3)] == ["passed", "holds"]
-    found = {each.key: each.verdict for each in findings.statements if not each.untested}
-    assert found == {"variance-the-most": "supported"}
     flat = dataset.assign(variance_of_updates=dataset.squared_bound_of_gradients)
-    assert verdicts(OPTIMUM, flat, SMALL)["variance-the-most"] == "contradicted"
+    for result, more in ((dataset, "supported"), (flat, "contradicted")):
+        (judged,) = (x for x in OPTIMUM.findings(result, SMALL).statements if not x.untested)
+        # G^2 is the same for all cohorts of clients that hardly differ.
+        assert [part.verdict for part in judged.parts] == ["contradicted", more]
     best = dataset.C.values[dataset.measured.values.argmin(1)]
     np.testing.assert_array_equal(findings.measured["best C"], best)
     assert best[0] < best[-1]

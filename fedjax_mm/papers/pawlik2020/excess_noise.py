@@ -214,10 +214,9 @@ def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]
     yield ruling("all-clients-train", fact(only < _ROUND_OFF, text))
     text = f"models of all C differ by at most {equal:.1e}"
     yield ruling("identical-data", fact(equal < _ROUND_OFF, text))
-    near = measured.similar.sel(spread=measured.spread <= 1)
     means = ", ".join(f"{x:.3f}" for x in measured.similar.mean("seed").values)
-    about = f"mean cosines {means}; beyond a spread of 1, they tell nothing any more"
-    yield ruling("indicator", more(-near.diff("spread"), form=".4f"), about=about)
+    falls = more(-measured.similar.diff("spread"), form=".5f")
+    yield ruling("indicator", falls, about=f"mean cosines {means}")
     cost, cost_error = some.loss
     share = cost / some.equation_27
     text = "the loss due to cohorts in one round is at most the excess noise (4 standard errors)"
