@@ -6,7 +6,7 @@ import optax
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.local import (
     LocalSGD,
     equal_weight,
@@ -17,7 +17,7 @@ from fedjax_mm.local import (
 )
 
 
-@checked
+@part
 def prsgd(local: LocalSGD) -> Algorithm:
     """Parallel restarted SGD with a stale gradient at each averaging step, as stated by Pawlik.
 

@@ -21,7 +21,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.sums import dense_update
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, part
 from fedjax_mm.checks.instances import check_algorithm
 from fedjax_mm.tasks.view import View
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
@@ -36,7 +36,7 @@ _STATES = (
 )
 
 
-@checked
+@part
 def personal(
     algorithm: Algorithm,
     where: Where,
