@@ -67,16 +67,16 @@ def may_be_traced(annotation: Any) -> bool:
       >>> may_be_traced(float), may_be_traced(float | Float[Array, ""]), may_be_traced(Any)
       (False, True, True)
     """
-    kinds = list(_kinds_of(annotation))
+    kinds = list(kinds_of(annotation))
     return any(hasattr(each, "dims") for each in kinds) or not {int, float} & {*kinds}
 
 
-def _kinds_of(annotation: Any) -> Iterator[Any]:
+def kinds_of(annotation: Any) -> Iterator[Any]:
     if get_origin(annotation) is Annotated:
-        yield from _kinds_of(get_args(annotation)[0])
+        yield from kinds_of(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
         for each in get_args(annotation):
-            yield from _kinds_of(each)
+            yield from kinds_of(each)
     else:
         yield annotation
 

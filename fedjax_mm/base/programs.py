@@ -480,7 +480,9 @@ def _opened_object(x: Any) -> _Opened:
     """An object equals others by `==`, but all fields of a dataclass count."""
     kind: Any = type(x)
     is_flax = any((each.__module__, each.__name__) == _FLAX for each in kind.__mro__)
-    is_declared = (is_flax and x.scope is None) or _is_pure(kind.__module__)
+    if is_flax and x.scope is not None:  # which holds variables
+        return _OWN
+    is_declared = is_flax or _is_pure(kind.__module__)
     own = getattr(x, "__dict__", {})
     if dataclasses.is_dataclass(x):
         names = [each.name for each in dataclasses.fields(x) if each.name != "parent" * is_flax]

@@ -138,7 +138,9 @@ def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | Non
         n = jnp.sum(here)
         # In float32 beta n may lie a little below a whole number. Add a little.
         most = (n - 1) // 2
-        of_share = jnp.minimum(jnp.floor(jnp.asarray(share or 0) * n + 1e-4), most)
+        of_share = jnp.minimum(
+            jnp.floor(jnp.asarray(0.0 if share is None else share) * n + 1e-4), most
+        )
         b: Any = of_share if num_trimmed is None else num_trimmed
         rank = jnp.arange(len(x))[:, None]
         return _mean_of(_sorted(x, here), (rank >= b) & (rank < n - b)), state
