@@ -119,6 +119,9 @@ def test_others_have_the_metrics_of_the_global_model():
     np.testing.assert_array_equal(result.personal_loss.sel(model=2), result.loss.sel(model=2))
     given = trace.metrics["personal_loss"][:, 0]
     np.testing.assert_array_equal(result.personal_loss.sel(model=1), given)
+    other_means = requiring(problem(), np.ones(N))  # its loss is over test examples
+    result = to_dataset(simulate(0, other_means, mixed, mfa_rand(N, 2), 1)[1])
+    assert result.personal_loss.sel(model=2).isnull().all()
 
 
 def test_wrappers_keep_personal_models_and_runs_resume():
