@@ -26,10 +26,12 @@ PATIENT = " ".join(
 OFF = "off"
 """The value of FEDJAX_MM_CACHE with which no programs are kept."""
 
+_LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+
 _LIMITS = {
     "jax_compilation_cache_max_size": 2**30,  # bytes of one folder
     # Leave out small programs, because JAX looks at all files when it adds one.
-    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    _LEAST_SECONDS: 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 
@@ -49,19 +51,12 @@ def flags_of_results() -> str:
     return os.environ.get("XLA_FLAGS", "").replace(PATIENT, "").strip()
 
 
-def use_safe_fusions() -> bool:
-    """Sets `SAFE`, unless the user's XLA_FLAGS have it or JAX has started.
-
-    Returns:
-      Whether numbers are known to be right. If not, `check_fusions` decides.
-    """
-    if _FUSION in os.environ.get("XLA_FLAGS", ""):
-        return SAFE in os.environ["XLA_FLAGS"]
+def _use_safe_fusions() -> None:
+    # Leave a value that the user has given. `check_fusions` judges it.
     numbers = tuple(map(int, version("jaxlib").split(".")[:2]))
-    if _has_started() or not _KNOWN[0] <= numbers < _KNOWN[1]:
-        return False
-    add_flags(SAFE)
-    return True
+    is_given = _FUSION in os.environ.get("XLA_FLAGS", "")
+    if not is_given and _KNOWN[0] <= numbers < _KNOWN[1] and not _has_started():
+        add_flags(SAFE)
 
 
 def _has_started() -> bool:
@@ -79,22 +74,33 @@ def _has_started() -> bool:
     return False
 
 
-_IS_SAFE = use_safe_fusions()
+_use_safe_fusions()
 
 
 @functools.cache
 def check_fusions() -> None:
-    """Warns if this process compiles wrong programs. Does nothing where `SAFE` was set in time."""
+    """Warns if this process compiles wrong programs for CPUs.
+
+    It computes instead of reading XLA_FLAGS, because these may be written between the import of
+    this module and the start of JAX's backend, and change nothing after that.
+    """
     import jax
 
-    if _IS_SAFE or jax.default_backend() != "cpu":
+    keep_programs()
+    if jax.default_backend() != "cpu":
         return
-    with jax.ensure_compile_time_eval():
-        is_right = canary()
+    least = jax.config.values[_LEAST_SECONDS]
+    jax.config.update(_LEAST_SECONDS, 0.0)  # keep this small program, so that it costs 10 ms
+    try:
+        with jax.ensure_compile_time_eval():
+            is_right = canary()
+    finally:
+        jax.config.update(_LEAST_SECONDS, least)
     if not is_right:
         warnings.warn(
-            f"XLA returns wrong numbers in this process, because it fuses matrix products: import "
-            f"fedjax_mm before the first computation of JAX, or start Python with XLA_FLAGS={SAFE}",
+            "XLA returns wrong numbers in this process, because it fuses matrix products: write "
+            "XLA_FLAGS before importing fedjax_mm, and compute with JAX only after that, or "
+            f"start Python with XLA_FLAGS={SAFE}",
             stacklevel=2,
         )
 
@@ -102,16 +108,17 @@ def check_fusions() -> None:
 def canary() -> bool:
     """Returns whether XLA computes a product with a broadcast scalar correctly on this backend."""
     import jax
-    import jax.numpy as jnp
     import numpy as np
+    from jax import lax
 
+    # Functions of lax are traced faster than those of jax.numpy.
     def sums(rows: jax.Array, scalar: jax.Array) -> jax.Array:
-        errors = (rows @ jnp.broadcast_to(scalar, (4, 2000))).reshape(6, 9, 2000) - 1
-        return (errors**2).sum(1)
+        product = lax.dot(rows, lax.broadcast(scalar, (4, 2000)))
+        return lax.reduce_sum(lax.square(product.reshape(6, 9, 2000)), (1,))
 
     # Memory after the scalar is often 0, so that with 0 a wrong program would sometimes be right.
     rows = np.ones((54, 4), np.float32)
-    return bool((np.asarray(jax.jit(sums)(rows, np.float32(1))) == 81).all())
+    return bool((np.asarray(jax.jit(sums)(rows, np.float32(1))) == 144).all())
 
 
 @functools.cache
