@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+from fedjax_mm.tools.cache import remove_broken, risk_of
+
 _FUSION = "--xla_cpu_experimental_ynn_fusion_type="
 SAFE = f"{_FUSION}LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 """The flag that compiles each matrix product alone. By default, jaxlib 0.10 to 0.12 also fuse
@@ -25,6 +27,8 @@ PATIENT = " ".join(
 
 OFF = "off"
 """The value of FEDJAX_MM_CACHE with which no programs are kept."""
+
+_OFF, _ON = (OFF, "0", "no", "false"), ("", "on", "1", "yes", "true")
 
 _LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 
@@ -143,36 +147,45 @@ def use_compilation_cache(directory: Path | None = None) -> Path | None:
       directory: the parent of these folders; defaults to `cache_directory`.
 
     Returns:
-      The path, or None if FEDJAX_MM_CACHE is "off" or the folder is not writable.
+      The path, or None if FEDJAX_MM_CACHE is "off" or the folder cannot be used.
 
     Warns:
-      UserWarning: if the folder is not writable.
+      UserWarning: if the folder is not writable, or if another user owns it or may write to it.
     """
     import jax
-    from jax.experimental.compilation_cache import compilation_cache
+    from jax._src import compilation_cache  # the public module only chooses the folder
+
+    from fedjax_mm.tools.programs import Programs
 
     parent = directory or cache_directory()
     if parent is None:
         return None
     place = parent / f"jaxlib-{version('jaxlib')}-{jax.default_backend()}-{_compression()}"
+    for name, value in _LIMITS.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    most_bytes = jax.config.values["jax_compilation_cache_max_size"]
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        probe = place / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reason = risk_of(place)
+        if reason is None:
+            probe = place / f".probe.{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+            remove_broken(place, has_times=most_bytes != -1)
     except OSError as error:
+        reason = f"{place} is not writable: {error.strerror}"
+    if reason:
         warnings.warn(
-            f"compiled programs are not kept, because {place} is not writable: {error.strerror}; "
-            f"set FEDJAX_MM_CACHE to another directory, or to {OFF}",
+            f"compiled programs are not kept, because {reason}; set FEDJAX_MM_CACHE to another "
+            f"directory, or to {OFF}",
             stacklevel=2,
         )
         return None
     if jax.config.values["jax_compilation_cache_dir"] != str(place):
         compilation_cache.reset_cache()  # JAX keeps the first one
         jax.config.update("jax_compilation_cache_dir", str(place))
-    for name, value in _LIMITS.items():
-        if name.upper() not in os.environ:
-            jax.config.update(name, value)
+        compilation_cache._cache = Programs(str(place), max_size=most_bytes)
     return place
 
 
@@ -188,16 +201,19 @@ def _compression() -> str:
     return "zlib"
 
 
-def cache_directory() -> Path | None:
+def cache_directory(given: str | None = None) -> Path | None:
     """Returns the directory of the cache of compiled programs, or None if none are kept.
 
-    The environment variable FEDJAX_MM_CACHE overrides the default, a folder in the user's cache
-    directory, for example with a node's local disk, or with "off". "on" means the default.
+    Args:
+      given: a directory, such as a node's local disk, "off", or "on" for the default, which is a
+        folder in the user's cache directory. Defaults to the environment variable FEDJAX_MM_CACHE.
     """
-    given = os.environ.get("FEDJAX_MM_CACHE", "on")
-    if given not in ("", "on"):
-        return None if given == OFF else Path(given)
+    given = os.environ.get("FEDJAX_MM_CACHE", "on") if given is None else given
+    if given.lower() in _OFF:
+        return None
     try:
+        if given.lower() not in _ON:
+            return Path(given).expanduser().absolute()
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # users of containers may have no home
         return None
