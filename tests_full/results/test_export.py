@@ -423,6 +423,7 @@ def png(width, height):
         (png(3, 3), "is no image or damaged; remove it, or make it again"),
         (b"root:x:0:0", "is no image or damaged; remove it, or make it again"),
     ],
+    ids=["a bomb", "large", "no pixels", "text"],
 )
 def test_wrong_figures_are_refused_in_one_line(tmp_path, content, words):
     saved(tmp_path / "grid")
