@@ -87,7 +87,7 @@ def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) 
         done = export_result(path, to, store, report)
     say(f"runs: {done.runs}, new: {done.new}; in {done.place}")
     if done.left_out:
-        say(f"  arrays are not exported: {', '.join(done.left_out)}", style="dim")
+        say(f"  arrays and links are not exported: {', '.join(done.left_out)}", style="dim")
 
 
 def show_last(dataset: xr.Dataset) -> None:
