@@ -2,7 +2,7 @@
 
 All functions are pure: you can jit them, differentiate them, and vmap them over seeds and over any
 number in the task or the algorithm. Eager calls share a program if they differ only in numbers; see
-`pytrees.py`. `preflight.py` checks the arguments, rounds are in
+`base/programs.py`. `preflight.py` checks the arguments, rounds are in
 `round.py`, and records in `record.py`.
 """
 

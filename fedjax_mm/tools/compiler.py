@@ -155,7 +155,7 @@ def use_compilation_cache(directory: Path | None = None) -> Path | None:
     import jax
     from jax._src import compilation_cache  # the public module only chooses the folder
 
-    from fedjax_mm.tools.programs import Programs
+    from fedjax_mm.tools.cached_programs import Programs
 
     parent = directory or cache_directory()
     if parent is None:
