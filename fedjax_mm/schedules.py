@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
+from fedjax_mm.base import Steps
 from fedjax_mm.checks.annotations import Count, part
 
 __all__ = ["Schedule", "growing_sample_size", "inverse_time", "per_frame"]
@@ -36,7 +37,7 @@ def inverse_time(beta: Any, gamma: Any) -> Schedule:
 
 
 @part
-def per_frame(schedule: Schedule, num_models: int) -> Schedule:
+def per_frame(schedule: Schedule, num_models: Steps) -> Schedule:
     """Evaluates a schedule at the frame ``l = 1 + floor((t - 1) / M)``, as in Theorem 2.
 
     Example:

@@ -34,10 +34,10 @@ class Call(NamedTuple):
 
     @property
     def fixed(self) -> list[bool]:
-        """Whether each argument is a number whose value the factory needs to know."""
-        places, names = _needed(self.factory)
-        found = [_is_number(x) and place in places for place, x in enumerate(self.args)]
-        return found + [_is_number(x) and name in names for name, x in self.kwargs.items()]
+        """Whether each argument is structure, although it is a number or a tuple of numbers."""
+        places, names = _rules(self.factory)
+        found = [place in places and places[place](x) for place, x in enumerate(self.args)]
+        return found + [name in names and names[name](x) for name, x in self.kwargs.items()]
 
     def again(self, **changed: Any) -> Any:
         """Calls the factory with some other arguments."""
@@ -53,11 +53,28 @@ class Call(NamedTuple):
 
 
 @functools.cache
-def _needed(factory: Callable[..., Any]) -> tuple[set[int], set[str]]:
-    """Returns the places and names of numbers that must be known, by their annotations."""
-    each = inspect.signature(factory, eval_str=True).parameters.values()
-    found = {x.name: place for place, x in enumerate(each) if not may_be_traced(x.annotation)}
-    return {*found.values()}, {*found}
+def _rules(factory: Callable[..., Any]) -> tuple[dict[int, Any], dict[str, Any]]:
+    """Returns for each parameter, by place and by name, a test of values that are structure."""
+    found = {
+        name: functools.partial(
+            _is_structure, may_be_traced(x.annotation), _takes_tuples(x.annotation)
+        )
+        for name, x in inspect.signature(factory, eval_str=True).parameters.items()
+    }
+    return dict(enumerate(found.values())), found
+
+
+def _is_structure(may_be_traced: bool, takes_tuples: bool, value: Any) -> bool:
+    """Whether a number must be known, or a tuple of numbers stands for a list."""
+    if type(value) is tuple:
+        return not takes_tuples and all(map(_is_number, value))
+    return not may_be_traced and _is_number(value)
+
+
+def _takes_tuples(annotation: Any) -> bool:
+    """Whether tuples of traced numbers are allowed."""
+    kinds = [get_args(each) for each in kinds_of(annotation) if get_origin(each) is tuple]
+    return any(all(map(may_be_traced, each)) for each in kinds)
 
 
 def may_be_traced(annotation: Any) -> bool:
@@ -72,6 +89,7 @@ def may_be_traced(annotation: Any) -> bool:
 
 
 def kinds_of(annotation: Any) -> Iterator[Any]:
+    """Types in an annotation, without ranges, and those of unions one by one."""
     if get_origin(annotation) is Annotated:
         yield from kinds_of(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
@@ -198,12 +216,23 @@ class Part:
         return _called, (*self.call,)
 
 
-class _FunctionFields(NamedTuple):
+class Function(Part):
+    """A function that a factory has made, such as a schedule.
+
+    It is no NamedTuple, because JAX needs weak references to functions.
+    """
+
     function: Callable[..., Any]
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Keeps the function."""
+        vars(self)["function"] = function
 
-class Function(Part, _FunctionFields):
-    """A function that a factory has made, such as a schedule."""
+    def stating(self, **statements: Any) -> Self:
+        """A copy with statements about the function."""
+        made = type(self)(self.function)
+        vars(made).update(statements)
+        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""

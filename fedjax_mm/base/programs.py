@@ -41,8 +41,9 @@ Rebuild: TypeAlias = Callable[[dict[Any, Any]], Any]
 
 _MOST_PROGRAMS = 64  # a program takes a few megabytes
 _DEBUGGING = ("disable_jit", "debug_nans", "debug_infs", "debug_key_reuse", "check_tracer_leaks")
-_NO_VALUE = (
+NO_VALUE = (  # JAX raises these when Python needs the value of a tracer
     jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
@@ -85,7 +86,7 @@ def compiled(function: Callable[..., T], data: Sequence[Any], parts: Sequence[An
     try:
         made: T = program(leaves)
         return made
-    except _NO_VALUE:
+    except NO_VALUE:
         pass  # Call it below, outside of this block, because errors would be shown twice.
     finally:
         vars(_current).clear()

@@ -100,6 +100,9 @@ def brief(function: Callable[P, T]) -> Callable[P, T]:
             shows_all = getattr(jax.config, "jax_traceback_filtering", None) == "off"
             if shows_all or not _is_refusal(error):
                 raise
+            # A note of JAX says that its own frames are left out.
+            notes = [x for x in getattr(error, "__notes__", []) if "TRACEBACK_FILTERING" not in x]
+            error.__notes__ = notes
             raise error.with_traceback(None) from error.__cause__
 
     return call

@@ -15,7 +15,8 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.base import Algorithm, Assignment, Task
-from fedjax_mm.checks.values import NO_VALUE, check_numbers, check_positive, described, whole
+from fedjax_mm.base.programs import NO_VALUE
+from fedjax_mm.checks.values import check_numbers, check_positive, described, whole
 
 T = TypeVar("T")
 

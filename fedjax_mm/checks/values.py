@@ -14,16 +14,10 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool
 
-from fedjax_mm.base.programs import TracedInt
+from fedjax_mm.base.programs import NO_VALUE, TracedInt
 
 _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # most characters of a value to show in a message
-NO_VALUE = (  # JAX raises these when Python needs the value of a tracer
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
 _NAME = re.compile(r"(?=.{1,250}\Z)[\w\u0080-\U0010ffff][^/\x00-\x1f\x7f]*(?<! )")
 """Matches names valid in NetCDF: no slashes, control characters or trailing spaces."""
 _LARGEST = float(np.finfo(np.float32).max)

@@ -6,7 +6,6 @@ number in the task or the algorithm. Eager calls share a program if they differ 
 `round.py`, and records in `record.py`.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -98,7 +97,7 @@ def simulate(
 
 
 def _simulate(
-    rng_key: PRNGKeyArray | int,
+    rng_key: PRNGKeyArray,
     tasks: Task | Sequence[Task],
     params: Params | None,
     algorithm: Algorithm | Sequence[Algorithm],
@@ -108,7 +107,6 @@ def _simulate(
     record_every: int,
     client_axis: str | None,
 ) -> tuple[State, Trace]:
-    rng_key = key_of(rng_key)
     run = run_of(tasks, algorithm, assignment, params, client_map, client_axis)
     facts = preflight(rng_key, run)
     return _recorded(run, facts, run.start(rng_key), num_rounds, record_every)
@@ -127,13 +125,13 @@ def init(
 
 
 def _init(
-    rng_key: PRNGKeyArray | int,
+    rng_key: PRNGKeyArray,
     tasks: Task | Sequence[Task],
     params: Params | None,
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment | Dispatch,
 ) -> State:
-    rng_key, run = key_of(rng_key), run_of(tasks, algorithm, assignment, params)
+    run = run_of(tasks, algorithm, assignment, params)
     preflight(rng_key, run)
     return run.start(rng_key)
 
@@ -141,8 +139,7 @@ def _init(
 def _compiled(
     function: Callable[..., T], rng_key: Any, tasks: Any, params: Any, parts: tuple[Any, ...]
 ) -> T:
-    with contextlib.suppress(TypeError, ValueError):  # `function` refuses it in its turn.
-        rng_key = key_of(rng_key)
+    rng_key = key_of(rng_key)
     if not checks.are_moderate(params):
         return function(rng_key, tasks, params, *parts)
     return compiled(function, (rng_key, tasks, params), parts)

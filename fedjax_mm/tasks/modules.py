@@ -14,7 +14,8 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Params
-from fedjax_mm.checks.values import NO_VALUE, described
+from fedjax_mm.base.programs import NO_VALUE
+from fedjax_mm.checks.values import described
 
 STATISTICS = "batch_stats"
 """Flax's name of running statistics, and the key of those in parameters."""

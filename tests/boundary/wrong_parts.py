@@ -1000,7 +1000,7 @@ CASES = TRACED | {
     "axis schedule": (
         lambda: swept(
             lambda rate: Setup(
-                QUADRATIC, fedavg(local_sgd(lambda t: rate / t, steps=2)), EVERYBODY
+                QUADRATIC, fedavg(local_sgd(inverse_time(rate, 0.0), steps=2)), EVERYBODY
             ),
             {"rate": [0.1, -0.1]},
         ),
