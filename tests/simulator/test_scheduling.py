@@ -142,6 +142,15 @@ def test_jobs_are_served_in_the_order_of_their_arrival_and_alone_once_others_fin
     assert trace.client_updates[1:].tolist() == [[0, 20, 10]] * 2
 
 
+def test_clients_of_a_finished_model_serve_an_overlapping_one_under_venn():
+    eligible = np.zeros((2, 15), bool)
+    eligible[0, :10] = eligible[1, 5:] = True
+    jobs = scheduled(15, 2, demand=[5, 10], policy="venn", eligible=eligible)
+    first, second = rounds_of(arriving(jobs, [1, 0]), 2)
+    assert sorted(first.values()) == [1] * 10
+    assert sum(m == 0 for m in second.values()) == 5
+
+
 def test_a_random_order_is_drawn_once_and_differs_between_seeds():
     assignment = scheduled(N, M, demand=N, policy="random")
     found = rounds_of(assignment, 4)
