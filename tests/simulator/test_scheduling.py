@@ -188,6 +188,23 @@ def test_groups_that_are_never_redrawn_rotate_for_ever_and_cohorts_come_from_all
         assert all(merged.setdefault(k, m) == m for k, m in group.items())
 
 
+@pytest.mark.parametrize("active", [[True, True, True, False], None])
+def test_models_with_the_larger_groups_of_one_partition_are_drawn(active):
+    """Seven clients in three or four groups, one larger or three, in the first of 3000 seeds."""
+    assignment = mfa_rr(7, 4, redraw="never", active=None if active is None else np.array(active))
+
+    def sizes(key):
+        return assignment.assign(key, 1, assignment.init(key), Look())[0].sizes(4)
+
+    found = np.asarray(jax.vmap(sizes)(jax.random.split(jax.random.key(0), 3000)))
+    number = 4 if active is None else 3
+    least, larger = 7 // number, 7 % number
+    assert (np.sort(found[:, :number]) == [least] * (number - larger) + [least + 1] * larger).all()
+    p = larger / number
+    share = (found[:, :number] > least).mean(0)
+    assert np.all(np.abs(share - p) < 4 * np.sqrt(p * (1 - p) / 3000))
+
+
 @pytest.mark.parametrize(
     ("decay", "beta", "histories", "expected"),
     [
