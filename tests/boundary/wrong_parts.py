@@ -51,6 +51,7 @@ from fedjax_mm.asynchrony import (
     on_clock,
     shifted_exponential,
 )
+from fedjax_mm.availability import dropping
 from fedjax_mm.base import Cohort, Padded
 from fedjax_mm.compression import message_bytes
 from fedjax_mm.data import federate
@@ -522,6 +523,21 @@ CASES = TRACED | {
             {"algorithm.weighted": [True], "assignment.weighted": [True]},
         ),
         "two axes are called 'weighted'; give a function build, instead",
+    ),
+    "a number for a path": (
+        lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY), {1: [0.1]}),
+        "an axis is called 1; give the path of an argument, such as 'algorithm.local.learning_rate",
+        TypeError,
+    ),
+    "a path that hides models": (
+        lambda: swept(Setup(QUADRATIC, FEDAVG, mfa_rr(4, 2)), {"num_models": [1, 2]}),
+        "'num_models' would hide models instead of training fewer; write 'assignment.num_models'",
+    ),
+    "a setup that hides models": (
+        lambda: swept(
+            lambda rate: Setup(QUADRATIC, FEDAVG, dropping(mfa_rr(4, 2), rate), num_models=1)
+        ),
+        r"num_models is 1, but dropping\(mfa_rr\(4, 2\), 0.1\) trains 2 models, some of which",
     ),
     "a path in a task": (
         lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY), {"tasks.mu": [0.1]}),
