@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy.stats import norm
@@ -28,7 +29,7 @@ from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import is_stacked, root, with_update
 from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked
 from fedjax_mm.checks.instances import check_algorithm, check_instance
-from fedjax_mm.checks.values import check_flags
+from fedjax_mm.checks.values import check_flags, check_numbers
 from fedjax_mm.wrap import names_of, wrap_algorithm
 
 
@@ -87,6 +88,9 @@ def scaling(factor: Scalar) -> Attack:
     Args:
       factor: gamma, of any sign.
 
+    Raises:
+      TypeError, ValueError: if `factor` is not a finite number.
+
     Example:
       >>> scaling(10.0).forge(None, jnp.array([1.0, -3.0]), None).tolist()
       [10.0, -30.0]
@@ -94,6 +98,7 @@ def scaling(factor: Scalar) -> Attack:
     Reference: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How To Backdoor Federated Learning"
     (2020).
     """
+    check_numbers("factor", factor, np.isfinite, "be finite")
     return Attack(lambda rng_key, update, honest: factor * update)
 
 

@@ -952,7 +952,7 @@ CASES = TRACED | {
     ),
     "IFCA of tasks without losses": (
         simulated(tasks=Towards(jnp.zeros(4)), assignment=ifca(4, 2)),
-        "Towards is not a MeasuredTask: ",
+        "Towards is not a task with client_loss",
     ),
     "by": (
         lambda: variance_reduced(4, 2, expected_trainings=2, by="x"),
@@ -1402,6 +1402,16 @@ CASES = TRACED | {
     "a plot without clients": (
         lambda: client_distribution(LOSSES, "loss"),
         "metric is 'loss', and the metrics with a number for each client are none; record some",
+    ),
+    "a number for metrics of clients": (
+        lambda: with_clients(QUADRATIC, 5),
+        r"metrics is 5; give a list of names, such as \['loss'\]",
+        TypeError,
+    ),
+    "a name for metrics of clients": (
+        lambda: with_clients(QUADRATIC, "loss"),
+        "metrics is 'loss'; give a list of names",
+        TypeError,
     ),
     "no metrics of clients": (lambda: with_clients(QUADRATIC, []), "metrics are empty; give some"),
     "an unknown metric of clients": (
