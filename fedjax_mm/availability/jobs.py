@@ -60,7 +60,7 @@ def finishing(
 
     A model that meets its target after round t gets no client from round t + 1 on, so that its
     parameters and states do not change any more. A model that meets it at the start never trains.
-    NaN meets no target.
+    NaN meets no target, so a model that has diverged keeps its clients to the end.
 
     In asynchronous runs, a round is `arrivals_per_round` arrivals. When model f finishes, its jobs
     in progress are deleted and its buffer is dropped. Model i of the active ones gets

@@ -133,6 +133,8 @@ def gaussian(deviation: NonNegative, *, adds: bool = False) -> Attack:
 def alie(z: NonNegative) -> Attack:
     """A little is enough: attackers send ``mean(h) - z sd(h)`` of the honest updates h.
 
+    If all participants are attackers, they send their own updates.
+
     Args:
       z: the number of standard deviations, such as that of `alie_factor`.
 
@@ -182,6 +184,8 @@ def alie_factor(num_clients: Count, num_attackers: Count) -> float:
 @checked
 def ipm(factor: Positive) -> Attack:
     """Inner product manipulation: attackers send ``-eps mean(h)`` of the honest updates h.
+
+    If all participants are attackers, they send their own updates.
 
     Args:
       factor: eps; with a factor above ``(n - f) / f`` the mean of all n updates changes its sign.
