@@ -86,7 +86,8 @@ def scheduled(
         once. "srsf" serves the smallest demand first, and "las" the model that got the fewest
         clients so far. Ties go to the lower number. "venn" reserves scarce clients, see
         `reserved`; whenever a demand is filled, it plans again. Among the models that a client is
-        reserved for, the one with the smallest remaining demand is served.
+        reserved for, the one with the smallest remaining demand is served. As in its simulator,
+        clients of a finished model may wait while a model with more eligible clients lacks some.
       eligible: whether a client may train a model, ``bool[models, clients]``; None means all.
       active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
