@@ -44,6 +44,7 @@ from .assignments.partitions import fedcluster, full_participation, mfa_rand, mf
 from .assignments.rotating import dma_fl, mdh
 from .assignments.scheduling import scheduled
 from .assignments.variance_reduced import variance_reduced
+from .checks.annotations import part
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging, local_sgd
@@ -95,6 +96,7 @@ __all__ = [
     "open_result",
     "optimizers",
     "params_of",
+    "part",
     "perfedavg",
     "personal",
     "pfedme",

@@ -25,7 +25,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked, root
-from fedjax_mm.checks.annotations import TracedCount, checked
+from fedjax_mm.checks.annotations import TracedCount, checked, part
 from fedjax_mm.checks.instances import check_algorithm, check_instance, check_task
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm, zero_message
 
@@ -57,7 +57,7 @@ class Compressor(Part, _CompressorFields):
     """
 
 
-@checked
+@part
 def top_k(share: SomeShare) -> Compressor:
     """Keeps the k coordinates of largest magnitude, with ties going to the lower index.
 
@@ -84,7 +84,7 @@ def top_k(share: SomeShare) -> Compressor:
     )
 
 
-@checked
+@part
 def random_k(share: SomeShare) -> Compressor:
     """Keeps a random set of k coordinates, scaled by d / k to be unbiased.
 
@@ -114,7 +114,7 @@ def random_k(share: SomeShare) -> Compressor:
     return Compressor(compress, lambda d: float(_BITS) * _number(share, d) + _BITS, variance)
 
 
-@checked
+@part
 def qsgd(levels: TracedCount) -> Compressor:
     """QSGD: rounds each coordinate stochastically to one of s levels of the norm, without bias.
 
@@ -151,7 +151,7 @@ def qsgd(levels: TracedCount) -> Compressor:
     return Compressor(compress, bits, variance)
 
 
-@checked
+@part
 def sign() -> Compressor:
     """Keeps the signs of the coordinates, scaled by their mean absolute value.
 
@@ -175,7 +175,7 @@ _NOT_COMPRESSED = (
 )
 
 
-@checked
+@part
 def compressed(
     algorithm: Algorithm, compressor: Compressor, *, error_feedback: bool | None = None
 ) -> Algorithm:

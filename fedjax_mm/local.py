@@ -28,7 +28,7 @@ from fedjax_mm.base import (
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.capabilities import AnalyticTask, EpochTask
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.checks.instances import check_optimizer_factory, check_rate, check_schedule
 from fedjax_mm.checks.values import check_choice, check_count, check_epochs, described
 from fedjax_mm.schedules import Schedule, value_at
@@ -251,7 +251,7 @@ def _most_batches(task: Task, size: int | None) -> int:
     return -(-counts[0] // (size or counts[0])) if counts else 1
 
 
-@checked
+@part
 def local_sgd(
     learning_rate: Scalar | Schedule,
     *,

@@ -3,6 +3,7 @@
 Those of NumPy arrays have recorded rounds along the last axis.
 """
 
+import warnings
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
@@ -123,7 +124,9 @@ def compare(
     """Returns how much each value of an axis differs from a baseline, paired by seed.
 
     Runs of the same seed share their initial models and draws, so that their differences vary less
-    than the runs. They are taken at the last record, of means over models.
+    than the runs. They are taken at the last record, model by model, and averaged over models. A
+    model that neither of two runs has is left out. If only one of them has it, as when it diverged
+    in the other, their difference is NaN, because a mean over the other models would hide it.
 
     Args:
       result: a result over ``(..., seed, round, model)``.
@@ -133,7 +136,10 @@ def compare(
 
     Returns:
       ``difference`` and ``standard_error`` over the axis without its baseline, and other axes. The
-      error is NaN for fewer than three seeds.
+      error is NaN for fewer than three seeds, and both are NaN if that of a seed is.
+
+    Warns:
+      UserWarning: if only one of two runs has a value of some model.
 
     Raises:
       ValueError: if the result has no such axis, metric or baseline.
@@ -156,10 +162,20 @@ def compare(
     baseline = values[0] if baseline is None else baseline
     if baseline not in values:
         raise ValueError(f"baseline is {baseline!r}, and {axis} has {', '.join(map(str, values))}")
-    end = result[metric].isel(round=-1).mean("model")
+    end = result[metric].isel(round=-1, drop=True).astype(float)
     place = values.index(baseline)
-    apart = end.drop_isel({axis: place}) - end.isel({axis: place}, drop=True)
-    mean, error = estimate(apart)
+    base, others = end.isel({axis: place}, drop=True), end.drop_isel({axis: place})
+    is_unpaired = (np.isfinite(others) != np.isfinite(base)).any("model")
+    if is_unpaired.any():
+        names = [str(at) for at in others[axis].values if is_unpaired.sel({axis: at}).any()]
+        warnings.warn(
+            f"{metric} is missing or not finite for a model in only one run of "
+            f"{int(is_unpaired.sum())} of {is_unpaired.size} pairs, of {', '.join(names)} with "
+            f"{baseline}; the difference is NaN there. A model has diverged, or an algorithm does "
+            "not have the metric",
+            stacklevel=2,
+        )
+    mean, error = estimate((others - base).mean("model").where(~is_unpaired))
     return xr.Dataset({"difference": mean, "standard_error": error})
 
 
@@ -355,7 +371,7 @@ def fairness(
     squares = mean(x**2)
     held = x / xp.where(center == 0, xp.nan, center * total)[..., None]
     terms = xp.where(held > 0, held * xp.log(xp.where(held > 0, held, 1)), 0 * held)
-    entropy = -xp.sum(w * xp.where(is_there & (held < 0), xp.nan, terms), axis=-1)
+    entropy = -xp.sum(w * xp.where(is_there & (x < 0), xp.nan, terms), axis=-1)
     sign = 1 if larger_is_better else -1
     return Fairness(
         center,

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 
 from fedjax_mm.base import Params, Scalar
 from fedjax_mm.base.sums import root
-from fedjax_mm.checks.annotations import NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import NonNegative, Positive, part
 from fedjax_mm.checks.instances import check_rate
 from fedjax_mm.schedules import Schedule, value_at
 
@@ -39,7 +39,7 @@ class AdaptiveState(NamedTuple):
     square: Params
 
 
-@checked
+@part
 def fedadagrad(
     learning_rate: Scalar | Schedule,
     *,
@@ -79,7 +79,7 @@ def fedadagrad(
     return _adaptive(learning_rate, b1, tau, initial_accumulator_value, accumulated)
 
 
-@checked
+@part
 def fedadam(
     learning_rate: Scalar | Schedule,
     *,
@@ -121,7 +121,7 @@ def fedadam(
     return _adaptive(learning_rate, b1, tau, initial_accumulator_value, averaged)
 
 
-@checked
+@part
 def fedyogi(
     learning_rate: Scalar | Schedule,
     *,

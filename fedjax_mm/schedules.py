@@ -4,13 +4,12 @@ Any optax schedule works too. `LocalSGD.rate` in `local.py` evaluates it once pe
 local steps use that value.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, part
 
 __all__ = ["Schedule", "growing_sample_size", "inverse_time", "per_frame"]
 
@@ -23,6 +22,7 @@ def value_at(schedule: Any, t: Any) -> Any:
     return schedule(t) if callable(schedule) else schedule
 
 
+@part
 def inverse_time(beta: Any, gamma: Any) -> Schedule:
     """Returns the decaying rate ``beta / (t + gamma)`` of Theorem 1.
 
@@ -32,18 +32,10 @@ def inverse_time(beta: Any, gamma: Any) -> Schedule:
       >>> inverse_time(30.0, 100.0)(20)
       0.25
     """
-    return _InverseTime(beta, gamma)
+    return lambda t: beta / (t + gamma)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _InverseTime:
-    beta: Any
-    gamma: Any
-
-    def __call__(self, t: Any) -> Any:
-        return self.beta / (t + self.gamma)
-
-
+@part
 def per_frame(schedule: Schedule, num_models: int) -> Schedule:
     """Evaluates a schedule at the frame ``l = 1 + floor((t - 1) / M)``, as in Theorem 2.
 
@@ -52,19 +44,10 @@ def per_frame(schedule: Schedule, num_models: int) -> Schedule:
       >>> rate(1) == rate(12) == 30 / 100, rate(13) == 30 / 101
       (True, True)
     """
-    return _PerFrame(schedule, num_models)
+    return lambda t: schedule(1 + (t - 1) // num_models)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _PerFrame:
-    schedule: Schedule
-    num_models: int
-
-    def __call__(self, t: Any) -> Any:
-        return self.schedule(1 + (t - 1) // self.num_models)
-
-
-@checked
+@part
 def growing_sample_size(
     learning_rate: Schedule,
     *,

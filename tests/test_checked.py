@@ -33,6 +33,7 @@ from fedjax_mm.checks.annotations import (
     checked,
     limits_of,
     members_of,
+    part,
 )
 from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.experiments.fields import columns_of
@@ -310,9 +311,9 @@ def test_a_changed_part_has_no_call():
 
 
 def test_a_wrapper_that_returns_its_part_does_not_rename_it():
-    @checked
-    def same(part):
-        return part
+    @part
+    def same(inner):
+        return inner
 
     inner = mfa_rr(24, 2)
     assert repr(same(inner)) == "same(mfa_rr(24, 2))"

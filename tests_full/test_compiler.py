@@ -57,27 +57,49 @@ def test_the_canary_detects_wrong_fusions():
 
 
 START = """
-import sys
+import os, sys
 if "late" in sys.argv:
     import jax
     jax.devices()
-import jax, fedjax_mm, os
+import fedjax_mm
+if "replaced" in sys.argv:  # as tutorials of JAX do for several CPU devices
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+if "removed" in sys.argv:
+    del os.environ["XLA_FLAGS"]
 from fedjax_mm.tasks import quadratic
-key, task = jax.random.key(0), quadratic(4, 2, mu=0.1)
-fedjax_mm.init(key, task, fedjax_mm.fedavg(0.1, local_steps=1), fedjax_mm.full_participation(4))
-print(os.environ["XLA_FLAGS"])
+from fedjax_mm.tools.compiler import canary
+task = quadratic(4, 2, mu=0.1)
+fedjax_mm.init(0, task, fedjax_mm.fedavg(0.1, local_steps=1), fedjax_mm.full_participation(4))
+print(canary(), os.environ.get("XLA_FLAGS"))
 """
 
 
-def test_the_flag_is_set_unless_the_user_sets_it():
-    assert run(["-c", START])[0].strip() == SAFE
-    assert run(["-c", START], "--xla_dump_to=")[0].strip() == f"{SAFE} --xla_dump_to="
-    assert run(["-c", START], FUSED)[0].strip() == FUSED
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ("", SAFE),
+        ("--xla_dump_to=", f"{SAFE} --xla_dump_to="),
+        (f"{FUSED} {SAFE}", f"{FUSED} {SAFE}"),  # XLA takes the last one
+    ],
+)
+def test_the_flag_is_set_unless_the_user_sets_it(given, flags):
+    output, errors = run(["-c", START], given)
+    assert output.split() == ["True", *flags.split()]
+    assert "XLA returns wrong" not in errors
+
+
+WRONG = [
+    (["late"], ""),
+    (["replaced"], ""),
+    (["removed"], ""),
+    ([], FUSED),
+    ([], f"{SAFE} {FUSED}"),
+]
 
 
 @pytest.mark.skipif(not IS_WRONG, reason="jaxlib 0.9 has no such fusions")
-@pytest.mark.parametrize(("arguments", "flags"), [(["late"], ""), ([], FUSED)])
+@pytest.mark.parametrize(("arguments", "flags"), WRONG)
 def test_a_process_that_computes_wrong_numbers_warns(arguments, flags):
-    _, errors = run(["-c", START, *arguments], flags)
+    output, errors = run(["-c", START, *arguments], flags)
+    assert output.startswith("False")
     assert "XLA returns wrong numbers in this process" in errors
-    assert "XLA returns wrong" not in run(["-c", START])[1]

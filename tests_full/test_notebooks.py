@@ -11,6 +11,7 @@ import nbformat
 import numpy as np
 import pytest
 import xarray as xr
+from nbclient import NotebookClient
 
 from fedjax_mm import Experiment, run
 from fedjax_mm.experiments.grid_of import grid_of
@@ -207,6 +208,21 @@ def test_small_notebooks_run_without_warnings_and_errors(tmp_path):
         check_sweep_equals_the_command_line(cells, tmp_path / name)
         for experiment in (tmp_path / name).glob("*.toml"):
             assert programs_of(grid_of(load(experiment, Experiment)))
+
+
+FIGURE = """\
+import numpy as np
+from fedjax_mm import plots
+x = np.arange(3.0)
+figure = plots.draw([[plots.Panel("", "x", "y", [plots.Line("", x, x)])]], title="", caption="")
+figure"""
+
+
+def test_a_figure_is_shown_once_in_a_fresh_notebook_and_with_an_inline_backend():
+    cells = [nbformat.v4.new_code_cell(text) for text in (FIGURE, "%matplotlib inline\nfigure")]
+    NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120).execute()
+    for cell in cells:
+        assert [sorted(output["data"]) for output in cell.outputs] == [["image/png", "text/plain"]]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import Positive, checked
+from fedjax_mm.checks.annotations import Positive, part
 from fedjax_mm.checks.values import whole
 from fedjax_mm.local import LocalSGD, check_local, steps_of
 
@@ -30,7 +30,7 @@ class LastLoss(NamedTuple):
     loss: Float[Array, ""]
 
 
-@checked
+@part
 def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 

@@ -17,14 +17,14 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import Mixture, checked
+from fedjax_mm.checks.annotations import Mixture, part
 from fedjax_mm.local import LocalSGD, loss_and_gradient, plain_server, steps_of, unit_steps
 
 ApflState = dict[str, Any]
 """State of a client: its own model ``v``, and ``alpha``."""
 
 
-@checked
+@part
 def apfl(local: LocalSGD, *, alpha: Mixture = 0.5, adaptive: bool = True) -> Algorithm:
     """APFL: clients evaluate with ``alpha_k v_k + (1 - alpha_k) w`` and train all three.
 

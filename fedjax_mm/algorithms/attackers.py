@@ -23,7 +23,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.chunks import reads
 from fedjax_mm.base.sums import root, with_update
-from fedjax_mm.checks.annotations import NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import NonNegative, Positive, checked, part
 from fedjax_mm.checks.instances import check_algorithm, check_task
 from fedjax_mm.checks.values import check_flags
 from fedjax_mm.tasks.view import View
@@ -98,7 +98,7 @@ class Attacked(View):
         return honest | self.attacks if self.stays else honest
 
 
-@checked
+@part
 def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Algorithm:
     """Wraps an algorithm so that attackers add noise to their updates.
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import NonNegative, checked
+from fedjax_mm.checks.annotations import NonNegative, part
 from fedjax_mm.local import LocalSGD, plain_server, proximal, steps_of
 
 
-@checked
+@part
 def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
     """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
 

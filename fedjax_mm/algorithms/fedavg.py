@@ -9,14 +9,14 @@ import optax
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Steps, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import TracedCount, check_argument, checked
+from fedjax_mm.checks.annotations import TracedCount, check_argument, part
 from fedjax_mm.checks.instances import check_optimizer
 from fedjax_mm.local import LocalSGD, equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.tasks.view import client_weights
 
 
-@checked
+@part
 def fedavg(
     local: LocalSGD | Scalar | Schedule,
     *,

@@ -9,11 +9,11 @@ from jaxtyping import Array, Float
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import Positive, checked
+from fedjax_mm.checks.annotations import Positive, part
 from fedjax_mm.local import LocalSGD, proximal, steps_of
 
 
-@checked
+@part
 def feddyn(local: LocalSGD, *, alpha: Positive = 0.1) -> Algorithm:
     """FedDyn: local steps on ``F_k(x) - <g_k, x> + alpha/2 |x - w|^2``, and a corrected mean.
 

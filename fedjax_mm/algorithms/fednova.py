@@ -7,11 +7,11 @@ import optax
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import Joint, scale_update
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.local import LocalSGD, check_local, check_only_sgd, plain_server
 
 
-@checked
+@part
 def fednova(local: LocalSGD) -> Algorithm:
     """FedNova: ``w <- w + tau_eff sum_k p_k Delta_k / tau_k`` with ``tau_eff = sum_k p_k tau_k``.
 

@@ -1,11 +1,11 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
 from fedjax_mm.base import Algorithm, ClientContext
-from fedjax_mm.checks.annotations import NonNegative, checked
+from fedjax_mm.checks.annotations import NonNegative, part
 from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, proximal, steps_of
 
 
-@checked
+@part
 def fedprox(local: LocalSGD, *, mu: NonNegative) -> Algorithm:
     """FedProx: local steps ``w_k <- w_k - eta (grad F_k(w_k) + mu (w_k - w))``, then FedAvg's mean.
 

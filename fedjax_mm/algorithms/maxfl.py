@@ -8,11 +8,11 @@ import optax
 from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
-from fedjax_mm.checks.annotations import NonNegative, Positive, TracedCount, checked
+from fedjax_mm.checks.annotations import NonNegative, Positive, TracedCount, part
 from fedjax_mm.local import LocalSGD, averaging, steps_of
 
 
-@checked
+@part
 def maxfl(
     local: LocalSGD,
     *,

@@ -7,12 +7,12 @@ import optax
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.local import LocalSGD, steps_of
 from fedjax_mm.tasks.view import client_weights
 
 
-@checked
+@part
 def mifa(local: LocalSGD) -> Algorithm:
     """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, where h_k is client k's latest update.
 

@@ -18,11 +18,11 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.capabilities import FeaturesTask
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import NonNegative, Positive, part
 from fedjax_mm.local import LocalSGD, plain_server, steps_of
 
 
-@checked
+@part
 def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Algorithm:
     """MOON: FedAvg whose local steps descend ``F_k(w_k) + mu l_con``.
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.local import LocalSGD, add_mean, steps_of
 from fedjax_mm.tasks.view import client_losses, thresholds
 
@@ -20,7 +20,7 @@ _MOST = 4  # bound on local steps, in units of tau
 _LEAST_WEIGHT = 1e-30  # avoids division by 0 if all weights in a round underflow
 
 
-@checked
+@part
 def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorithm:
     """MW-Fed: FedAvg with weights v_k and local steps that grow while ``F_k(w) >= rho_k``.
 

@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, ClientContext, Params, Scalar
-from fedjax_mm.checks.annotations import NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import NonNegative, Positive, part
 from fedjax_mm.local import (
     LocalSGD,
     LocalUpdate,
@@ -17,7 +17,7 @@ from fedjax_mm.local import (
 )
 
 
-@checked
+@part
 def perfedavg(
     local: LocalSGD,
     *,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.checks.annotations import Count, Positive, part
 from fedjax_mm.local import (
     LocalSGD,
     equal_weight,
@@ -21,7 +21,7 @@ from fedjax_mm.local import (
 )
 
 
-@checked
+@part
 def pfedme(
     local: LocalSGD,
     *,

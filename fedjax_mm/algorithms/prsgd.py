@@ -6,7 +6,7 @@ import optax
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.local import (
     LocalSGD,
     equal_weight,
@@ -17,7 +17,7 @@ from fedjax_mm.local import (
 )
 
 
-@checked
+@part
 def prsgd(local: LocalSGD) -> Algorithm:
     """Parallel restarted SGD with a stale gradient at each averaging step, as stated by Pawlik.
 
@@ -61,8 +61,9 @@ def prsgd(local: LocalSGD) -> Algorithm:
         task, rate, how = context.task, local.rate(context.round), local.batching(context.round)
         own, last = jax.tree.map(jnp.add, context.params, client_state), steps - 1
         loss = jnp.zeros(())
-        if last:
+        if not isinstance(last, int) or last > 0:
             own, loss = train_locally(context, optax.sgd(rate), last, how, start=own)
+            loss = jnp.where(last > 0, loss, 0)  # the mean of no batches is NaN
         # The client's next round applies the last gradient to the mean.
         batch = task.batch(context.rng_key, context.client, jnp.int32(last), how)
         last_loss, gradient = loss_and_gradient(task)(own, batch)

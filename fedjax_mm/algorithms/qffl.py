@@ -6,13 +6,13 @@ import optax
 
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import NonNegative, checked
+from fedjax_mm.checks.annotations import NonNegative, part
 from fedjax_mm.local import LocalSGD, stateless, steps_of
 
 _LEAST_LOSS = 1e-10  # added to losses, because a negative power of 0 is infinite
 
 
-@checked
+@part
 def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
     """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
 

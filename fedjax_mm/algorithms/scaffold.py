@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import Positive, checked
+from fedjax_mm.checks.annotations import Positive, part
 from fedjax_mm.local import LocalSGD, equal_weight, loss_and_gradient, steps_of
 
 
-@checked
+@part
 def scaffold(
     local: LocalSGD,
     *,

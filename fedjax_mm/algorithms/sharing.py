@@ -21,7 +21,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.sums import dense_update
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, part
 from fedjax_mm.checks.instances import check_algorithm
 from fedjax_mm.checks.values import described
 from fedjax_mm.tasks.view import View
@@ -37,7 +37,7 @@ _STATES = (
 )
 
 
-@checked
+@part
 def personal(
     algorithm: Algorithm,
     where: Where,
@@ -49,9 +49,11 @@ def personal(
 
     A client trains the shared part of w together with its own part v_k. It downloads and sends the
     shared part only, and keeps v_k until it participates again. The v_k start from the initial
-    parameters, and the global model keeps these as its own part, so its metrics say little; see
-    ``personal_loss`` and ``personal_accuracy``. With ``d = w_k - w`` the algorithm inside must send
-    a multiple of d, with this multiple as weight, as `fedavg`, `fedprox` and `maxfl` do.
+    parameters, and the global model keeps these as its own part, so nobody uses it, and its metrics
+    such as ``test_accuracy`` say little. ``personal_accuracy`` and ``personal_loss`` are those of
+    the models that clients use; in a result, other methods have them, too. With ``d = w_k - w`` the
+    algorithm inside must send a multiple of d, with this multiple as weight, as `fedavg`, `fedprox`
+    and `maxfl` do.
 
     - FedPer: `where` names the last layers.
     - LG-FedAvg: `where` names the last layers, and `named` is "shared".

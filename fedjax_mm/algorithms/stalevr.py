@@ -11,7 +11,7 @@ from fedjax_mm import base
 from fedjax_mm.algorithms.mifa import weighted_sum
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.local import LocalSGD, steps_of
 from fedjax_mm.tasks.view import client_weights
 
@@ -33,7 +33,7 @@ class Stale(NamedTuple):
     decline: Float[Array, ""]  # c, the mean decline of beta per round
 
 
-@checked
+@part
 def stalevr(
     local: LocalSGD,
     *,

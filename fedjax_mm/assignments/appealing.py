@@ -9,12 +9,12 @@ from jaxtyping import PRNGKeyArray
 from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.base.cohorts import by_rows, places_of
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, TracedCount, checked
+from fedjax_mm.checks.annotations import Count, TracedCount, part
 from fedjax_mm.checks.instances import check_assignment
 from fedjax_mm.wrap import wrap_assignment
 
 
-@checked
+@part
 def appealing(
     assignment: Assignment, *, cohort_size: Count, from_round: TracedCount = 10
 ) -> Assignment:

@@ -14,7 +14,7 @@ from fedjax_mm.assignments.sampling import Dealt, dealt_to
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, part
 
 Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
 """How a policy ranks pairs of a client and a model."""
@@ -38,7 +38,7 @@ class Heard(NamedTuple):
     first: Bool[Array, " models"]
 
 
-@checked
+@part
 def bandit(
     num_clients: Count,
     num_models: Count,

@@ -9,10 +9,10 @@ from fedjax_mm.assignments.sampling import no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, part
 
 
-@checked
+@part
 def ifca(
     num_clients: Count,
     num_models: Count,

@@ -11,10 +11,10 @@ from fedjax_mm.assignments.sampling import dealt_to, no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, part
 
 
-@checked
+@part
 def fedfair(
     num_clients: Count,
     num_models: Count,

@@ -14,13 +14,13 @@ from fedjax_mm.assignments.bandits import loss_in
 from fedjax_mm.assignments.sampling import Dealt, dealt_to, no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import Count, NonNegative, Positive, part
 
 Choice: TypeAlias = Callable[[Array, Array, Array], Int[Array, " width"]]
 """``(model, is_taken, size) -> clients``: at most `size` clients of a model, then padding."""
 
 
-@checked
+@part
 def power_of_choice(
     num_clients: Count,
     num_models: Count = 1,
@@ -104,7 +104,7 @@ class Utilities(NamedTuple):
     weight: Float[Array, "models clients"]
 
 
-@checked
+@part
 def oort(
     num_clients: Count,
     num_models: Count = 1,

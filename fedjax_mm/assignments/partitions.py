@@ -29,13 +29,13 @@ from fedjax_mm.assignments.sampling import (
 from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Padded, Round, Sampling, keys
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, TracedCount, checked
+from fedjax_mm.checks.annotations import Count, TracedCount, part
 
 Processors: TypeAlias = int | Sequence[int] | np.ndarray
 """B_k, the maximum number of models a client trains per round; one number, or one per client."""
 
 
-@checked
+@part
 def mfa_rand(
     num_clients: Count,
     num_models: Count | Padded,
@@ -112,7 +112,7 @@ def mfa_rand(
     return Assignment(num_clients, most_models, no_state, assign).sampled(sampling)
 
 
-@checked
+@part
 def mfa_rr(
     num_clients: Count,
     num_models: Count | Padded,
@@ -268,7 +268,7 @@ def _rotated_jobs(
     return Assignment(num_clients, size, init, assign, None, metrics)
 
 
-@checked
+@part
 def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
     """FedCluster: one model visits fixed clusters of clients, in a new order per learning round.
 
@@ -309,7 +309,7 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
     return Assignment(num_clients, 1, init, assign).sampled(Sampling(1))
 
 
-@checked
+@part
 def full_participation(num_clients: Count) -> Assignment:
     """Full participation: every client trains the only model in every round.
 
@@ -325,7 +325,7 @@ def full_participation(num_clients: Count) -> Assignment:
     return sequential(num_clients, 1, rounds_per_model=1)
 
 
-@checked
+@part
 def sequential(
     num_clients: Count,
     num_models: Count,

@@ -13,13 +13,13 @@ from fedjax_mm.assignments.sampling import no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import Count, NonNegative, Positive, part
 
 Flags: TypeAlias = Sequence[bool] | Bool[np.ndarray, " models"]
 """One bool for each model."""
 
 
-@checked
+@part
 def mdh(
     num_clients: Count,
     num_models: Count,
@@ -113,7 +113,7 @@ class Drift(NamedTuple):
     grew: Float[Array, "models clients"]
 
 
-@checked
+@part
 def dma_fl(
     num_clients: Count,
     num_models: Count,

@@ -13,7 +13,7 @@ from fedjax_mm.assignments.sampling import dealt_to
 from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import Count, check_argument, checked
+from fedjax_mm.checks.annotations import Count, check_argument, part
 
 Eligible: TypeAlias = Bool[np.ndarray, "models clients"] | Sequence[Sequence[bool]]
 """Which clients may serve each model."""
@@ -59,7 +59,7 @@ class Supply(NamedTuple):
         return cls(class_of, type_of.ravel(), columns, counts)
 
 
-@checked
+@part
 def scheduled(
     num_clients: Count,
     num_models: Count,

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.asynchrony.delays import Delay, check_delay
 from fedjax_mm.base import Assignment, Cohort, Index, Look, Round, Sampling, keys
-from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.checks.annotations import Count, Positive, part
 from fedjax_mm.checks.instances import check_assignment
 from fedjax_mm.wrap import wrap_assignment
 
@@ -28,7 +28,7 @@ def delays_of(
     return jax.vmap(of_job)(each, model, client)
 
 
-@checked
+@part
 def on_clock(
     assignment: Assignment,
     delay: Delay,

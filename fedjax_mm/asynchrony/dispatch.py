@@ -19,13 +19,26 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
 from fedjax_mm.asynchrony.lifetimes import Lifetime, Lives, given_up, made_room, observed
 from fedjax_mm.base import Look, chunks, keys
+from fedjax_mm.base.calls import Part
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.checks.values import check_count, check_known, described
 
 WINDOW = 8
 """The number of recent updates used to compute a model's relative variance."""
 
 
-class Dispatch(NamedTuple):
+class _DispatchFields(NamedTuple):
+    num_clients: int
+    num_models: int
+    at_work: tuple[int, ...]
+    ratio: int
+    delay: Delay
+    reallocate: bool
+    arrivals_per_round: int
+    lifetimes: tuple[Lifetime, ...] = ()
+
+
+class Dispatch(Part, _DispatchFields):
     """A rule for dispatching jobs and buffering updates, as built by `fedast`.
 
     Attributes:
@@ -39,15 +52,6 @@ class Dispatch(NamedTuple):
       lifetimes: when models are active, as stated by `finishing` and `arriving`, from the inside
         out; () means always.
     """
-
-    num_clients: int
-    num_models: int
-    at_work: tuple[int, ...]
-    ratio: int
-    delay: Delay
-    reallocate: bool
-    arrivals_per_round: int
-    lifetimes: tuple[Lifetime, ...] = ()
 
     @property
     def num_jobs(self) -> int:
@@ -65,6 +69,7 @@ class Dispatch(NamedTuple):
         return self.num_jobs + self.num_models
 
 
+@part
 def fedast(
     num_clients: int,
     num_models: int,

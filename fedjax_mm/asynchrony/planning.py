@@ -15,7 +15,7 @@ from fedjax_mm.asynchrony.clock import delays_of, on_clock
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar, keys
 from fedjax_mm.base.shuffles import permutation
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import Count, part
 
 MEMORY = 64
 """The number of recent plans from which the Gaussian process learns."""
@@ -50,7 +50,7 @@ class Plans(NamedTuple):
     counts: Int[Array, "models clients"]
 
 
-@checked
+@part
 def bods(
     num_clients: Count,
     num_models: Count,

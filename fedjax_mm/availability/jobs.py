@@ -19,7 +19,7 @@ from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Scalar
 from fedjax_mm.base.calls import Wraps
 from fedjax_mm.base.contract import ACTIVE
 from fedjax_mm.checks import values as checks
-from fedjax_mm.checks.annotations import TracedCount, checked
+from fedjax_mm.checks.annotations import TracedCount, part
 from fedjax_mm.checks.instances import check_assignment
 from fedjax_mm.wrap import names_of
 
@@ -46,7 +46,7 @@ class Job(NamedTuple):
     active: Bool[Array, " models"]
 
 
-@checked
+@part
 def finishing(
     assignment: Rule,
     metric: str,
@@ -127,7 +127,7 @@ def finishing(
     )
 
 
-@checked
+@part
 def arriving(
     assignment: Rule,
     rounds: Sequence[int] | Int[Array, " models"],
@@ -252,8 +252,7 @@ def _dealing(assignment: Assignment, name: str) -> Callable[[Any], Assignment]:
             "give mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair, "
             "power_of_choice, oort or fedast, and wrap the result"
         )
-    recipe = call.recipe
-    return lambda active: recipe.made(active=active)
+    return lambda active: call.again(active=active)
 
 
 def _one_each(name: str, given: Any, size: int) -> Any:

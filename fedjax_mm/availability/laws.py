@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fedjax_mm.base import Round, Scalar
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.shuffles import permutation
-from fedjax_mm.checks.annotations import Count, Positive, checked
+from fedjax_mm.checks.annotations import Count, Positive, part
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.checks.values import check_numbers, described
 
@@ -42,7 +42,7 @@ class Law(Part, _LawFields):
     """
 
 
-@checked
+@part
 def bernoulli(probability: Probability) -> Law:
     """Each client is present with a given probability, independently of other clients and rounds.
 
@@ -70,7 +70,7 @@ def bernoulli(probability: Probability) -> Law:
     return Law(_no_state, step, probability, number, is_independent=True)
 
 
-@checked
+@part
 def markov(comes: Probability, leaves: Probability) -> Law:
     """Each client alternates between present and absent, as a two-state Markov chain.
 
@@ -124,7 +124,7 @@ def markov(comes: Probability, leaves: Probability) -> Law:
     return Law(init, step, share, next(iter(sizes), None))
 
 
-@checked
+@part
 def cyclic(num_groups: Count) -> Law:
     """Cyclic participation: in round t only the clients of group ``(t - 1) mod G`` are present.
 
@@ -164,7 +164,7 @@ def cyclic(num_groups: Count) -> Law:
     return Law(init, step, 1 / num_groups)
 
 
-@checked
+@part
 def timetable(
     intervals: Sequence[Sequence[tuple[float, float]]], *, period: Positive | None = None
 ) -> Law:

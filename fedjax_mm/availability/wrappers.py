@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.availability.laws import Law, Probability, check_probability
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Sampling, keys
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.checks.instances import check_assignment, check_instance
 from fedjax_mm.wrap import wrap_assignment
 
 
-@checked
+@part
 def available(
     assignment: Assignment,
     law: Law,
@@ -179,7 +179,7 @@ def _is_known(share: Probability) -> bool:
     return isinstance(share, jax.core.Tracer) or bool(np.all(np.asarray(share) > 0))
 
 
-@checked
+@part
 def dropping(assignment: Assignment, probability: Probability) -> Assignment:
     """Wraps an assignment so that some messages are lost on their way to the server.
 

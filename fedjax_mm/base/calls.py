@@ -1,13 +1,13 @@
 """Parts, which print as the calls that made them, and the functions of wrapped parts."""
 
 import dataclasses
-import importlib
+import functools
 import inspect
-import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import escape
-from typing import Any, NamedTuple, Self
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 
 import jax
 import numpy as np
@@ -32,18 +32,18 @@ class Call(NamedTuple):
         bound.apply_defaults()
         return bound.arguments
 
+    @property
+    def fixed(self) -> list[bool]:
+        """Whether each argument is a number whose value the factory needs to know."""
+        places, names = _needed(self.factory)
+        found = [_is_number(x) and place in places for place, x in enumerate(self.args)]
+        return found + [_is_number(x) and name in names for name, x in self.kwargs.items()]
+
     def again(self, **changed: Any) -> Any:
         """Calls the factory with some other arguments."""
         bound = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
         bound.arguments.update(changed)
-        factory = self.factory
-        return _called(factory.__module__, factory.__qualname__, bound.args, bound.kwargs)
-
-    @property
-    def recipe(self) -> "Recipe":
-        """The call, opened, for functions that make the part again."""
-        bound = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
-        return Recipe(self.factory, (*bound.arguments,), (*map(_opened, bound.arguments.values()),))
+        return self.factory(*bound.args, **bound.kwargs)
 
     def __repr__(self) -> str:
         """The call as in a program, except that arrays show only their types."""
@@ -52,37 +52,45 @@ class Call(NamedTuple):
         return f"{self.factory.__name__}({', '.join([*map(short, self.args), *named])})"
 
 
-class Recipe(NamedTuple):
-    """A call as nested tuples, so that sweeps find its numbers, and those of parts in it.
+@functools.cache
+def _needed(factory: Callable[..., Any]) -> tuple[set[int], set[str]]:
+    """Returns the places and names of numbers that must be known, by their annotations."""
+    each = inspect.signature(factory, eval_str=True).parameters.values()
+    found = {x.name: place for place, x in enumerate(each) if not may_be_traced(x.annotation)}
+    return {*found.values()}, {*found}
 
-    Attributes:
-      factory: the factory.
-      names: the names of the arguments.
-      values: their values, where a part with a call is a recipe.
+
+def may_be_traced(annotation: Any) -> bool:
+    """Whether a number may be traced: unless its annotation has an int or a float, and no array.
+
+    Example:
+      >>> may_be_traced(float), may_be_traced(float | Float[Array, ""]), may_be_traced(Any)
+      (False, True, True)
     """
-
-    factory: Callable[..., Any]
-    names: tuple[str, ...]
-    values: tuple[Any, ...]
-
-    def made(self, **changed: Any) -> Any:
-        """Calls the factory, with some other arguments."""
-        values = [x.made() if isinstance(x, Recipe) else x for x in self.values]
-        arguments = dict(zip(self.names, values, strict=True)) | changed
-        return _called(self.factory.__module__, self.factory.__qualname__, (), arguments)
+    kinds = list(kinds_of(annotation))
+    return any(hasattr(each, "dims") for each in kinds) or not {int, float} & {*kinds}
 
 
-def _opened(value: Any) -> Any:
-    return value.call.recipe if isinstance(value, Part) and value.call else value
+def kinds_of(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        yield from kinds_of(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from kinds_of(each)
+    else:
+        yield annotation
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.generic | jax.Array)
 
 
 def _kept(value: Any) -> Any:
     return value.copy() if type(value) in (list, dict, set, np.ndarray) else value
 
 
-def _called(module: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    # Look the factory up, because its decorator has replaced the function by another one.
-    return operator.attrgetter(name)(importlib.import_module(module))(*args, **kwargs)
+def _called(factory: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    return factory(*args, **kwargs)
 
 
 class _Short(reprlib.Repr):
@@ -187,8 +195,44 @@ class Part:
         """The call for `pickle`, or else the fields."""
         if self.call is None:
             return super().__reduce_ex__(protocol)
-        factory, args, kwargs = self.call
-        return _called, (factory.__module__, factory.__qualname__, args, kwargs)
+        return _called, (*self.call,)
+
+
+class _FunctionFields(NamedTuple):
+    function: Callable[..., Any]
+
+
+class Function(Part, _FunctionFields):
+    """A function that a factory has made, such as a schedule."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        return self.function(*args, **kwargs)
+
+
+@functools.cache
+def _part_type(kind: type) -> type:
+    """A type of parts with the fields of a NamedTuple, such as an optimizer of optax."""
+    return type(kind.__name__, (Part, kind), {"__module__": kind.__module__})
+
+
+def with_call(made: Any, call: Call) -> Any:
+    """Returns what a factory has made as a part with this call.
+
+    Raises:
+      TypeError: if it is neither a part, a function nor a NamedTuple.
+    """
+    if isinstance(made, Part):
+        return made.stating(call=call)
+    if isinstance(made, tuple) and hasattr(made, "_fields"):
+        part: Any = _part_type(type(made))(*made)
+        return part.stating(call=call)
+    if callable(made) and not isinstance(made, type):
+        return Function(made).stating(call=call)
+    raise TypeError(
+        f"{call.factory.__name__} is a factory of parts, but returns {type(made).__name__}; return "
+        "an Algorithm, an Assignment, a function or an optimizer"
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -31,9 +31,9 @@ import numpy as np
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
 from fedjax_mm.base import Scalar, Steps
-from fedjax_mm.base.calls import Call, Part
+from fedjax_mm.base.calls import Call, with_call
+from fedjax_mm.base.programs import TracedInt
 from fedjax_mm.checks.values import check_choice, check_known, check_numbers, described, whole
-from fedjax_mm.tools.pytrees import TracedInt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
     values. Counts of any integer type become ints. Traced numbers, which have no value yet, are
     accepted where the annotation has an array type. Other annotations are ignored.
-    Unknown arguments raise an error that names them. A `Part` gets its call.
+    Unknown arguments raise an error that names them.
 
     Example:
       >>> @checked
@@ -133,6 +133,49 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         ...
       ValueError: mu is -0.5; it must be positive
     """
+    return _checking(function, lambda made, args, kwargs: made)
+
+
+def part(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a factory whose results are declared to be pure, as `jax.jit` of a function.
+
+    Its arguments are checked against their annotations, as far as these have ranges or choices.
+    What it makes prints as the call, is pickled as the call, and can be swept by path. Calls that
+    differ only in numbers share compiled programs, because the factory is called again inside a
+    program, with traced numbers. Floats and JAX arrays are numbers, except where an annotation
+    without an array type, such as ``float``, demands known values.
+
+    You promise that the factory depends on its arguments alone, as do the functions that it makes:
+    a list, an object, a file or a module's attribute that they read must not change afterwards.
+    Numbers, strings and functions that they read as global names may change.
+
+    Args:
+      function: returns an `Algorithm`, an `Assignment`, a function such as a schedule, an optimizer
+        of optax, or any other part or NamedTuple.
+
+    Example:
+      >>> from fedjax_mm import fedavg, local_sgd, mfa_rr, part, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> @part
+      ... def halving(rate, every: Count):
+      ...     return lambda t: rate * 0.5 ** (t // every)
+      >>> halving(0.1, every=10)
+      halving(0.1, every=10)
+      >>> for rate in (0.1, 0.2):  # one program
+      ...     algorithm = fedavg(local_sgd(halving(rate, every=10), steps=5))
+      ...     _, trace = simulate(0, quadratic(24, 4, mu=0.1), algorithm, mfa_rr(24, 2), 20)
+    """
+
+    def with_its_call(made: T, args: Any, kwargs: dict[str, Any]) -> T:
+        made_again: T = with_call(made, Call.of(make, args, kwargs))
+        return made_again
+
+    make = _checking(function, with_its_call)
+    return make
+
+
+def _checking(function: Callable[P, T], finish: Callable[[T, Any, Any], T]) -> Callable[P, T]:
+    """A function that checks its arguments, and finishes what the function returns."""
     # Most functions of a module are never called. Read annotations on the first call.
     rules = functools.cache(lambda: _rules(function))
 
@@ -150,9 +193,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             name: by_name[name](value) if name in by_name else value
             for name, value in kwargs.items()
         }
-        made: Any = function(*first, *rest, **named)
-        is_part = isinstance(made, Part)
-        return made.stating(call=Call.of(function, args, kwargs)) if is_part else made
+        return finish(function(*first, *rest, **named), args, kwargs)
 
     return brief(call)
 

@@ -14,7 +14,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool
 
-from fedjax_mm.tools.pytrees import TracedInt
+from fedjax_mm.base.programs import TracedInt
 
 _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # most characters of a value to show in a message

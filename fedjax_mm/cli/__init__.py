@@ -33,7 +33,7 @@ from fedjax_mm.cli.options import (
 from fedjax_mm.cli.terminal import console, notes, printable, say
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
-from fedjax_mm.tools.compiler import OFF
+from fedjax_mm.tools.compiler import OFF, cache_directory
 
 _NOT_COMPUTING = ("cache", "export", "init", "list", "report", "show")
 FAILED, BAD_INPUT, CONTRADICTED, INTERRUPTED = 1, 2, 3, 130
@@ -185,8 +185,9 @@ def set_up(
         say(_FIRST)
         raise typer.Exit
     if no_cache or cache is not None:
-        chosen = OFF if cache is None or no_cache else str(cache.absolute())
-        context.with_resource(_environment("FEDJAX_MM_CACHE", chosen))  # for workers, too
+        chosen = cache_directory(OFF if no_cache else str(cache))
+        # Set it for workers, too.
+        context.with_resource(_environment("FEDJAX_MM_CACHE", str(chosen or OFF)))
     is_asked = verbose or distributed or process is not None or devices is not None
     if context.invoked_subcommand in _NOT_COMPUTING and not is_asked:
         return  # these commands do not compute, and importing JAX would take longer than they do

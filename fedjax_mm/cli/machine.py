@@ -61,8 +61,8 @@ def watched() -> Iterator[None]:
             is_told = True
             what = next(iter(reason.splitlines()), "")
             say(
-                f"compiled programs in {cache_directory()} cannot be loaded ({what:.80}), and are "
-                "compiled again at every start; `fedjax-mm cache --clear` removes them",
+                f"compiled programs in {cache_directory()} cannot be loaded ({what:.80}); they are "
+                "compiled again and replaced",
                 notes,
             )
 

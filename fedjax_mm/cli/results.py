@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,12 @@ from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.labels import places
 from fedjax_mm.sweeps.errors import refusing
 
-_FIRST = ("excess_loss", "test_accuracy", "accuracy", "appeal", "loss", "test_loss")
+_FIRST = (
+    *("personal_accuracy", "personal_*_worst*", "personal_loss", "excess_loss", "test_accuracy"),
+    *("accuracy", "*_worst*", "appeal", "loss", "test_loss"),
+)
+"""Patterns of metrics in the order of the table's columns, before all others."""
+
 _NO_METRICS = ("diverged", "ended")
 _MOST_ROWS = 40
 
@@ -81,21 +87,23 @@ def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) 
         done = export_result(path, to, store, report)
     say(f"runs: {done.runs}, new: {done.new}; in {done.place}")
     if done.left_out:
-        say(f"  arrays are not exported: {', '.join(done.left_out)}", style="dim")
+        say(f"  arrays and links are not exported: {', '.join(done.left_out)}", style="dim")
 
 
 def show_last(dataset: xr.Dataset) -> None:
     """Prints a result's last values, averaged over models and seeds, with standard errors.
 
     Each row is a point. If there are too many points, evenly spaced ones are shown. Metrics that do
-    not fit the width are named below the table. If algorithms are the only axis, each row is a
-    metric instead.
+    not fit the width, or have a number for each client, are named below the table. If algorithms
+    are the only axis, each row is a metric instead.
     """
-    metrics = [
+    by_round = [
         str(name)
         for name, values in dataset.data_vars.items()
         if name not in _NO_METRICS and "round" in values.dims
     ]
+    # A metric with a number per client has a dimension after these two.
+    metrics = sorted((x for x in by_round if dataset[x].dims[-1] in ("round", "model")), key=_rank)
     if not metrics:
         return
     mean, error = _last(dataset, metrics)
@@ -113,12 +121,13 @@ def show_last(dataset: xr.Dataset) -> None:
     digits = 6 if axes == ["algorithm"] else 4
     cells = {
         name: [_text(mean.sel(at), error.sel(at), name, digits) for at in points]
-        for name in sorted(metrics, key=(*_FIRST, *metrics).index)
+        for name in metrics
     }
     labels = {axis: [_label(at[axis]) for at in points] for axis in axes}
     if axes == ["algorithm"]:
         rows = [(name, *cells[name]) for name in metrics]
         show_table(("", *labels["algorithm"]), rows, title=title)
+        _name_others(by_round, metrics)
         return
     room = console.width - sum(map(_width, labels.items())) - 1
     shown = list(cells)
@@ -130,9 +139,17 @@ def show_last(dataset: xr.Dataset) -> None:
     if len(points) < number:
         words = f"{len(points)} of {number:,} points, evenly spread; the file has all"
         say(f"  {words}", style="dim")
-    if len(shown) < len(cells):
-        rest = ", ".join(name for name in cells if name not in shown)
-        say(f"  also in the file: {rest}", style="dim")
+    _name_others(dict.fromkeys([*metrics, *by_round]), shown)
+
+
+def _name_others(names: Iterable[str], shown: Sequence[str]) -> None:
+    if rest := [name for name in names if name not in shown]:
+        say(f"  also in the file: {', '.join(rest)}", style="dim")
+
+
+def _rank(metric: str) -> int:
+    ranks = (rank for rank, pattern in enumerate(_FIRST) if fnmatchcase(metric, pattern))
+    return next(ranks, len(_FIRST))
 
 
 def _stopped(ended: np.ndarray) -> str:

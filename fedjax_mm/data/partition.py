@@ -6,7 +6,7 @@ may assign an example to several clients.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from annotated_types import Ge, Gt
@@ -354,7 +354,7 @@ def quantity_skew(
     min_examples: Count = 1,
     seed: int = 0,
 ) -> Parts:
-    """Divides all examples at random among clients of unequal sizes, which are those of `sizes`.
+    """Divides all examples at random among clients whose sizes are those of `sizes` with this seed.
 
     Args:
       labels: ``[examples]``.
@@ -379,17 +379,10 @@ def quantity_skew(
       Li et al., "Federated learning on non-IID data silos", 2022.
     """
     _check(labels, num_clients, examples_per_client=min_examples)
-    first, second = seed_sequence(seed).generate_state(2).tolist()
-    numbers = sizes(
-        len(labels),
-        num_clients,
-        law,
-        sigma=sigma,
-        beta=beta,
-        min_examples=min_examples,
-        seed=first,
-    )
-    return np.split(generator(second).permutation(len(labels)), np.cumsum(numbers)[:-1])
+    how: Any = {"sigma": sigma, "beta": beta, "min_examples": min_examples, "seed": seed}
+    numbers = sizes(len(labels), num_clients, law, **how)
+    _, order = seed_sequence(seed).generate_state(2).tolist()
+    return np.split(generator(order).permutation(len(labels)), np.cumsum(numbers)[:-1])
 
 
 @checked

@@ -12,7 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 
-from fedjax_mm.plots.drawing import COLORS, MARKERS, STYLE, WIDTH, Line, Panel, arrange, finish
+from fedjax_mm.plots.drawing import (
+    COLORS,
+    MARKERS,
+    STYLE,
+    WIDTH,
+    Line,
+    Panel,
+    Picture,
+    arrange,
+    finish,
+)
 
 
 def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:
@@ -58,7 +68,7 @@ def dots(
     names = values[row].values.tolist()
     places, shifts = np.arange(len(names)), _shifts(values.sizes[series])
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, max(2.2, 0.9 + 0.27 * len(names))))
+        figure = Picture(figsize=(WIDTH, max(2.2, 0.9 + 0.27 * len(names))))
         grid = figure.subplots(1, values.sizes[panel], sharey=True, squeeze=False)[0]
         for axes, letter, at in zip(grid, ascii_lowercase, values[panel].values, strict=False):
             for number, label in enumerate(values[series].values.tolist()):
@@ -87,7 +97,7 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
       caption: the rest of the caption.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 2.9))
+        figure = Picture(figsize=(WIDTH, 2.9))
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         labels = [str(label) for label in curves.algorithm.values]
         colors = [COLORS[i % len(COLORS)] for i in range(len(labels))]
@@ -136,7 +146,7 @@ def heat_map(
       caption: the rest of the caption.
     """
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(WIDTH, 4.2))
+        figure = Picture(figsize=(WIDTH, 4.2))
         axes = figure.subplots()
         y, x = (values[dim].values.astype(float) for dim in values.dims)
         most = max(2.0, float(np.quantile(values.values, 0.95)))

@@ -1,9 +1,11 @@
 """Job completion times: when does each of several models reach its target, and who schedules best?
 
-All methods train with FedAvg and the same settings on the same pool, and at most K clients train in
-a round. A model that has met its target gets no more clients. In "MFA-Rand, clients kept" the
-clients of finished models stay idle, as if each model had its own share of the pool. FedAST has as
-many jobs in progress as other methods have clients in a round, and a round is as many arrivals.
+All methods train with FedAvg and the same settings on the same pool. K clients train in a round,
+with these exceptions: LVR has K local trainings in expectation, the bandit trains all clients in
+each of the first M rounds, and the schedulers give a model its demand or less. FedAST has K jobs in
+progress, and its round is K arrivals. A model that has met its target gets no more clients. In
+"MFA-Rand, clients kept" the clients of finished models stay idle, as if each model had its own
+share of the pool.
 """
 
 import functools

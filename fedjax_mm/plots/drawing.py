@@ -3,10 +3,11 @@
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from string import ascii_lowercase
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -50,9 +51,23 @@ GRAY = "0.55"
 FORMATS = ("png", "pdf", "svg")
 WIDTH = 6.5  # inches: that of a column of text, in which figures are shown without scaling
 _IN_A_ROW = 2  # panels
+_DOTS = 110  # per inch, in notebooks
 
 Entries = Mapping[str, Any]
 """Legend entries, from labels to the objects that matplotlib drew."""
+
+
+class Picture(Figure):
+    """A figure that notebooks show as a cell's last value.
+
+    IPython shows matplotlib's own figures only once a backend for notebooks is chosen.
+    """
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        with mpl.rc_context(STYLE):
+            self.savefig(file, format="png", dpi=_DOTS)
+        return file.getvalue()
 
 
 class Line(NamedTuple):
@@ -182,7 +197,11 @@ def panels(
 
 
 def draw(
-    rows: Sequence[Sequence[Panel]], *, title: str, caption: str, share: bool = True
+    rows: Sequence[Sequence[Panel]],
+    *,
+    title: str,
+    caption: str,
+    share: bool | Literal["figure"] = True,
 ) -> Figure:
     """Draws a figure of panels, one column of text wide.
 
@@ -191,7 +210,8 @@ def draw(
       title: a few words on all panels. Like the caption it is not drawn: a page shows both below
         the figure.
       caption: how the numbers were computed. `save_figure` writes it into the file.
-      share: whether panels in a row with the same y-label share a y-axis.
+      share: whether panels in a row with the same y-label share a y-axis. "figure" means panels of
+        all rows.
 
     Example:
       >>> line = Line("FedAvg", np.array([0, 10]), np.array([3.0, 1.0]))
@@ -203,19 +223,22 @@ def draw(
     pairs = [row[i : i + _IN_A_ROW] for row in rows for i in range(0, len(row), _IN_A_ROW)]
     with mpl.rc_context(STYLE):
         width, height = max(map(len, pairs)), len(pairs)
-        figure = Figure(figsize=(WIDTH, 0.3 + 2.6 * height))
+        figure = Picture(figsize=(WIDTH, 0.3 + 2.6 * height))
         grid = figure.subplots(height, width, squeeze=False)
         # Continue after "z" with "aa", because a grid of bounds can have more than 26 panels.
         letters = (first + last for first in ("", *ascii_lowercase) for last in ascii_lowercase)
+        first: dict[str, Axes] = {}
         for row, columns in zip(pairs, grid, strict=True):
             for axes in columns[len(row) :]:
                 axes.remove()
+            if share != "figure":
+                first = {}
             for j, (axes, panel) in enumerate(zip(columns, row, strict=False)):
-                is_shared = share and j > 0 and panel.ylabel == row[j - 1].ylabel
-                if is_shared:
-                    axes.sharey(columns[j - 1])
+                if share and first.setdefault(panel.ylabel, axes) is not axes:
+                    axes.sharey(first[panel.ylabel])
                 _fill(axes, panel)
-                ylabel = "" if is_shared else panel.ylabel
+                is_named = not share or j == 0 or panel.ylabel != row[j - 1].ylabel
+                ylabel = panel.ylabel if is_named else ""
                 name = f"({next(letters)}) {panel.title}" if width * height > 1 else panel.title
                 finish(axes, _wrapped(name, 84 // width), panel.xlabel, ylabel)
         below = _legends(figure, [panel for row in pairs for panel in row])

@@ -16,12 +16,14 @@ from fedjax_mm.plots.drawing import (
     STYLE,
     WIDTH,
     Panel,
+    Picture,
     arrange,
     draw,
     finish,
     lines,
     panels,
 )
+from fedjax_mm.results.dataset import PERSONAL
 from fedjax_mm.results.labels import label as in_words
 
 _MOST_PANELS = 6
@@ -42,13 +44,16 @@ def curves(
     Args:
       result: the result of `sweep` or `run`.
       x: "round", an axis, at the last record, or a metric that counts, such as "client_updates".
-      hue: the axis with one line for each value.
-      col: the axis with one panel for each value.
-      metric: the metric to draw; defaults to the excess loss, the loss, or else the first metric.
-      scale: of the y-axis, "linear" or "log"; by default logarithmic if all means are positive.
+      hue: the axis with one line for each value; also "model".
+      col: the axis with one panel for each value; also "model".
+      metric: the metric to draw; defaults to that of the clients' models if a method has personal
+        ones, or else the excess loss, the loss or the first metric.
+      scale: of the y-axis, "linear" or "log"; by default logarithmic for positive means, but linear
+        for accuracies, shares and other metrics between 0 and 1, except losses and distances.
 
     Returns:
-      The figure. Runs in which a model diverged are left out. A single seed has no band.
+      The figure. Runs in which a model diverged are left out, or with models as an axis only that
+      model. A single seed has no band.
 
     Raises:
       ValueError: if the result lacks a name, or has another axis, of which a value must be chosen.
@@ -65,10 +70,11 @@ def curves(
     """
     metric = _metric(result, metric)
     result = result if "model" in result.dims else result.expand_dims("model", -1)
-    values = result[metric].astype(float).where((result.diverged < 0).all("model"))
-    axes = [str(dim) for dim in values.dims if dim not in ("seed", "round", "model")]
+    over = [dim for dim in ("model",) if dim not in (x, hue, col)]
+    values = result[metric].astype(float).where((result.diverged < 0).all(over))
+    axes = [str(dim) for dim in values.dims if dim not in ("seed", "round", *over)]
     for name in {hue, col} - {None, *axes}:
-        raise ValueError(f"the result has no axis {name!r}, but {', '.join(axes) or 'none'}")
+        raise ValueError(f"the result has no axis {name!r}, but {', '.join([*axes, *over])}")
     if x not in ("round", *axes, *result.data_vars):
         raise ValueError(f"x is {x!r}; choose from round, {', '.join(map(str, result.variables))}")
     if others := [name for name in axes if name not in (x, hue, col)]:
@@ -76,7 +82,7 @@ def curves(
             f"the result has the axis {others[0]!r}, too; choose a value of it, as in "
             f"result.isel({others[0]}=0), or give it as hue or col"
         )
-    runs = (values if x not in axes else values.isel(round=-1)).mean("model")
+    runs = (values if x not in axes else values.isel(round=-1)).mean(over)
     mean, num_seeds = runs.mean("seed"), runs.sizes["seed"]
     error = mean.copy(data=standard_error(runs.values, runs.get_axis_num("seed")))
     along = x if x in axes else "round"
@@ -87,25 +93,25 @@ def curves(
         parts = [each.isel(here).transpose(*order) for each in (mean, error)]
         found = lines(parts[0], parts[1] if num_seeds > 1 else None, "-" if x not in axes else "-?")
         if x in result.data_vars:
-            cost = result[x].mean(("seed", "model")).broadcast_like(mean).isel(here)
+            cost = result[x].mean(("seed", *over)).broadcast_like(mean).isel(here)
             places = cost.transpose(*order).values.reshape(-1, mean.sizes["round"])
             found = [line._replace(x=place) for line, place in zip(found, places, strict=True)]
         title = in_words(str(col).replace("_", " "), mean[col].values[number]) if col else ""
         drawn.append(Panel(title, x.replace("_", " "), _long_name(result[metric]), found))
-    is_positive = bool((mean > 0).any() and not (mean <= 0).any())
-    scale = scale or ("log" if is_positive else "linear")
+    scale = scale or _scale(mean)
     spread = ", with bands of a standard error" * (num_seeds > 1)
     return draw(
         [[panel._replace(scale=scale) for panel in drawn]],
         title="",
-        caption=f"Means over models and {num_seeds} seeds{spread}.",
+        caption=f"Means over {'models and ' * len(over)}{num_seeds} seeds{spread}.",
+        share="figure",
     )
 
 
 def _metric(dataset: xr.Dataset, metric: str | None) -> str:
     """Returns the metric to draw, which the dataset must have."""
     check_instance("dataset", dataset, xr.Dataset, "give the result of sweep or run")
-    known = [name for name in ("excess_loss", "loss") if name in dataset]
+    known = [name for name in (*PERSONAL, "excess_loss", "loss") if name in dataset]
     metric = metric or [*known, *map(str, dataset.data_vars)][0]
     if metric not in dataset:
         found = [name for name, values in dataset.data_vars.items() if "round" in values.dims]
@@ -114,7 +120,15 @@ def _metric(dataset: xr.Dataset, metric: str | None) -> str:
 
 
 def _long_name(values: xr.DataArray) -> str:
-    return str(values.attrs.get("long_name", str(values.name).replace("_", " ")))
+    name, words = str(values.name), str(values.attrs.get("long_name", values.name))
+    return name.replace("_", " ") if words == name else words
+
+
+def _scale(mean: xr.DataArray) -> str:
+    """Logarithmic for positive numbers, but linear for accuracies and other shares."""
+    is_positive = bool((mean > 0).any() and not (mean <= 0).any())
+    is_share = not any(word in str(mean.name) for word in ("loss", "distance"))
+    return "log" if is_positive and not (is_share and bool(mean.max() <= 1)) else "linear"
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
@@ -164,7 +178,6 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     mean, num_seeds = end.mean("seed", skipna=False), end.sizes["seed"]
     error = mean.copy(data=standard_error(end.values, end.get_axis_num("seed")))
     order = (panel, "algorithm", x)
-    is_positive = bool((mean > 0).any() and not (mean <= 0).any())
     is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
     more = f"; the first {_MOST_PANELS} of {len(titles)} {panel}" * (len(titles) > _MOST_PANELS)
     fixed = "".join(f", {name} = {_shown(values[name][:1])[0]}" for name in others)
@@ -172,15 +185,16 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
         mean.transpose(*order),
         error.transpose(*order),
         xlabel=x.replace("_", " "),
-        ylabel=str(values.attrs["long_name"]),
+        ylabel=_long_name(values),
         xscale="log" if is_log else "linear",
-        scale="log" if is_positive else "linear",
+        scale=_scale(mean),
     )
     return draw(
         [figure_of],
         title=f"After {values['round'].values[-1]} rounds{fixed}",
         caption=f"Means over models and {num_seeds} seeds, with standard errors over seeds; points "
         f"where a run diverged are not drawn{more}.",
+        share="figure",
     )
 
 
@@ -244,7 +258,7 @@ def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None =
         mean.isel(model=slice(_MOST_PANELS)),
         None if error is None else error.isel(model=slice(_MOST_PANELS)),
         xlabel="share of clients",
-        ylabel=metric.replace("_", " "),
+        ylabel=_long_name(dataset[metric]),
         style="-",
         ticks={},
     )
@@ -254,6 +268,7 @@ def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None =
         title=f"Clients after {at} rounds{fixed}",
         caption=f"Values of {num_clients} clients, sorted in every run and averaged over "
         f"{num_seeds} seeds, with standard errors{more}.",
+        share="figure",
     )
 
 
@@ -294,7 +309,7 @@ def timelines(result: xr.Dataset) -> Figure:
     stacked = np.cumsum([0 * each[0], *each], axis=0)[:, [0, *range(each.shape[1])]]
     names = total["model"].values if "model" in total.coords else range(1, len(each) + 1)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.0))
+        figure = Picture(figsize=(WIDTH, 3.0))
         axes = figure.subplots()
         drawn = {}
         for number, name in enumerate(names):
@@ -350,7 +365,7 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
         held = held[np.argsort(counts, kind="stable")[shown]]
         caption += f", of which {_MOST_CLIENTS} are drawn, from the smallest to the largest"
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.0))
+        figure = Picture(figsize=(WIDTH, 3.0))
         axes = figure.subplots()
         how: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
         image = axes.imshow(held.T, cmap="Blues", vmin=0, **how)

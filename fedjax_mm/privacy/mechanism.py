@@ -20,7 +20,7 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.base.sums import root
-from fedjax_mm.checks.annotations import NonNegative, Positive, check_argument, checked
+from fedjax_mm.checks.annotations import NonNegative, Positive, check_argument, part
 from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.compression import of_weight_one
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
@@ -51,7 +51,7 @@ _NO_NOISE = (
 )
 
 
-@checked
+@part
 def private(
     algorithm: Algorithm,
     *,

@@ -14,6 +14,7 @@ from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.results.labels import check_selectable, label
 from fedjax_mm.results.manifest import Manifest
+from fedjax_mm.simulator.personal import PREFIX
 from fedjax_mm.simulator.record import MESSAGE_BITS, Counts, Trace, own_dims
 from fedjax_mm.tools.files import write_aside
 
@@ -23,6 +24,8 @@ _LONG_NAMES = {
     "loss": "global loss F(w)",
     "excess_loss": "excess loss F(w) - F*",
     "distance": "distance to the minimizer |w - w*|",
+    "personal_accuracy": "accuracy of the clients' models",
+    "personal_loss": "loss of the clients' models",
     "appeal": "GM-Appeal, the fraction of satisfied clients",
     "client_updates": "local trainings so far",
     "gradients": "gradients computed so far",
@@ -32,6 +35,9 @@ _LONG_NAMES = {
     "bits_up": "bits sent to the server so far",
     "diverged": "first recorded round whose loss is not finite, or -1",
 }
+
+PERSONAL = ("personal_accuracy", "personal_loss")
+"""The metrics of the models that clients use: their own, or the global one without them."""
 
 
 @brief
@@ -50,7 +56,10 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
       ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``, and ``diverged``, the
       first recorded round in which a model's loss is not finite, or -1. Models are numbered from 1,
       as in the papers. An array metric has further dimensions: ``client``, starting at 0,
-      for the task's `per_client` metrics, and ``NAME_0`` and so on for others.
+      for the task's `per_client` metrics, and ``NAME_0`` and so on for others. If some algorithm
+      has personal models, ``personal_accuracy``, ``personal_loss`` and the like say what clients
+      get from every algorithm: without personal models they are those of the global model. Of
+      tasks with requirements they stay NaN.
 
     Warns:
       UserWarning: if no client trained any model in a run, or if a single run diverged.
@@ -103,6 +112,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         | {name: (axes, x) for name, x in (counts | sizes).items()},
         coords,
     )
+    _share_personal(dataset)
     if (loss := trace.metrics.get("loss")) is not None:
         losses = np.moveaxis(np.asarray(loss), len(axes) - 2, 0)
         is_finite = np.isfinite(losses).all(axis=tuple(range(len(axes), losses.ndim)))
@@ -122,6 +132,18 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     if words := _nobody(dataset):
         warnings.warn(words, stacklevel=3)
     return dataset
+
+
+def _share_personal(dataset: xr.Dataset) -> None:
+    """Fills in the metrics of personal models where clients use the global model."""
+    if "train_appeal" in dataset:  # the losses of `requiring` are other means, over test examples
+        return
+    for name in [str(name) for name in dataset.data_vars if str(name).startswith(PREFIX)]:
+        short = name.removeprefix(PREFIX)
+        common = "test_accuracy" if short == "accuracy" else short
+        if common in dataset:
+            has_own = dataset[name].notnull().any("round")
+            dataset[name] = dataset[name].where(has_own, dataset[common])
 
 
 def first_not_finite(is_finite: np.ndarray) -> np.ndarray:

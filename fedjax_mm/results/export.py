@@ -1,6 +1,5 @@
 """Exports results to the experiment trackers MLflow and TensorBoard."""
 
-import io
 import json
 import re
 import shutil
@@ -28,7 +27,8 @@ class Exported(NamedTuple):
       place: the location of the runs.
       runs: the number of the result's runs.
       new: the number of newly exported runs.
-      left_out: the names of array metrics, which trackers cannot plot.
+      left_out: the names of array metrics, which trackers cannot plot, and ``figure.png`` if it is
+        a link to another directory.
     """
 
     place: str
@@ -275,8 +275,7 @@ class _TensorBoard:
             code = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown
             writer.add_text("manifest", code, walltime=when)
             if self.result.figure:
-                content = io.BytesIO(self.result.figure.read_bytes())
-                pixels = np.asarray(Image.open(content).convert("RGB"))
+                pixels = np.asarray(Image.open(self.result.figure).convert("RGB"))
                 writer.add_image("figure", pixels, walltime=when, dataformats="HWC")
 
     def _folder(self, run: Run) -> Path:

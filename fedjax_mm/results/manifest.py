@@ -151,6 +151,7 @@ def read_about(path: Path, only: Sequence[str] | None = None) -> Finished:
         files = dict(content.get("files", {}))
         dict(content.get("manifest", content)["config"])
         [each["verdict"] for each in content.get("statements", [])]
+        [path.with_name(name) for name in files]  # refuses names of other directories
     except (ValueError, TypeError, KeyError, AttributeError):
         return Finished({}, f"{path.name} is damaged")
     if "digest" not in content or not is_sealed(content):

@@ -11,9 +11,11 @@ import xarray as xr
 
 from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.manifest import digest_of
-from fedjax_mm.tools.files import plain
+from fedjax_mm.tools.files import leads_out, plain, read_image
 
 _ONCE = ("diverged", "ended")  # numbers that describe a whole run
+
+_FIGURE = "figure.png"
 
 _CURVE = {"round", "model"}
 """The dimensions of a curve. Other metrics are arrays, which trackers cannot draw."""
@@ -65,9 +67,13 @@ class Tracked(NamedTuple):
 
         Raises:
           OSError: if it does not exist.
-          ValueError: if it is not a result, or has no curves.
+          ValueError: if it is not a result, is a link to another directory, has no curves, or has a
+            figure that is no image or has too many pixels.
         """
         dataset = open_result(path)
+        if path.is_dir() and leads_out(path / RESULT):
+            target = (path / RESULT).resolve()
+            raise ValueError(f"{path / RESULT} is a link; if it is yours, export {target}")
         file = (path / RESULT if path.is_dir() else path).resolve()
         leading = [
             str(dim)
@@ -80,6 +86,8 @@ class Tracked(NamedTuple):
         made = cls(dataset, axes, file.parent, name, digest_of(file), file.stat().st_mtime)
         if not made.metrics:
             raise ValueError(f"{file} has no curves by round; give a result of run or sweep")
+        if made.figure:
+            read_image(made.figure)  # refuses what is no image
         if "seed" not in dataset.dims:
             made = made._replace(
                 dataset=dataset.drop_vars("seed", errors="ignore").expand_dims(seed=[0])
@@ -98,9 +106,11 @@ class Tracked(NamedTuple):
 
     @property
     def left_out(self) -> list[str]:
-        """The names of array metrics."""
+        """The names of array metrics, and of a figure that is a link to another directory."""
         by_round = [str(name) for name, x in self.dataset.data_vars.items() if "round" in x.dims]
-        return [name for name in by_round if name not in self.metrics]
+        figure = self.folder / _FIGURE
+        linked = [_FIGURE] * (figure.is_file() and leads_out(figure))
+        return [name for name in by_round if name not in self.metrics] + linked
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -111,8 +121,8 @@ class Tracked(NamedTuple):
     @property
     def figure(self) -> Path | None:
         """The figure of the result, if any."""
-        path = self.folder / "figure.png"
-        return path if path.is_file() else None
+        path = self.folder / _FIGURE
+        return path if path.is_file() and not leads_out(path) else None
 
     @property
     def num_runs(self) -> int:

@@ -19,7 +19,7 @@ from fedjax_mm.base import (
     keys,
 )
 from fedjax_mm.base.sums import as_arrays
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import part
 from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.compression import of_weight_one
 from fedjax_mm.robust.rules import Rule
@@ -47,7 +47,7 @@ class _State(NamedTuple):
     is_enough: Bool[Array, ""]
 
 
-@checked
+@part
 def robust(algorithm: Algorithm, rule: Rule) -> Algorithm:
     """Wraps an algorithm so that its server aggregates the updates by a rule instead of their sum.
 

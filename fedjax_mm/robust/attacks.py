@@ -27,7 +27,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import is_stacked, root, with_update
-from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked
+from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked, part
 from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.checks.values import check_flags, check_numbers
 from fedjax_mm.wrap import names_of, wrap_algorithm
@@ -61,7 +61,7 @@ class Attack(Part, _AttackFields):
     """
 
 
-@checked
+@part
 def sign_flip(factor: Positive = 1.0) -> Attack:
     """Attackers send ``-c x``, where x is their update.
 
@@ -78,7 +78,7 @@ def sign_flip(factor: Positive = 1.0) -> Attack:
     return Attack(lambda rng_key, update, honest: -factor * update)
 
 
-@checked
+@part
 def scaling(factor: Scalar) -> Attack:
     """Attackers send ``gamma x``, where x is their update.
 
@@ -102,7 +102,7 @@ def scaling(factor: Scalar) -> Attack:
     return Attack(lambda rng_key, update, honest: factor * update)
 
 
-@checked
+@part
 def gaussian(deviation: NonNegative, *, adds: bool = False) -> Attack:
     """Attackers send independent N(0, s^2) numbers, or add them to their update.
 
@@ -129,7 +129,7 @@ def gaussian(deviation: NonNegative, *, adds: bool = False) -> Attack:
     return Attack(forge)
 
 
-@checked
+@part
 def alie(z: NonNegative) -> Attack:
     """A little is enough: attackers send ``mean(h) - z sd(h)`` of the honest updates h.
 
@@ -181,7 +181,7 @@ def alie_factor(num_clients: Count, num_attackers: Count) -> float:
     return float(norm.ppf(share))
 
 
-@checked
+@part
 def ipm(factor: Positive) -> Attack:
     """Inner product manipulation: attackers send ``-eps mean(h)`` of the honest updates h.
 
@@ -204,7 +204,7 @@ def ipm(factor: Positive) -> Attack:
     return Attack(lambda rng_key, update, honest: -factor * honest.mean, True)
 
 
-@checked
+@part
 def attacking(algorithm: Algorithm, clients: Any, attack: Attack) -> Algorithm:
     """Wraps an algorithm so that attackers send something else instead of their updates.
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from fedjax_mm.base import Steps, Task
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import root as root_of
-from fedjax_mm.checks.annotations import Count, Positive, TracedCount, checked
+from fedjax_mm.checks.annotations import Count, Positive, TracedCount, part
 from fedjax_mm.checks.instances import check_instance, check_task
 
 Attackers = Annotated[Steps, Interval(ge=0, lt=2**31)]
@@ -68,7 +68,7 @@ class Rule(Part, _RuleFields):
     """
 
 
-@checked
+@part
 def mean(*, weighted: bool = True) -> Rule:
     """The mean ``sum_i a_i x_i / sum_i a_i``, which is the default of every algorithm.
 
@@ -91,7 +91,7 @@ def mean(*, weighted: bool = True) -> Rule:
     return Rule(aggregate)
 
 
-@checked
+@part
 def median() -> Rule:
     """The median of each coordinate; for an even number, the mean of the two in the middle.
 
@@ -111,7 +111,7 @@ def median() -> Rule:
     return Rule(aggregate)
 
 
-@checked
+@part
 def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | None = None) -> Rule:
     """The mean of each coordinate without its b lowest and its b highest values.
 
@@ -139,7 +139,9 @@ def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | Non
         n = jnp.sum(here)
         # In float32 beta n may lie a little below a whole number. Add a little.
         most = (n - 1) // 2
-        of_share = jnp.minimum(jnp.floor(jnp.asarray(share or 0) * n + 1e-4), most)
+        of_share = jnp.minimum(
+            jnp.floor(jnp.asarray(0.0 if share is None else share) * n + 1e-4), most
+        )
         b: Any = of_share if num_trimmed is None else num_trimmed
         rank = jnp.arange(len(x))[:, None]
         return _mean_of(_sorted(x, here), (rank >= b) & (rank < n - b)), state
@@ -147,7 +149,7 @@ def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | Non
     return Rule(aggregate, 1 if num_trimmed is None else 2 * num_trimmed + 1)
 
 
-@checked
+@part
 def krum(num_attackers: Attackers) -> Rule:
     """Krum: the update with the smallest sum of squared distances to its nearest neighbors.
 
@@ -171,7 +173,7 @@ def krum(num_attackers: Attackers) -> Rule:
     return multi_krum(num_attackers, num_selected=1)
 
 
-@checked
+@part
 def multi_krum(
     num_attackers: Attackers, *, num_selected: TracedCount | None = None, weighted: bool = False
 ) -> Rule:
@@ -203,7 +205,7 @@ def multi_krum(
     return Rule(aggregate, 2 * num_attackers + 3)
 
 
-@checked
+@part
 def bulyan(num_attackers: Attackers) -> Rule:
     """Bulyan: Krum chooses ``n - 2 f`` updates, whose coordinates are trimmed around the median.
 
@@ -252,7 +254,7 @@ def bulyan(num_attackers: Attackers) -> Rule:
     return Rule(aggregate, 4 * num_attackers + 3)
 
 
-@checked
+@part
 def geometric_median(
     *, num_iterations: Count = 8, smoothing: Positive = 1e-6, weighted: bool = False
 ) -> Rule:
@@ -290,7 +292,7 @@ def geometric_median(
     return Rule(aggregate)
 
 
-@checked
+@part
 def centered_clipping(radius: Positive, *, num_iterations: Count = 1) -> Rule:
     """Centered clipping: the mean of the updates, clipped around the aggregate of the last round.
 
@@ -328,7 +330,7 @@ def centered_clipping(radius: Positive, *, num_iterations: Count = 1) -> Rule:
     return Rule(aggregate, init=lambda zero: zero)
 
 
-@checked
+@part
 def bucketing(rule: Rule, size: Count) -> Rule:
     """Applies a rule to the means of s updates each, in a random order that is drawn every round.
 
@@ -368,7 +370,7 @@ def bucketing(rule: Rule, size: Count) -> Rule:
     return rule._replace(aggregate=aggregate, least=size * (rule.least - 1) + 1)
 
 
-@checked
+@part
 def nearest_neighbor_mixing(rule: Rule, num_attackers: Attackers) -> Rule:
     """Applies a rule to updates that are replaced by the mean of their nearest neighbors.
 
@@ -403,7 +405,7 @@ def nearest_neighbor_mixing(rule: Rule, num_attackers: Attackers) -> Rule:
     return rule._replace(aggregate=aggregate, least=_larger(num_attackers + 1, rule.least))
 
 
-@checked
+@part
 def fltrust(root: Task) -> Rule:
     """FLTrust: a mean weighted by the similarity to the server's own update.
 

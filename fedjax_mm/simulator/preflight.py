@@ -61,7 +61,7 @@ from fedjax_mm.simulator.round import Rounds, State, draw_params, look, received
 from fedjax_mm.simulator.stacks import Stack, StackState, stacks_of
 from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
-from fedjax_mm.tools.compiler import check_fusions, keep_programs
+from fedjax_mm.tools.compiler import check_fusions
 
 Run: TypeAlias = Rounds | Arrivals
 """A run in rounds, or an asynchronous one, with the same methods."""
@@ -161,7 +161,6 @@ def run_of(
       ValueError: if arguments do not fit together.
     """
     check_fusions()
-    keep_programs()
     options = Options(checks.check_client_map(client_map), checks.check_client_axis(client_axis))
     is_async = isinstance(assignment, Dispatch)
     by = "dispatch" if is_async else "assignment"

@@ -2,7 +2,7 @@
 
 All functions are pure: you can jit them, differentiate them, and vmap them over seeds and over any
 number in the task or the algorithm. Eager calls share a program if they differ only in numbers; see
-`pytrees.py`. `preflight.py` checks the arguments, rounds are in
+`base/programs.py`. `preflight.py` checks the arguments, rounds are in
 `round.py`, and records in `record.py`.
 """
 
@@ -18,6 +18,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, chunks
+from fedjax_mm.base.programs import compiled
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance, key_of
@@ -25,7 +26,6 @@ from fedjax_mm.simulator.preflight import Facts, Run, preflight, run_of
 from fedjax_mm.simulator.record import Bundle, Record, Trace, Work, make_trace
 from fedjax_mm.simulator.round import State
 from fedjax_mm.simulator.stacks import each_params
-from fedjax_mm.tools.pytrees import compiled
 
 T = TypeVar("T")
 

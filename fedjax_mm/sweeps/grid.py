@@ -19,6 +19,7 @@ from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.base.calls import Part, in_html, in_short
 from fedjax_mm.base.chunks import ClientMap
+from fedjax_mm.base.programs import TracedInt
 from fedjax_mm.checks.annotations import refusing_unknown
 from fedjax_mm.checks.instances import check_instance, check_seed
 from fedjax_mm.checks.values import (
@@ -27,12 +28,12 @@ from fedjax_mm.checks.values import (
     check_count,
     check_numbers,
     described,
+    tracing,
     whole,
 )
 from fedjax_mm.results.labels import check_selectable
 from fedjax_mm.simulator.record import RESERVED
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tools.pytrees import TracedInt
 
 
 class Setup(NamedTuple):
@@ -63,6 +64,20 @@ class Setup(NamedTuple):
 
     def _repr_html_(self) -> str:
         return in_html(self)
+
+    def prepared(self, rng_key: PRNGKeyArray) -> "Setup":
+        """The setup that `prepare` makes, or this one.
+
+        Raises:
+          ValueError: if it makes something else.
+        """
+        if self.prepare is None:
+            return self
+        with tracing("a sweep's prepare"):
+            changed = self.prepare(rng_key, self._replace(prepare=None))
+        if not isinstance(changed, Setup):
+            raise ValueError(f"prepare returned {described(changed)}; return the changed Setup")
+        return changed
 
 
 @refusing_unknown
@@ -250,6 +265,17 @@ class Grid:
             self.cost(**dict(zip(self.axes, at, strict=True))) for at in zip(*axes, strict=True)
         ]
 
+    def _given(self, point: Sequence[int], seed: int) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for (name, values), place in zip(self.axes.items(), point, strict=True):
+            given[name] = TracedInt(values[place]) if name in self.together else values[place]
+        return given | ({"seed": self.first_seed + seed} if self.has_seeds else {})
+
+    def words(self, point: Sequence[int], seed: int) -> str:
+        """The arguments of `build` for a run, with the labels of the values."""
+        given = self._given(point, seed)
+        return ", ".join(f"{name}={label_of(value)}" for name, value in given.items())
+
     def setup(self, point: Sequence[int], seed: int) -> Setup:
         """Builds the setup of a run.
 
@@ -257,17 +283,12 @@ class Grid:
           point: the position on every axis.
           seed: the position among the seeds, for a `build` that is called for every seed.
         """
-        given: dict[str, Any] = {}
-        for (name, values), place in zip(self.axes.items(), point, strict=True):
-            given[name] = TracedInt(values[place]) if name in self.together else values[place]
-        if self.has_seeds:
-            given["seed"] = self.first_seed + seed
+        given = self._given(point, seed)
         build: Any = self.build
         try:
             setup = build(**given)
         except Exception as error:
-            words = ", ".join(f"{name}={label_of(value)}" for name, value in given.items())
-            error.add_note(f"in build({words}) of a sweep")
+            error.add_note(f"in build({self.words(point, seed)}) of a sweep")
             raise
         if not isinstance(setup, Setup):
             raise ValueError(

@@ -17,7 +17,7 @@ from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, keys
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.chunks import ClientMap
-from fedjax_mm.checks.values import check_alike, described, tracing
+from fedjax_mm.checks.values import check_alike
 from fedjax_mm.simulator.preflight import Facts, Run, rehearse, run_of
 from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
 from fedjax_mm.simulator.round import State
@@ -223,25 +223,22 @@ class Program:
         size = block.chunk_size
         return program if size is None else program._with(client_map=size)
 
-    @tracing("a sweep's prepare")
     def _prepare(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> _Prepared:
         """Calls the `prepare` of a replica's setup."""
         make = self.stacked.rebuild
         setup = make(leaves)
         if setup.prepare is None:
             return _Prepared([], lambda leaves, _: make(leaves))
-        changed = setup.prepare(rng_key, setup._replace(prepare=None))
-        if not isinstance(changed, Setup):
-            raise ValueError(f"prepare returned {described(changed)}; return the changed Setup")
-        _, after, rebuild = split_setup(changed, traced=True)
+        found, rebuild = split_setup(setup.prepared(rng_key), traced=True)
         before = {id(leaf): number for number, leaf in enumerate(leaves)}
-        places = [before.get(id(leaf)) for leaf in after]
+        places = [before.get(id(leaf)) for leaf in found.leaves]
 
         def remade(leaves: Sequence[Any], new: Sequence[Any]) -> Setup:
             each = iter(new)
             return rebuild([next(each) if place is None else leaves[place] for place in places])
 
-        new = [jnp.asarray(x) for x, place in zip(after, places, strict=True) if place is None]
+        each = zip(found.leaves, places, strict=True)
+        new = [jnp.asarray(x) for x, place in each if place is None]
         return _Prepared(new, remade)
 
     @cached_property

@@ -1,8 +1,6 @@
 """Builds the points of a grid, and stacks those of equal structure into programs."""
 
-import dataclasses
 import hashlib
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -12,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.programs import Split, TracedInt, split
 from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.tools.pytrees import OpaqueError, TracedInt, split
+from fedjax_mm.sweeps.purity import Computed, check_pure, computed
 
 
 class Leaf(NamedTuple):
@@ -86,26 +85,42 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
     """
     known, groups = _Values(), dict[Hashable, _Group]()
     seeds, number = range(grid.num_seeds) if grid.has_seeds else [0], len(grid.points)
+    this_sweep = object()
     for place, point in enumerate(_in_order(grid)):
         if place % 100 == 0 and place:
             report(f"built {place:,} of {number:,} points")
         for seed in seeds:
             setup = grid.setup(grid.points[point], seed)
-            structure, leaves, rebuild = split_setup(setup)
-            column = [known.number_of(leaf) for leaf in leaves]
-            kinds = tuple(map(kind_of, leaves))
-            group = groups.setdefault((structure, kinds), _Group(structure, rebuild, [], []))
+            found, rebuild = split_setup(setup)
+            column = [known.number_of(leaf) for leaf in found.leaves]
+            structure = found.structure, this_sweep if found.undeclared else None
+            key = structure, tuple(map(kind_of, found.leaves))
+            group = groups.setdefault(key, _Group(structure, rebuild, [], [], found, []))
             group.runs.append((point, seed))
             group.columns.append(column)
+            # Points 1, 2, 4, 8, ... of a structure are traced, because each takes a while.
+            if found.undeclared and len(group.runs).bit_count() == 1:
+                words = grid.words(grid.points[point], seed)
+                group.computed.append(computed(words, rebuild, found.leaves, grid.client_map))
     known.check_unchanged()
-    alone = [each.structure for each in groups.values() if isinstance(each.structure, _Alone)]
-    if len(alone) > 1:
-        warnings.warn(
-            f"{len(alone)} points are compiled one by one, because {alone[0].reason} cannot be "
-            "compared with that of another point; keep settings in numbers, strings and arrays",
-            stacklevel=2,
-        )
+    for group in groups.values():
+        if group.computed:
+            now = computed("", group.rebuild, group.first.leaves, grid.client_map)
+            check_pure(group.computed, now, group.first.undeclared)
+    _report_programs([*groups.values()], report)
     return [group.stacked(grid, known.values) for group in groups.values()]
+
+
+def _report_programs(groups: Sequence["_Group"], report: Callable[[str], None]) -> None:
+    """Says what would make one program of several."""
+    own = [each.first for each in groups if each.first.undeclared]
+    alike = len({each.without_own for each in own})
+    if alike < len(own):
+        names = dict.fromkeys(name for each in own for name in each.own)
+        report(
+            f"{len(groups):,} programs; {len(own) - alike:,} fewer if points had equal "
+            f"{', '.join(names)}: make them by a function with @part above it"
+        )
 
 
 def _in_order(grid: Grid) -> np.ndarray:
@@ -118,40 +133,30 @@ def _in_order(grid: Grid) -> np.ndarray:
 
 def split_setup(
     setup: Setup, *, traced: bool = False
-) -> tuple[Hashable, list[Any], Callable[[Sequence[Any]], Setup]]:
-    """Returns a setup's structure, its leaves, and a function of new leaves that makes it."""
+) -> tuple[Split, Callable[[Sequence[Any]], Setup]]:
+    """Returns a setup's structure and leaves, and a function of new leaves that makes it."""
     data, parts = (setup.tasks, setup.params), (setup.algorithm, setup.assignment, *setup[4:])
-    try:
-        structure, leaves, rebuild = split(data, parts, traced=traced)
-    except OpaqueError as error:
-        if traced:
-            raise TypeError(
-                f"prepare returns a setup with {error}, whose arrays cannot be found; keep them in "
-                "fields of tasks, and in closures of functions"
-            ) from None
-        return _Alone(str(error)), [], lambda _: setup
+    found = split(data, parts, opens=True, traced=traced)
 
     def remade(leaves: Sequence[Any]) -> Setup:
-        tasks, params, algorithm, assignment, *rest = rebuild(leaves)
+        tasks, params, algorithm, assignment, *rest = found.rebuild(leaves)
         return Setup(tasks, algorithm, assignment, params, *rest)
 
-    return structure, leaves, remade
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Alone:
-    """The structure of a setup that equals no other, and the value that is the reason."""
-
-    reason: str
+    return found, remade
 
 
 class _Group(NamedTuple):
-    """Runs of equal structure, with the numbers of their leaves' values."""
+    """Runs of equal structure, with the numbers of their leaves' values.
+
+    `computed` has what some of them computed right after they were built, and `first` is the first.
+    """
 
     structure: Hashable
     rebuild: Callable[[Sequence[Any]], Setup]
     runs: list[tuple[int, int]]
     columns: list[list[int]]
+    first: Split
+    computed: list[Computed]
 
     def stacked(self, grid: Grid, values: Sequence[Any]) -> Stacked:
         """Stacks the leaves that differ between runs."""

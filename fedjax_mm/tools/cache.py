@@ -1,11 +1,14 @@
 """Looks at the on-disk cache of compiled programs, which `compiler.py` enables."""
 
+import os
 import re
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_WRITTEN = "-cache", "-atime", ".lockfile"  # ends of the names of JAX's files
+_WRITTEN = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # names of JAX's files
+_LOCK = ".lockfile"  # of JAX, too
 _REJECTED = re.compile(r"Error reading persistent compilation cache entry for '[^']*': (.*)", re.S)
 _LEAST_SECONDS = 3.0  # compilation time of loaded programs before loading is judged
 
@@ -42,7 +45,9 @@ def clear(kept: Kept) -> None:
     """Removes compiled programs, and the folder if nothing else is in it."""
     for path in _written(kept.folder):
         path.unlink(missing_ok=True)
-    with suppress(OSError):  # not empty
+    with suppress(OSError):  # not empty, or another process removed it
+        if [path.name for path in kept.folder.iterdir()] == [_LOCK]:
+            (kept.folder / _LOCK).unlink()
         kept.folder.rmdir()
 
 
@@ -51,7 +56,45 @@ def _written(folder: Path) -> list[Path]:
     # the source of jaxlib.
     if folder.is_symlink() or not folder.is_dir():
         return []
-    return [path for path in folder.iterdir() if path.name.endswith(_WRITTEN) and path.is_file()]
+    with os.scandir(folder) as entries:
+        return [
+            Path(entry)
+            for entry in entries
+            if _WRITTEN.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        ]
+
+
+def risk_of(folder: Path) -> str | None:
+    """Returns the reason if somebody else may have written machine code to a folder."""
+    if os.name == "nt":
+        return None
+    about = folder.stat()
+    if about.st_uid != os.getuid():
+        return f"{folder} is of another user, who could run code here"
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (
+            f"other users may write to {folder} and could run code here; if you trust its "
+            f"programs, run `chmod go-w {folder}`"
+        )
+    return None
+
+
+def remove_broken(folder: Path, has_times: bool) -> None:
+    """Removes entries that JAX would fail to read at every start.
+
+    Args:
+      folder: the folder of the programs.
+      has_times: whether JAX writes the time of use after each program. A killed process, or a full
+        disk, leaves a part of a program without it.
+    """
+    with os.scandir(folder) as entries:
+        found = [(entry, _WRITTEN.fullmatch(entry.name)) for entry in entries]
+    is_file = {entry.name: entry.is_file(follow_symlinks=False) for entry, _ in found}
+    for entry, name in found:
+        if name is None or entry.is_dir(follow_symlinks=False):
+            continue
+        if not is_file[entry.name] or (has_times and not is_file.get(f"{name[1]}-atime")):
+            Path(entry).unlink(missing_ok=True)
 
 
 def rejection(warning: str) -> str | None:

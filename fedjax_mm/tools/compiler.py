@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+from fedjax_mm.tools.cache import remove_broken, risk_of
+
 _FUSION = "--xla_cpu_experimental_ynn_fusion_type="
 SAFE = f"{_FUSION}LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 """The flag that compiles each matrix product alone. By default, jaxlib 0.10 to 0.12 also fuse
@@ -26,10 +28,14 @@ PATIENT = " ".join(
 OFF = "off"
 """The value of FEDJAX_MM_CACHE with which no programs are kept."""
 
+_OFF, _ON = (OFF, "0", "no", "false"), ("", "on", "1", "yes", "true")
+
+_LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
+
 _LIMITS = {
     "jax_compilation_cache_max_size": 2**30,  # bytes of one folder
     # Leave out small programs, because JAX looks at all files when it adds one.
-    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    _LEAST_SECONDS: 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 
@@ -49,19 +55,12 @@ def flags_of_results() -> str:
     return os.environ.get("XLA_FLAGS", "").replace(PATIENT, "").strip()
 
 
-def use_safe_fusions() -> bool:
-    """Sets `SAFE`, unless the user's XLA_FLAGS have it or JAX has started.
-
-    Returns:
-      Whether numbers are known to be right. If not, `check_fusions` decides.
-    """
-    if _FUSION in os.environ.get("XLA_FLAGS", ""):
-        return SAFE in os.environ["XLA_FLAGS"]
+def _use_safe_fusions() -> None:
+    # Leave a value that the user has given. `check_fusions` judges it.
     numbers = tuple(map(int, version("jaxlib").split(".")[:2]))
-    if _has_started() or not _KNOWN[0] <= numbers < _KNOWN[1]:
-        return False
-    add_flags(SAFE)
-    return True
+    is_given = _FUSION in os.environ.get("XLA_FLAGS", "")
+    if not is_given and _KNOWN[0] <= numbers < _KNOWN[1] and not _has_started():
+        add_flags(SAFE)
 
 
 def _has_started() -> bool:
@@ -79,22 +78,33 @@ def _has_started() -> bool:
     return False
 
 
-_IS_SAFE = use_safe_fusions()
+_use_safe_fusions()
 
 
 @functools.cache
 def check_fusions() -> None:
-    """Warns if this process compiles wrong programs. Does nothing where `SAFE` was set in time."""
+    """Warns if this process compiles wrong programs for CPUs.
+
+    It computes instead of reading XLA_FLAGS, because these may be written between the import of
+    this module and the start of JAX's backend, and change nothing after that.
+    """
     import jax
 
-    if _IS_SAFE or jax.default_backend() != "cpu":
+    keep_programs()
+    if jax.default_backend() != "cpu":
         return
-    with jax.ensure_compile_time_eval():
-        is_right = canary()
+    least = jax.config.values[_LEAST_SECONDS]
+    jax.config.update(_LEAST_SECONDS, 0.0)  # keep this small program, so that it costs 10 ms
+    try:
+        with jax.ensure_compile_time_eval():
+            is_right = canary()
+    finally:
+        jax.config.update(_LEAST_SECONDS, least)
     if not is_right:
         warnings.warn(
-            f"XLA returns wrong numbers in this process, because it fuses matrix products: import "
-            f"fedjax_mm before the first computation of JAX, or start Python with XLA_FLAGS={SAFE}",
+            "XLA returns wrong numbers in this process, because it fuses matrix products: write "
+            "XLA_FLAGS before importing fedjax_mm, and compute with JAX only after that, or "
+            f"start Python with XLA_FLAGS={SAFE}",
             stacklevel=2,
         )
 
@@ -102,16 +112,17 @@ def check_fusions() -> None:
 def canary() -> bool:
     """Returns whether XLA computes a product with a broadcast scalar correctly on this backend."""
     import jax
-    import jax.numpy as jnp
     import numpy as np
+    from jax import lax
 
+    # Functions of lax are traced faster than those of jax.numpy.
     def sums(rows: jax.Array, scalar: jax.Array) -> jax.Array:
-        errors = (rows @ jnp.broadcast_to(scalar, (4, 2000))).reshape(6, 9, 2000) - 1
-        return (errors**2).sum(1)
+        product = lax.dot(rows, lax.broadcast(scalar, (4, 2000)))
+        return lax.reduce_sum(lax.square(product.reshape(6, 9, 2000)), (1,))
 
     # Memory after the scalar is often 0, so that with 0 a wrong program would sometimes be right.
     rows = np.ones((54, 4), np.float32)
-    return bool((np.asarray(jax.jit(sums)(rows, np.float32(1))) == 81).all())
+    return bool((np.asarray(jax.jit(sums)(rows, np.float32(1))) == 144).all())
 
 
 @functools.cache
@@ -136,36 +147,45 @@ def use_compilation_cache(directory: Path | None = None) -> Path | None:
       directory: the parent of these folders; defaults to `cache_directory`.
 
     Returns:
-      The path, or None if FEDJAX_MM_CACHE is "off" or the folder is not writable.
+      The path, or None if FEDJAX_MM_CACHE is "off" or the folder cannot be used.
 
     Warns:
-      UserWarning: if the folder is not writable.
+      UserWarning: if the folder is not writable, or if another user owns it or may write to it.
     """
     import jax
-    from jax.experimental.compilation_cache import compilation_cache
+    from jax._src import compilation_cache  # the public module only chooses the folder
+
+    from fedjax_mm.tools.cached_programs import Programs
 
     parent = directory or cache_directory()
     if parent is None:
         return None
     place = parent / f"jaxlib-{version('jaxlib')}-{jax.default_backend()}-{_compression()}"
+    for name, value in _LIMITS.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    most_bytes = jax.config.values["jax_compilation_cache_max_size"]
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        probe = place / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reason = risk_of(place)
+        if reason is None:
+            probe = place / f".probe.{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+            remove_broken(place, has_times=most_bytes != -1)
     except OSError as error:
+        reason = f"{place} is not writable: {error.strerror}"
+    if reason:
         warnings.warn(
-            f"compiled programs are not kept, because {place} is not writable: {error.strerror}; "
-            f"set FEDJAX_MM_CACHE to another directory, or to {OFF}",
+            f"compiled programs are not kept, because {reason}; set FEDJAX_MM_CACHE to another "
+            f"directory, or to {OFF}",
             stacklevel=2,
         )
         return None
     if jax.config.values["jax_compilation_cache_dir"] != str(place):
         compilation_cache.reset_cache()  # JAX keeps the first one
         jax.config.update("jax_compilation_cache_dir", str(place))
-    for name, value in _LIMITS.items():
-        if name.upper() not in os.environ:
-            jax.config.update(name, value)
+        compilation_cache._cache = Programs(str(place), max_size=most_bytes)
     return place
 
 
@@ -181,16 +201,19 @@ def _compression() -> str:
     return "zlib"
 
 
-def cache_directory() -> Path | None:
+def cache_directory(given: str | None = None) -> Path | None:
     """Returns the directory of the cache of compiled programs, or None if none are kept.
 
-    The environment variable FEDJAX_MM_CACHE overrides the default, a folder in the user's cache
-    directory, for example with a node's local disk, or with "off". "on" means the default.
+    Args:
+      given: a directory, such as a node's local disk, "off", or "on" for the default, which is a
+        folder in the user's cache directory. Defaults to the environment variable FEDJAX_MM_CACHE.
     """
-    given = os.environ.get("FEDJAX_MM_CACHE", "on")
-    if given not in ("", "on"):
-        return None if given == OFF else Path(given)
+    given = os.environ.get("FEDJAX_MM_CACHE", "on") if given is None else given
+    if given.lower() in _OFF:
+        return None
     try:
+        if given.lower() not in _ON:
+            return Path(given).expanduser().absolute()
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # users of containers may have no home
         return None

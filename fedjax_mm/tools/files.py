@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,34 @@ def read_regular(path: Path) -> bytes:
     """Reads a file, or raises `ValueError` if it is a special file."""
     check_regular(path)
     return path.read_bytes()
+
+
+def leads_out(path: Path) -> bool:
+    """Returns whether a path is a link to another directory, whose content may be private."""
+    return not path.resolve().is_relative_to(path.parent.resolve())
+
+
+def read_image(path: Path) -> bytes:
+    """Reads an image, which may come from someone else.
+
+    Raises:
+      OSError: if the file cannot be read.
+      ValueError: if it is a link to another directory, is no whole image, or has too many pixels.
+    """
+    from PIL import Image
+
+    content = read_regular(path)
+    if leads_out(path):
+        raise ValueError(f"{path} is a link to another directory; copy the file")
+    too_large = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    try:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            Image.open(BytesIO(content)).verify()  # the checksums
+            Image.open(BytesIO(content)).load()  # the pixels
+    except (OSError, SyntaxError, ValueError, *too_large) as error:
+        words = "has too many pixels" if isinstance(error, too_large) else "is no image or damaged"
+        raise ValueError(f"{path} {words}; remove it, or make it again") from error
+    return content
 
 
 def load_json(path: Path) -> Any:

@@ -101,6 +101,23 @@ def test_show_names_omitted_metrics_and_points(monkeypatch, capsys):
     assert [f"│ {name} │" in out for name in ("A", "B")] == [True, True]
 
 
+def test_what_clients_get_comes_first_and_clients_are_no_axis(capsys):
+    made = dataset()
+    made["client_test_accuracy"] = made.test_accuracy.expand_dims(client=7, axis=-1)
+    made["personal_test_accuracy_worst"] = made["personal_accuracy"] = made.test_accuracy
+    made["test_accuracy_worst"] = made.test_accuracy
+    results.show_last(made)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "┃ personal_accuracy ┃ personal_test_accuracy_worst ┃" in out
+    assert out.count("│ 0.065 ± 0.023 │") == 1
+    assert "points" not in out
+    assert out.endswith("client_test_accuracy")
+    results.show_last(made.sel(learning_rate=0.1, drop=True))
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.index("│ personal_accuracy │") < out.index("│ test_accuracy │")
+    assert out.endswith("also in the file: client_test_accuracy")
+
+
 def test_control_characters_are_escaped(tmp_path):
     bad = "\x1b]0;title\x07\x1b[31m\u202e\x9b"
     made = dataset().assign_coords(algorithm=[f"A{bad}", "B"]).rename({"loss": f"loss{bad[-2:]}"})

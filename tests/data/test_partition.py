@@ -449,10 +449,10 @@ def test_random_sizes_have_their_moments():
         assert abs(np.mean(drawn) - expected) < 4 * np.std(drawn) / np.sqrt(300)
 
 
-def test_parts_of_quantity_skew_have_the_sizes_and_all_labels():
-    parts = quantity_skew(LABELS, 6, "square", seed=3)
-    want = sizes(len(LABELS), 6, "square", shuffled=False)
-    assert sorted(map(len, parts)) == want.tolist()
+@pytest.mark.parametrize("law", ["square", "lognormal"])
+def test_parts_of_quantity_skew_have_the_sizes_and_all_labels(law):
+    parts = quantity_skew(LABELS, 6, law, seed=3)
+    assert [*map(len, parts)] == sizes(len(LABELS), 6, law, seed=3).tolist()
     assert max(len(set(LABELS[rows].tolist())) for rows in parts) == 10
 
 

@@ -109,7 +109,8 @@ def test_equal_values_are_fair_and_zeros_have_no_index():
     assert (equal.variance, equal.jain, equal.evenness) == pytest.approx((0, 1, 1))
     assert (zero.mean, zero.worst, zero.variance) == (0, 0, 0)
     assert np.isnan([zero.jain, zero.entropy, zero.evenness]).all()
-    assert np.isnan(fairness(np.array([1.0, -0.5])).entropy)
+    for negative in ([1.0, -0.5], [-0.2, -0.4]):
+        assert np.isnan(fairness(np.array(negative)).entropy)
 
 
 def paired_result():
@@ -131,6 +132,23 @@ def test_methods_are_compared_seed_by_seed():
     np.testing.assert_allclose(other.difference.sel(algorithm="A"), 1.0)
     two = compare(paired_result().isel(seed=[0, 1]), "algorithm")
     assert np.isnan(two.standard_error).all()
+
+
+def test_models_are_compared_in_pairs():
+    result = paired_result().isel(rate=[0])
+    both = result.copy(deep=True)
+    both.loss[:, :, 1, :, 1] = np.nan  # absent on both sides
+    np.testing.assert_allclose(compare(both, "algorithm").difference, -1.0)
+    for broken in (np.nan, np.inf):
+        diverged = result.copy(deep=True)
+        diverged.loss[1, :, 1:, :, 1] = broken
+        words = "a model in only one run of 2 of 3 pairs, of B with A; the difference is NaN"
+        with pytest.warns(UserWarning, match=words):
+            found = compare(diverged, "algorithm")
+        assert np.isnan(found.to_array()).all()
+    result.loss[0] = np.nan
+    with pytest.warns(UserWarning, match="loss is missing .* 3 of 3 pairs"):
+        assert np.isnan(compare(result, "algorithm").difference).all()
 
 
 @pytest.mark.parametrize(

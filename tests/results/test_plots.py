@@ -1,11 +1,19 @@
 """Figures of a user's own results: what they show, and what they refuse."""
 
+import pickle
+from functools import partial
+from io import BytesIO
+
 import numpy as np
 import pytest
 import xarray as xr
+from IPython.core.formatters import DisplayFormatter
+from PIL import Image
 
 from fedjax_mm import plots
 from fedjax_mm.data import digits, federate, partition, partition_summary, stack_data
+
+X = np.array([1.0, 2.0])
 
 
 def result(**dims):
@@ -14,6 +22,89 @@ def result(**dims):
         {"client_updates": (("round", "model"), updates)}, {"round": [0, 2, 4, 6], "model": [1, 2]}
     )
     return made.expand_dims(dims) if dims else made
+
+
+def trained(metric="test_accuracy", **axes):
+    """Values between 0.05 and 0.95 of two seeds and models; the second model is ahead by 0.2."""
+    axes = {"rate": [0.1, 0.2, 0.3]} | axes
+    sizes = [*map(len, axes.values())]
+    points = 0.1 * np.arange(np.prod(sizes)).reshape(sizes) / np.prod(sizes)
+    grown = np.array([0.05, 0.3, 0.5])[:, None] + [0.0, 0.2]
+    values = points[..., None, None, None] + grown + np.array([0.0, 0.05])[:, None, None]
+    dims = (*axes, "seed", "round", "model")
+    made = xr.Dataset({metric: (dims, values)}, axes | {"round": [0, 5, 10], "model": [1, 2]})
+    made[metric].attrs["long_name"] = metric
+    made["diverged"] = xr.full_like(made[metric].isel(round=0, drop=True), -1, int)
+    return made
+
+
+@pytest.mark.parametrize("draw", [plots.sweep_overview, partial(plots.curves, hue="rate")])
+@pytest.mark.parametrize(
+    ("metric", "factor", "scale"),
+    [
+        ("test_accuracy", 1, "linear"),
+        ("appeal", 1, "linear"),
+        ("gradients", 10, "log"),
+        ("loss", 1, "log"),
+        ("excess_loss", 1, "log"),
+        ("distance", 1, "log"),
+    ],
+)
+def test_shares_have_a_linear_axis_and_losses_a_logarithmic_one(draw, metric, factor, scale):
+    made = trained(metric)
+    made[metric] = factor * made[metric].assign_attrs(made[metric].attrs)
+    (axes,) = draw(made, metric=metric).axes
+    assert (axes.get_yscale(), axes.get_ylabel()) == (scale, metric.replace("_", " "))
+
+
+def test_panels_of_a_figure_have_the_same_limits():
+    figure = plots.curves(trained(), col="rate")
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert [axes.get_ylabel() for axes in figure.axes] == ["test accuracy", "", "test accuracy"]
+    rows = [[plots.Panel("", "x", "y", [plots.Line("", X, n * X)])] for n in (1, 9)]
+    first, second = plots.draw(rows, title="", caption="").axes
+    assert first.get_ylim() != second.get_ylim()
+
+
+def lines(axes):
+    return [container[0] for container in axes.containers]
+
+
+def test_models_are_lines_panels_or_places():
+    made = trained()
+    made["client_updates"] = 0 * made.test_accuracy + made["round"] * made.model
+    made.diverged[2, 0, 1] = 5
+    figure = plots.curves(made, hue="model", col="rate")
+    for i, axes in enumerate(figure.axes):
+        expected = made.test_accuracy[i].where(made.diverged[i] < 0).mean("seed")
+        drawn = [line.get_ydata() for line in lines(axes)]
+        np.testing.assert_allclose(drawn, expected.transpose("model", "round"))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["model = 1", "model = 2"]
+    assert figure.get_label().startswith("Means over 2 seeds")
+    one = made.isel(rate=0)
+    first, second = lines(plots.curves(one, "client_updates", hue="model").axes[0])
+    assert (first.get_xdata().tolist(), second.get_xdata().tolist()) == ([0, 5, 10], [0, 10, 20])
+    panels = plots.curves(made, hue="rate", col="model").axes
+    assert [axes.get_title() for axes in panels] == ["(a) model = 1", "(b) model = 2"]
+    (line,) = lines(plots.curves(one, "model").axes[0])
+    assert line.get_xdata().tolist() == [1, 2]
+    with pytest.raises(ValueError, match="no axis 'metod', but rate, model"):
+        plots.curves(made, hue="metod")
+
+
+def test_what_clients_get_is_drawn_unless_another_metric_is_chosen():
+    made = trained("personal_accuracy").assign(loss=trained("loss").loss)
+    assert plots.curves(made, hue="rate").axes[0].get_ylabel() == "personal accuracy"
+    assert plots.curves(made, hue="rate", metric="loss").axes[0].get_yscale() == "log"
+
+
+def test_a_figure_is_the_picture_of_a_cell_and_a_figure_of_matplotlib():
+    figure = plots.curves(trained(), hue="rate")
+    shown, _ = DisplayFormatter().format(figure)
+    assert set(shown) == {"text/plain", "image/png"}
+    with Image.open(BytesIO(shown["image/png"])) as image:
+        assert image.size[0] == 715
+    assert len(pickle.loads(pickle.dumps(figure)).axes) == 1
 
 
 def test_time_lines_show_clients_per_round_from_record_to_record():

@@ -19,11 +19,11 @@ from fedjax_mm.cli.results import show
 from fedjax_mm.results import manifest as manifests
 from fedjax_mm.results.dataset import join_seeds, save_dataset
 from fedjax_mm.results.finished import open_result
-from fedjax_mm.results.manifest import manifest, save_about
+from fedjax_mm.results.manifest import manifest, read_about, save_about
 from fedjax_mm.results.tracked import Tracked
 from fedjax_mm.simulator.record import Trace
 from fedjax_mm.tasks import quadratic
-from fedjax_mm.tools.files import prepare_directory, save_json, write_aside
+from fedjax_mm.tools.files import prepare_directory, save_json, sealed, write_aside
 
 COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
 DIM = 6 * 2 + 1  # of the quadratic in `simulated`
@@ -306,6 +306,12 @@ def test_a_changed_result_is_refused(tmp_path, about):
             with refused:
                 read(tmp_path / "result.nc")
         path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", ""])
+def test_a_manifest_that_names_files_elsewhere_is_damaged(tmp_path, name):
+    save_json(sealed({"config": {}, "files": {name: "0"}}), tmp_path / "manifest.json")
+    assert read_about(tmp_path / "manifest.json").damage == "manifest.json is damaged"
 
 
 def test_a_manifest_without_digests_is_not_compared(tmp_path):

@@ -1,11 +1,12 @@
 """Numbers are leaves: eager calls of one structure share a program, and others do not."""
 
 import contextlib
+import dataclasses
 import functools
 import gc
-import types
 import weakref
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,14 +23,16 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     noisy,
+    part,
     scaffold,
     simulate,
 )
 from fedjax_mm.asynchrony import device_time, fedast, on_clock, shifted_exponential
 from fedjax_mm.availability import available, bernoulli, dropping
+from fedjax_mm.base.programs import compiled
 from fedjax_mm.privacy import private
+from fedjax_mm.schedules import inverse_time
 from fedjax_mm.tasks import quadratic
-from fedjax_mm.tools.pytrees import compiled
 from tests.helpers import Towards
 
 N, ROUNDS = 6, 2
@@ -79,7 +82,7 @@ PARTS = {
         lambda x: (
             fedavg(
                 local_sgd(
-                    lambda t: x / (1 + t),
+                    inverse_time(x, 1.0),
                     steps=2,
                     optimizer=functools.partial(optax.sgd, momentum=x),
                 ),
@@ -187,7 +190,7 @@ def test_models_share_their_data_inside_the_program():
     assert found == [[True, True, False] * 2 + [False, False, True], [True] * 9]
 
 
-# What a user's function depends on, and how that changes.
+# What a user's function depends on cannot be known, so it is traced for each call.
 
 
 def value_of(function):
@@ -198,114 +201,118 @@ def ask(function):
     return float(compiled(value_of, (), (function,)))
 
 
-RATE = 0.1
-SETTINGS = types.ModuleType("settings")
+@part
+def times(number, power=1):
+    return lambda t: number * t**power
 
 
-class Slope:
-    factor = 1.0
-
-    def __init__(self, rate):
-        self.rates = [rate]
-
-    def __call__(self, t):
-        return self.factor * self.rates[0] * t + RATE
-
-
-def through_a_global(t):
-    return helper(t)
-
-
-def helper(t):
-    return SETTINGS.rate * t
-
-
-def closing_over(box):
-    return lambda t: box["rate"] * t
-
-
-BOX, ARRAY, SLOPE = {"rate": 0.1}, np.full(3, 0.1), Slope(0.1)
-CHANGES = {
-    "a dict": (closing_over(BOX), lambda patch: patch.setitem(BOX, "rate", 0.3)),
-    "a list of an object": (SLOPE, lambda patch: patch.setattr(SLOPE, "rates", [0.3])),
-    "a class": (Slope(0.1), lambda patch: patch.setattr(Slope, "factor", 0.3)),
-    "a global": (Slope(0.1).__call__, lambda patch: patch.setattr(f"{__name__}.RATE", 0.3)),
-    "a module": (through_a_global, lambda patch: patch.setattr(SETTINGS, "rate", 0.3)),
-    "a default": (through_a_global, lambda patch: patch.setattr(f"{__name__}.helper", lambda t: t)),
-    "an array": (
-        (lambda x: lambda t: float(x[0]))(ARRAY),
-        lambda patch: ARRAY.__setitem__(slice(None), 0.3),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_changes_between_calls_is_noticed(name, monkeypatch):
-    SETTINGS.rate = 0.1
-    function, change = CHANGES[name]
-    before = ask(function)
-    with compiling(0):
-        assert ask(function) == before
-    change(monkeypatch)
-    after = ask(function)
-    assert after == pytest.approx(function(1.0)) != before
-
-
-def counting():
-    calls = 0.0
-
-    def count(t):
-        nonlocal calls
-        calls += 1.0
-        return calls
-
-    return count
-
-
-def test_values_that_cannot_be_compared_are_asked_each_time():
+def test_undeclared_functions_are_traced_for_each_call():
     draws = iter([1.0, 2.0, 3.0])
     assert [ask(lambda t: next(draws)) for _ in range(3)] == [1, 2, 3]
-    count = counting()
-    assert [ask(count) for _ in range(3)] == [1, 2, 3]
+    box = {"rate": 0.1}
+    rates = []
+    for rate in (0.1, 0.3):
+        box["rate"] = rate
+        rates.append(ask(lambda t: box["rate"] * t))
+    assert rates == pytest.approx([0.1, 0.3])
 
 
-def test_functions_differ_by_what_they_do():
-    def times(number):
-        return lambda t: number * t
+def test_numbers_of_undeclared_functions_are_those_that_the_user_wrote():
+    rate = 0.25
+    assert ask(lambda t: rate if isinstance(rate, float) else 0.5) == 0.25
 
+
+def test_declared_functions_share_a_program_for_all_numbers():
     assert ask(times(2.0)) == 2
-    with compiling(0):  # The same code around another number.
+    with compiling(0):
         assert ask(times(3.0)) == 3
-    assert ask(times(4)) == 4
-    assert ask(lambda t: 5 * t) == 5
-    assert ask(functools.partial(lambda x, t: x * t, 6.0)) == 6
+    assert ask(times(4)) == 4  # an int is structure
+    assert ask(functools.partial(times, 5.0)(power=2)) == 5
+    double = jax.jit(lambda t: 2 * t)
+    ask(double)
+    with compiling(0):
+        assert ask(double) == 2
+
+
+FACTOR = 1.0
+
+
+class Net(nn.Module):
+    power: int = 1
+
+    @nn.compact
+    def __call__(self, t):
+        return FACTOR * self.param("w", nn.initializers.ones, ()) * t**self.power
+
+
+def output(network):
+    return network.init_with_output(jax.random.key(0), 2.0)[0]
+
+
+@pytest.mark.parametrize("make", [lambda: Net(2), lambda: Constant(jnp.float32(1))])
+def test_networks_and_pytrees_of_the_user_keep_their_programs(make, monkeypatch):
+    """And notice the plain globals that their methods name."""
+
+    def asked():
+        return float(compiled(output if isinstance(make(), Net) else value_of, (make(),), ()))
+
+    first = asked()
+    with compiling(0):
+        assert asked() == first
+    monkeypatch.setattr(f"{__name__}.FACTOR", 3.0)
+    assert asked() == 3 * first
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    value: jax.Array
+
+    def __call__(self, t):
+        return FACTOR * self.value * t
 
 
 def test_numbers_that_choose_structure_are_compiled_in():
+    @part
     def chosen(number):
-        return lambda t: t if number > 0 else -t
+        return (lambda t: t) if number > 0 else (lambda t: -t)
 
     assert [ask(chosen(x)) for x in (1.0, -1.0)] == [1, -1]
 
 
-def test_errors_are_the_users_own():
-    def fails(rate):
-        def schedule(t):
-            raise KeyError("no rate at a quarter", rate)
+def test_errors_are_the_users_own_and_come_from_one_call():
+    calls = []
 
-        return schedule
+    def schedule(t):
+        calls.append(t)
+        raise KeyError("no rate at a quarter")
 
     with pytest.raises(KeyError, match="no rate at a quarter") as caught:
-        ask(fails(0.25))
+        ask(schedule)
     assert caught.value.__context__ is None
+    assert len(calls) == 1
+
+
+def test_the_callers_arrays_may_change_after_the_call():
+    data = np.full((40, 5, 50_000), 1, np.float32)
+    task = Towards(data)
+
+    def last(task):
+        x = task.targets
+        for _ in range(20):
+            x = jnp.sin(x) + x
+        return jnp.sum(x)
+
+    before = float(compiled(last, (task,), ()))
+    found = compiled(last, (task,), ())
+    data[:] = 0
+    assert float(found) == before
 
 
 def test_programs_are_freed():
-    kept = Slope(0.1)
+    kept = jax.jit(lambda t: t)
     ask(kept)
     ref = weakref.ref(kept)
     del kept
-    for number in range(64):
-        ask(functools.partial(max, number))
     gc.collect()
     assert ref() is None

@@ -105,7 +105,7 @@ def test_ditto_without_a_pull_trains_locally():
     np.testing.assert_allclose(trace.metrics["personal_loss"][-1, 0], expected, rtol=1e-5)
 
 
-def test_no_others_have_personal_metrics():
+def test_others_have_the_metrics_of_the_global_model():
     task = quadratic(N, 2, mu=0.1)
     _, trace = simulate(0, task, fedavg(0.1, local_steps=1), mfa_rand(N, 2), 1)
     assert not [name for name in trace.metrics if name.startswith("personal")]
@@ -115,7 +115,13 @@ def test_no_others_have_personal_metrics():
     mixed = [METHODS["ditto"], fedavg(0.1, local_steps=1)]
     _, trace = simulate(0, task, mixed, mfa_rand(N, 2), 1)
     assert np.isfinite(trace.metrics["personal_loss"][:, 0]).all()
-    assert np.isnan(trace.metrics["personal_loss"][:, 1]).all()
+    result = to_dataset(trace)
+    np.testing.assert_array_equal(result.personal_loss.sel(model=2), result.loss.sel(model=2))
+    given = trace.metrics["personal_loss"][:, 0]
+    np.testing.assert_array_equal(result.personal_loss.sel(model=1), given)
+    other_means = requiring(problem(), np.ones(N))  # its loss is over test examples
+    result = to_dataset(simulate(0, other_means, mixed, mfa_rand(N, 2), 1)[1])
+    assert result.personal_loss.sel(model=2).isnull().all()
 
 
 def test_wrappers_keep_personal_models_and_runs_resume():
@@ -140,8 +146,9 @@ def test_a_file_records_personal_models():
         "algorithms": {"A": table | {"lam": 1.0}, "B": {"learning_rate": 0.1, "local_steps": 2}},
     }
     result = run(validate(Experiment, settings))
-    assert result.personal_loss.sel(algorithm="A").notnull().all()
-    assert result.personal_loss.sel(algorithm="B").isnull().all()
+    ours, theirs = result.sel(algorithm="A"), result.sel(algorithm="B")
+    assert (ours.personal_loss != ours.loss).isel(round=-1).any("seed").all()
+    np.testing.assert_array_equal(theirs.personal_loss, theirs.loss)
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_points_of_other_structures_have_their_own_programs():
     for values in ([1, 2], [True, 0.5], [0.5, "half"], [mfa_rr, mfa_rand]):
 
         def told(x):
-            return build(0.1, mfa_rr, 2)._replace(prepare=lambda key, setup: (x, setup))
+            return build(0.1, mfa_rr, 2)._replace(prepare=lambda key, setup: (x, setup)[1])
 
         assert len(programs_of(Grid(told, {"x": values}, 2))) == 2
 

@@ -281,6 +281,13 @@ def broken(folder):
             lambda: special("figure.png", lambda path: path.symlink_to(zero)),
             "figure.png is broken",
         ),
+        "a figure of another directory": (
+            lambda: (
+                (folder / "figure.png").rename(folder.with_name("secret.png")),
+                (folder / "figure.png").symlink_to(folder.with_name("secret.png")),
+            ),
+            "figure.png is broken, or a link",
+        ),
         "a huge figure": (
             lambda: (folder / "figure.png").write_bytes(huge),
             "figure.png is broken",
@@ -329,12 +336,12 @@ def test_damaged_results_have_a_line_and_others_are_shown(tmp_path, kind):
         assert broken(tmp_path / "probe")[way][1] in line
         assert line in printed
     assert len([line for line in lines if line.startswith("mfa-fig4: summary.json is mi")]) == 1
-    # Items with a summary are shown: the good one, the probe, and eight without figure or result.
+    # Items with a summary are shown: the good one, the probe, and nine without figure or result.
     shown = {page.stem for page in (tmp_path / "report").glob("*.md")}
     shown = shown if kind == "md" else set(reader.ids)
     assert {"good", *(f"spoilt-{ways.index(way)}" for way in ("no figure", "no result"))} <= shown
     assert "log" not in shown
-    assert f"items: 10, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
+    assert f"items: 11, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
 
 
 def test_other_runs_have_a_line(tmp_path):

@@ -4,6 +4,7 @@ import io
 import json
 import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -371,6 +372,64 @@ def test_the_command_exports_the_result_of_a_sweep(place):
     (run, *_) = children.values()
     assert run.data.params["algorithm.learning_rate"] == run.data.params["learning_rate"]
     assert run.data.params["root_seed"] == "0"
+
+
+@pytest.mark.parametrize("to", ["mlflow", "tensorboard"])
+def test_links_to_other_directories_are_not_followed(place, tmp_path, to):
+    """The directory may be somebody else's, and the tracker is often shared."""
+    store = {"mlflow": STORE, "tensorboard": str(tmp_path / "runs")}[to]
+    folder, secret = tmp_path / f"linked-{to}", tmp_path / "secret.png"
+    saved(folder)
+    (folder / "figure.png").rename(secret)
+    (folder / "figure.png").symlink_to(secret)
+    code, out, _ = call("export", str(folder), "--to", to, "--store", store)
+    assert code == 0
+    assert "arrays and links are not exported: pair, figure.png" in " ".join(out.split())
+    if to == "mlflow":
+        [parent], _ = runs_of(folder.name)
+        paths = {each.path for each in MlflowClient(STORE).list_artifacts(parent.info.run_id)}
+        assert paths == {"manifest.json"}
+    else:
+        events = events_in(tmp_path / "runs" / folder.name / "about")
+        assert "figure" not in {x.tag for event in events for x in event.summary.value}
+    (folder / "figure.png").unlink()
+    secret.rename(folder / "mine.png")
+    (folder / "figure.png").symlink_to("mine.png")
+    assert export_result(folder, "tensorboard", str(tmp_path / "more")).left_out == ["pair"]
+
+    # The result itself may be a link, too.
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "result.nc").symlink_to(folder / "result.nc")
+    words = ("all/result.nc is a link; if it is yours, export", str(folder / "result.nc"))
+    check_refusal(tmp_path, ("export", tmp_path / "all", "--to", to, "--store", store), words)
+
+
+def png(width, height):
+    """A PNG file of a size with no pixels."""
+
+    def chunk(kind, content):
+        body = kind + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (png(60_000, 60_000), "has too many pixels; remove it, or make it again"),
+        (png(12_000, 12_000), "has too many pixels; remove it, or make it again"),
+        (png(3, 3), "is no image or damaged; remove it, or make it again"),
+        (b"root:x:0:0", "is no image or damaged; remove it, or make it again"),
+    ],
+    ids=["a bomb", "large", "no pixels", "text"],
+)
+def test_wrong_figures_are_refused_in_one_line(tmp_path, content, words):
+    saved(tmp_path / "grid")
+    (tmp_path / "grid" / "figure.png").write_bytes(content)
+    command = ("export", tmp_path / "grid", "--to", "tensorboard", "--store", tmp_path / "runs")
+    check_refusal(tmp_path, command, (f"grid/figure.png {words}",))
 
 
 WRONG = {

@@ -18,6 +18,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Padded
+from fedjax_mm.base.programs import TracedInt
 from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.execution import Execution
@@ -25,7 +26,6 @@ from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks import quadratic, requiring
-from fedjax_mm.tools.pytrees import TracedInt
 from tests.helpers import (
     Measured,
     Towards,

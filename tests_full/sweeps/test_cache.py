@@ -10,12 +10,14 @@ import jax
 import jaxlib
 import pytest
 import xarray as xr
-from jax.experimental.compilation_cache import compilation_cache
+from jax._src import compilation_cache
 
 from fedjax_mm import cli
 from fedjax_mm.cli.machine import tell_of_accelerators, watched
 from fedjax_mm.sweeps import devices
-from fedjax_mm.tools.compiler import use_compilation_cache
+from fedjax_mm.tools.compiler import _compression, cache_directory, use_compilation_cache
+
+FOLDER = f"jaxlib-{jaxlib.__version__}-cpu-{_compression()}"
 
 ONE = """
 num_models = 3
@@ -32,15 +34,24 @@ assignment = { name = "mfa_rr", cohort_size = 11 }
 
 def command_line(code, *arguments, cache):
     """Runs Python code in a process without the compilation cache of the tests."""
-    usual = {name: x for name, x in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    of_tests = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE")
+    usual = {name: x for name, x in os.environ.items() if name not in of_tests}
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=usual | {"XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
         check=False,
+        timeout=100,
     )
 
+
+BRIEF = """
+import jax
+from fedjax_mm.tools.compiler import keep_programs
+keep_programs()
+assert jax.jit(lambda x: x + 1)(1.0) == 2
+"""
 
 WITHOUT_A_CACHE = """
 import os
@@ -95,16 +106,19 @@ print(jax.config.jax_compilation_cache_dir)
 """
 
 
-@pytest.mark.parametrize("case", ["default", "on", "off", "not writable", "of the user"])
+@pytest.mark.parametrize("case", ["default", "off", "not writable", "of others", "of the user"])
 def test_python_caches_programs_unless_the_user_decides_otherwise(case, tmp_path, monkeypatch):
-    places = {"off": "off", "not writable": tmp_path / "file" / "cache"}
+    places = {"off": "off", "not writable": tmp_path / "file" / "cache", "of others": "shared"}
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    monkeypatch.setenv("FEDJAX_MM_CACHE", str(places.get(case, "on" * (case == "on"))))
+    (tmp_path / "shared" / FOLDER).mkdir(parents=True)
+    (tmp_path / "shared" / FOLDER).chmod(0o777)
+    monkeypatch.setenv("FEDJAX_MM_CACHE", str(places.get(case, "")))
     own = [tmp_path / "own"] if case == "of the user" else []
     done = command_line(IN_PYTHON, *own, cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert ("is not writable" in done.stderr) == (case == "not writable")
+    assert done.stderr.count("is not writable") == (case == "not writable")
+    assert done.stderr.count("other users may write to") == (case == "of others")
     place = Path(done.stdout.strip())
     if case in places:
         assert place == Path("None")
@@ -115,16 +129,64 @@ def test_python_caches_programs_unless_the_user_decides_otherwise(case, tmp_path
         assert (place == tmp_path / "own") == bool(own)
 
 
-def test_each_compression_format_has_its_own_folder(tmp_path, monkeypatch):
-    """Otherwise JAX would warn at each program that it cannot read, and would not replace it."""
+@pytest.mark.parametrize("spelling", ["off", "OFF", "0", "no", "False"])
+@pytest.mark.parametrize("by", ["environment", "option"])
+def test_the_cache_has_a_switch(spelling, by, monkeypatch, tmp_path):
+    """Other values are directories."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    asked = [
+        (spelling, None),
+        *((word, tmp_path / "fedjax_mm" / "xla") for word in ("on", "ON", "1", "yes", "true", "")),
+        ("~/programs", tmp_path / "home" / "programs"),
+        ("2", Path("2").absolute()),
+    ]
+    for given, place in asked:
+        monkeypatch.setenv("FEDJAX_MM_CACHE", given)
+        assert cache_directory() == place
+    monkeypatch.setenv("FEDJAX_MM_CACHE", spelling if by == "environment" else "on")
+    option = ["--cache", spelling] * (by == "option")
+    with pytest.raises(SystemExit) as end:
+        cli.main([*option, "cache"])
+    assert end.value.code == 2  # no programs are kept
+
+
+@pytest.fixture
+def unchanged(monkeypatch):
+    """Leaves the cache of the tests as it is."""
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(compilation_cache, "_cache", compilation_cache._cache)
     monkeypatch.setattr(compilation_cache, "reset_cache", lambda: None)
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_each_compression_format_has_its_own_folder(tmp_path, monkeypatch):
+    """Otherwise JAX would warn at each program that it cannot read."""
     monkeypatch.setitem(sys.modules, "compression.zstd", None)  # in Python since 3.14
     names = []
     for package in (None, ModuleType("zstandard")):
         monkeypatch.setitem(sys.modules, "zstandard", package)
         names.append(use_compilation_cache(tmp_path).name)
     assert names == [f"jaxlib-{jaxlib.__version__}-cpu-{kind}" for kind in ("zlib", "zstd")]
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("case", ["owner", 0o770, 0o702, 0o1777])
+def test_a_folder_into_which_others_can_write_is_not_used(case, tmp_path, monkeypatch):
+    place = use_compilation_cache(tmp_path)
+    assert place.stat().st_mode & 0o777 == 0o700
+    if case == "owner":
+        monkeypatch.setattr(os, "getuid", lambda: place.stat().st_uid + 1)
+    else:
+        place.chmod(case)
+    words = "of another user" if case == "owner" else f"`chmod go-w {place}`"
+    with pytest.warns(UserWarning, match="FEDJAX_MM_CACHE to another directory") as caught:
+        assert use_compilation_cache(tmp_path) is None
+    assert words in str(caught[0].message)
+
+
+def entry(number, kind="cache"):
+    return f"jit_f-{number:064x}-{kind}"
 
 
 def test_the_cache_command_lists_and_clears_programs(tmp_path, capsys):
@@ -134,16 +196,19 @@ def test_the_cache_command_lists_and_clears_programs(tmp_path, capsys):
     (tmp_path / "jaxlib-source" / "src").mkdir(parents=True)
     (tmp_path / "jaxlib-source" / "precious.c").touch()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "0-cache").touch()
+    (tmp_path / "elsewhere" / entry(0)).touch()
     (tmp_path / "jaxlib-link").symlink_to(tmp_path / "elsewhere")
+    for name in ("my-cache", "jit_f-0123-cache", "notes-atime", f"{entry(1)}.old", ".lockfile"):
+        (tmp_path / "jaxlib-source" / name).touch()
+    (tmp_path / "jaxlib-source" / entry(2)).symlink_to(tmp_path / "elsewhere" / entry(0))
     mine = set(tmp_path.rglob("*"))
     for version, sizes in {"jaxlib-1-cpu": [2**20, 2**21], "jaxlib-2-cuda": [2**22]}.items():
         (tmp_path / version).mkdir()
         for number, size in enumerate(sizes):
-            (tmp_path / version / f"{number}-cache").write_bytes(bytes(size))
-            (tmp_path / version / f"{number}-atime").touch()
+            (tmp_path / version / entry(number)).write_bytes(bytes(size))
+            (tmp_path / version / entry(number, "atime")).touch()
     (tmp_path / "jaxlib-2-cuda" / ".lockfile").touch()
-    (tmp_path / "jaxlib-source" / "0-cache").touch()
+    (tmp_path / "jaxlib-source" / entry(0)).touch()
 
     def shown(*words):
         with pytest.raises(SystemExit) as end:
@@ -194,17 +259,41 @@ def test_the_cache_stays_below_its_limit(tmp_path, monkeypatch):
         assert 0 < int(out) < 24
 
 
-def test_a_corrupt_entry_is_compiled_again(tmp_path):
+def spoil(path, how):
+    content = path.read_bytes()
+    if how == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content[:100] + b"poison")
+    if how == "cut":
+        path.with_name(path.name.removesuffix("-cache") + "-atime").unlink()
+
+
+@pytest.mark.parametrize("how", ["poisoned", "cut", "pipe"])
+def test_a_broken_program_is_compiled_again_and_replaced(how, tmp_path):
+    """A cut one is known before JAX reads it."""
+    said = []
+    for is_spoilt in (False, True, False):
+        for path in tmp_path.rglob("*-cache") if is_spoilt else ():
+            spoil(path, how)
+        done = command_line(BRIEF, cache=tmp_path)
+        assert done.returncode == 0, done.stderr
+        said.append("Error reading persistent compilation cache" in done.stderr)
+    assert said == [False, how == "poisoned", False]
+
+
+def test_the_command_line_says_once_that_programs_are_replaced(tmp_path):
     (tmp_path / "one.toml").write_text(ONE)
     small = ("run", tmp_path / "one.toml", "--set", "num_rounds=4", "--overwrite")
     code = "from fedjax_mm import cli; cli.start()"
-    for is_spoilt in (False, True):
+    for is_spoilt in (False, True, False):
+        for path in tmp_path.rglob("*-cache") if is_spoilt else ():
+            spoil(path, "poisoned")
         done = command_line(code, *small, "--out", tmp_path / "out", cache=tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("cannot be loaded") == is_spoilt
-        assert done.stderr.count("cache --clear") == is_spoilt
-        for path in tmp_path.rglob("*-cache"):
-            path.write_bytes(path.read_bytes()[:100] + b"poison")
+        assert done.stderr.count("replaced") == is_spoilt
 
 
 EVENTS = ("compile_time_saved_sec", "cache_retrieval_time_sec")
