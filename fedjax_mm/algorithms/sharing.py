@@ -23,6 +23,7 @@ from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.sums import dense_update
 from fedjax_mm.checks.annotations import Count, part
 from fedjax_mm.checks.instances import check_algorithm
+from fedjax_mm.checks.values import described
 from fedjax_mm.tasks.view import View
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
 
@@ -71,7 +72,7 @@ def personal(
         with respect to a rate, do not pass through a frozen part either, and so are incomplete.
 
     Raises:
-      TypeError: if `algorithm` is not an algorithm.
+      TypeError: if `algorithm` is not an algorithm, or `where` neither names nor a function.
       ValueError: if the parameters have no such names, or the algorithm sends other updates.
 
     Example: FedPer.
@@ -96,6 +97,12 @@ def personal(
     """
     check_algorithm(algorithm)
     _check_inner(algorithm)
+    has_names = isinstance(where, Sequence) and all(isinstance(name, str) for name in where)
+    if not has_names and not callable(where):
+        raise TypeError(
+            f"where is {described(where)}; give a name of the parameters, several, or a function "
+            "of a path"
+        )
     mask = partial(_is_own, where, named)
 
     def own_part(params: Params) -> Any:

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.assignments.bandits import loss_in
-from fedjax_mm.assignments.sampling import dealt_to, no_state
+from fedjax_mm.assignments.sampling import Dealt, dealt_to, no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, NonNegative, Positive, part
@@ -31,8 +31,8 @@ def power_of_choice(
 ) -> Assignment:
     """Power-of-choice: of d candidates, those with the largest losses train.
 
-    The models take turns, and a different one begins in every round. In its turn, a model draws d
-    of the clients that no other model has taken, without replacement and with probabilities
+    The active models take turns, and the next one begins in every round. In its turn, a model draws
+    d of the clients that no other model has taken, without replacement and with probabilities
     proportional to n_k. Its K / M clients are the candidates with the largest F_k(w). With d = K /
     M losses do not matter; with d = N those clients train whose losses are largest.
 
@@ -126,8 +126,8 @@ def oort(
     quantile of the model's utilities. If the duration of a client exceeds the preferred one T, the
     score is multiplied by ``(T / duration)^2``.
 
-    The models take turns, and a different one begins in every round. In its turn a model has K / M
-    slots, of which a share ``max(exploration exploration_decay^t, least_exploration)`` is for
+    The active models take turns, and the next one begins in every round. In its turn a model has
+    K / M slots, of which a share ``max(exploration exploration_decay^t, least_exploration)`` is for
     clients that never trained it, drawn with probabilities proportional to n_k. The others are
     drawn, with probabilities proportional to scores, from the clients whose scores are at least
     5 % of the score at the last slot, or which are among the best ten for each slot. If one kind
@@ -279,18 +279,16 @@ def _in_turn(
     choose: Choice,
 ) -> Int[Array, "models width"]:
     """Lets the active models choose clients in turn, each without those that are taken."""
-    num_models = len(active)
-    number = jnp.maximum(jnp.sum(active, dtype=jnp.int32), 1)
+    number, order, _ = Dealt.to(active)
 
-    def turn(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Any]:
-        is_taken, place = carry
-        model = (jnp.asarray(round, jnp.int32) - 1 + j) % num_models
-        size = cohort_size // number + (place < cohort_size % number)
-        clients = choose(model, is_taken, jnp.where(active[model], size, 0))
+    def turn(is_taken: Array, j: Array) -> tuple[Array, Any]:
+        is_active = j < number
+        model = order[jnp.where(is_active, (jnp.asarray(round, jnp.int32) - 1 + j) % number, j)]
+        size = cohort_size // number + (j < cohort_size % number)
+        clients = choose(model, is_taken, jnp.where(is_active & active[model], size, 0))
         index = jnp.where(clients >= 0, clients, num_clients)
-        is_taken = is_taken.at[index].set(True, mode="drop")
-        return (is_taken, place + active[model]), (model, clients)
+        return is_taken.at[index].set(True, mode="drop"), (model, clients)
 
-    start = jnp.zeros(num_clients, bool), jnp.int32(0)
-    _, (models, rows) = lax.scan(turn, start, jnp.arange(num_models, dtype=jnp.int32))
+    start, turns = jnp.zeros(num_clients, bool), jnp.arange(len(active), dtype=jnp.int32)
+    _, (models, rows) = lax.scan(turn, start, turns)
     return jnp.zeros_like(rows).at[models].set(rows)

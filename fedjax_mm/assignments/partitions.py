@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.assignments.sampling import (
     Dealt,
@@ -26,7 +26,7 @@ from fedjax_mm.assignments.sampling import (
     part_of,
     uniform_sampling,
 )
-from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Padded, Round, Sampling
+from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Padded, Round, Sampling, keys
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, TracedCount, part
@@ -194,13 +194,18 @@ def _rotated_groups(
     most_models, number, drawn = cohort_sizes(num_clients, num_models, cohort_size)
     number = number if dealt is None else dealt.number
 
-    def init(rng_key: PRNGKeyArray) -> Int[Array, " clients"]:
-        return permutation(rng_key, num_clients, num_clients)  # each client's place in a row
+    def init(rng_key: PRNGKeyArray) -> tuple[Int[Array, " clients"], UInt32[Array, " models"]]:
+        # Each client's place in a row, and lots that order the groups.
+        lots = jax.random.bits(keys.groups_key(rng_key), (most_models,), jnp.uint32)
+        return permutation(rng_key, num_clients, num_clients), lots
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
-        clients = permutation(rng_key, num_clients, drawn)
-        groups = part_of(state[clients], num_clients, number)
+        (places, lots), clients = state, permutation(rng_key, num_clients, drawn)
+        groups = part_of(places[clients], num_clients, number)
+        # Groups of equal size are matched to models at random by the places already.
+        order = jnp.lexsort((lots, jnp.arange(most_models) >= number))
+        groups = jnp.where(num_clients % number == 0, groups, order.astype(jnp.int32)[groups])
         cohort = Cohort(clients, (groups + jnp.asarray(round, jnp.int32) - 1) % number)
         return cohort if dealt is None else dealt.named(cohort), state
 

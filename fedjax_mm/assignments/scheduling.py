@@ -86,7 +86,8 @@ def scheduled(
         once. "srsf" serves the smallest demand first, and "las" the model that got the fewest
         clients so far. Ties go to the lower number. "venn" reserves scarce clients, see
         `reserved`; whenever a demand is filled, it plans again. Among the models that a client is
-        reserved for, the one with the smallest remaining demand is served.
+        reserved for, the one with the smallest remaining demand is served. As in its simulator,
+        clients of a finished model may wait while a model with more eligible clients lacks some.
       eligible: whether a client may train a model, ``bool[models, clients]``; None means all.
       active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
@@ -173,12 +174,15 @@ def reserved(
     """Venn's plan: the class that each type of client is reserved for, and each class's supply.
 
     First, from the scarcest class on, each class takes the types that no scarcer class took. Then,
-    from the largest class on, each class e with requests looks at the scarcer classes h in turn,
-    except those that hold types that are not eligible for it. It takes over all of h if h has no
-    requests, or if ``m / supply_e`` is larger than the number of h's requests over supply_h, and
-    else stops. Here D is the sum of a class's demands over its supply, and m is the number of e's
-    requests if ``D_e <= D_h``, or of those whose sum of demands, from the smallest on, is below
-    ``D_h supply_e``.
+    from the largest class on, each class e with requests looks at the scarcer classes h in turn. If
+    h has no requests, e takes over the types that are eligible for it. If h has requests, e passes
+    over h if h holds types that are not eligible for it, takes over all of h if ``m / supply_e`` is
+    larger than the number of h's requests over supply_h, and else stops. Here D is the sum of a
+    class's demands over its supply, and m is the number of e's requests if ``D_e <= D_h``, or of
+    those whose sum of demands, from the smallest on, is below ``D_h supply_e``.
+
+    As in Venn's simulator, a class that has stopped takes over nothing from the classes after it,
+    so that clients of a class without requests may wait while a larger class lacks clients.
 
     Args:
       supply: the classes and the types.
@@ -197,6 +201,7 @@ def reserved(
     class_of = jnp.asarray(supply.class_of)[order]
     waits = (jnp.arange(number)[:, None] == class_of) & (lacks[order] > 0)
     demands = lacks[order].astype(float)
+    counts = jnp.asarray(supply.counts, float)
     pairs = np.array([(e, h) for e in reversed(range(number)) for h in reversed(range(e))])
 
     def compare(now: Any, pair: Array) -> tuple[Any, None]:
@@ -205,13 +210,15 @@ def reserved(
         delay = (queues * demands).sum(1) / jnp.maximum(sizes, 1)
         ahead = queues[e] & (jnp.cumsum(queues[e] * demands) / jnp.maximum(sizes[e], 1) < delay[h])
         longer = jnp.where(delay[e] <= delay[h], lengths[e], ahead.sum())
+        is_idle = lengths[h] == 0
         # Multiply out the comparison, because a class that was taken over has no supply.
-        wins = (lengths[h] == 0) | (longer * sizes[h] > lengths[h] * sizes[e])
-        fits = jnp.all((owner != h) | jnp.asarray(supply.has)[e])
-        looks = fits & (lengths[e] > 0) & (sizes[e] > 0) & ~stopped[e]
+        wins = is_idle | (longer * sizes[h] > lengths[h] * sizes[e])
+        usable = jnp.asarray(supply.has)[e]
+        left = jnp.sum(jnp.where((owner == h) & ~usable, counts, 0))
+        looks = (is_idle | (left == 0)) & (lengths[e] > 0) & (sizes[e] > 0) & ~stopped[e]
         takes = looks & wins
-        owner = jnp.where(takes & (owner == h), e, owner)
-        sizes = jnp.where(takes, sizes.at[e].add(sizes[h]).at[h].set(0), sizes)
+        owner = jnp.where(takes & (owner == h) & usable, e, owner)
+        sizes = jnp.where(takes, sizes.at[e].add(sizes[h] - left).at[h].set(left), sizes)
         both = queues.at[e].set(queues[e] | queues[h]).at[h].set(False)
         queues = jnp.where(takes, both, queues)
         return (owner, sizes, queues, stopped.at[e].set(stopped[e] | (looks & ~wins))), None

@@ -39,8 +39,9 @@ def variance_reduced(
     Args:
       num_clients: N.
       num_models: M.
-      expected_trainings: m, the expected number of processors that train in a round, at most their
-        total number. Fewer train if fewer have a model to train.
+      expected_trainings: m, the expected number of processors that draw a model in a round, at most
+        their total number. If fewer have a positive U, for example because models have finished, it
+        is the number of those.
       by: "loss" (LVR) costs one pass over all training examples. Negative losses, such as the
         quadratic's, make the model NaN. A client with loss 0 does not train. "update" (GVR) makes
         all clients train all models in every round, and counts their gradients; see

@@ -60,7 +60,7 @@ def finishing(
 
     A model that meets its target after round t gets no client from round t + 1 on, so that its
     parameters and states do not change any more. A model that meets it at the start never trains.
-    NaN meets no target.
+    NaN meets no target, so a model that has diverged keeps its clients to the end.
 
     In asynchronous runs, a round is `arrivals_per_round` arrivals. When model f finishes, its jobs
     in progress are deleted and its buffer is dropped. Model i of the active ones gets
@@ -84,7 +84,8 @@ def finishing(
       active: the models that may work, ``bool[models]``, which `arriving` gives; None means all.
 
     Raises:
-      ValueError: if the assignment cannot leave models out, or unless there is one target.
+      TypeError: if a target is not a number.
+      ValueError: if the assignment cannot leave models out, or unless there is one finite target.
 
     Example: the third model finishes after one round, and the second after three.
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
@@ -99,7 +100,11 @@ def finishing(
     rounds ``b_m = R_m / ratio`` to the nearest number, and later up. Here b_m is always rounded up.
     """
     size = _size_of(assignment)
+    checks.check_name("a metric", metric)
     targets = _one_each("at_least", at_least, size), _one_each("at_most", at_most, size)
+    for name, target in zip(("at_least", "at_most"), targets, strict=True):
+        if target is not None:
+            checks.check_numbers(name, target, np.isfinite, "be finite", ndim=np.ndim(target))
     meets = checks.target_of(*targets)
     if "arriving" in _names_of(assignment):
         raise ValueError(

@@ -410,9 +410,10 @@ def needs(task: Any, capability: type[T]) -> T:
       >>> needs(quadratic(6, 4, mu=0.1), DemandingTask)  # doctest: +ELLIPSIS
       Traceback (most recent call last):
         ...
-      ValueError: Quadratic is not a DemandingTask: ...
+      ValueError: Quadratic is not a task whose clients have thresholds, made by ...
     """
     if not isinstance(task, capability):
-        wanted, *_ = (capability.__doc__ or "").splitlines()
-        raise ValueError(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
+        words, *_ = (capability.__doc__ or f"A {capability.__name__}").splitlines()
+        wanted = words[0].lower() + words[1:].rstrip(".")
+        raise ValueError(f"{type(task).__name__} is not {wanted} ({capability.__name__})")
     return task

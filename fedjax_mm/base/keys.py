@@ -23,10 +23,11 @@ ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
 _METRICS = 2**31 - 1  # far from model indices, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from round numbers
-_DELAYS = 2**31 - 2  # this and the next three are far from values that assignments fold in
+_DELAYS = 2**31 - 2  # this and the next four are far from values that assignments fold in
 _WRAPPER = 2**31 - 3
 _LEAVING = 2**31 - 4
 _PROCESSORS = 2**31 - 5
+_GROUPS = 2**31 - 6
 _SERVER = 2**31 - 1  # far from client numbers, which are folded into the same key
 _NOISE = 2**31 - 1  # far from local step numbers, which are folded into the same key
 _COMPRESSION = 2**31 - 2
@@ -66,6 +67,11 @@ def wrapper_key(assignment_key: PRNGKeyArray, depth: int) -> PRNGKeyArray:
 def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key with which clients with several processors draw additional models."""
     return jax.random.fold_in(assignment_key, _PROCESSORS)
+
+
+def groups_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key that orders the groups of a partition that stays."""
+    return jax.random.fold_in(assignment_key, _GROUPS)
 
 
 def leaving_key(assignment_key: PRNGKeyArray, model: Index) -> PRNGKeyArray:

@@ -45,9 +45,7 @@ def check_numbers(
         rounded = float(np.float32(value))
         if rounded != 0 or is_allowed(rounded):
             return
-    if np.ma.is_masked(value):  # JAX ignores masks
-        masked = np.ma.count_masked(value)
-        raise ValueError(f"{name} has {masked} masked entries; fill them, as by .filled(0)")
+    _check_unmasked(name, value)
     is_array = isinstance(value, jax.Array)  # includes traced arrays
     if not is_array and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; it must be a number, and {allowed}")
@@ -65,6 +63,12 @@ def check_numbers(
         raise ValueError(f"{name} is {value}; it must {allowed}")
     if not np.all(np.isfinite(held) & (is_allowed(held) | (held != 0))):
         raise ValueError(f"{name} is {value}, which is {held} in {held.dtype}; it must {allowed}")
+
+
+def _check_unmasked(name: str, value: Any) -> None:
+    if np.ma.is_masked(value):  # JAX ignores masks
+        masked = np.ma.count_masked(value)
+        raise ValueError(f"{name} has {masked} masked entries; fill them, as by .filled(0)")
 
 
 def target_of(at_least: Any, at_most: Any) -> Callable[[Any], Any]:
@@ -214,12 +218,14 @@ for example to 'test_acc'
 
 def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:
     """Checks that `flags` contains one bool per client, and returns them as an array."""
-    flags = jnp.asarray(flags)
-    if flags.ndim != 1 or flags.dtype != jnp.bool_:
-        raise ValueError(
-            f"{name} are {flags.dtype}{list(flags.shape)}; give one bool for each client that "
-            "trains"
-        )
+    is_traced = any(isinstance(flag, jax.Array) for flag in jax.tree.leaves(flags))
+    given = jnp.asarray(flags) if is_traced else np.asarray(flags)
+    _check_unmasked(name, flags)
+    if given.ndim != 1 or given.dtype != jnp.bool_:
+        is_number = given.dtype.kind in "biufc"
+        held = f"{given.dtype}{list(given.shape)}" if is_number else described(flags)
+        raise ValueError(f"{name} are {held}; give one bool for each client that trains")
+    flags = jnp.asarray(given)
     if size is not None and len(flags) != size:
         raise ValueError(
             f"{name} has {len(flags)} entries; give one for each of the {size} clients that train"

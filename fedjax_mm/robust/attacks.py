@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy.stats import norm
@@ -28,7 +29,7 @@ from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import is_stacked, root, with_update
 from fedjax_mm.checks.annotations import Count, NonNegative, Positive, checked, part
 from fedjax_mm.checks.instances import check_algorithm, check_instance
-from fedjax_mm.checks.values import check_flags
+from fedjax_mm.checks.values import check_flags, check_numbers
 from fedjax_mm.wrap import names_of, wrap_algorithm
 
 
@@ -87,6 +88,9 @@ def scaling(factor: Scalar) -> Attack:
     Args:
       factor: gamma, of any sign.
 
+    Raises:
+      TypeError, ValueError: if `factor` is not a finite number.
+
     Example:
       >>> scaling(10.0).forge(None, jnp.array([1.0, -3.0]), None).tolist()
       [10.0, -30.0]
@@ -94,6 +98,7 @@ def scaling(factor: Scalar) -> Attack:
     Reference: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How To Backdoor Federated Learning"
     (2020).
     """
+    check_numbers("factor", factor, np.isfinite, "be finite")
     return Attack(lambda rng_key, update, honest: factor * update)
 
 
@@ -127,6 +132,8 @@ def gaussian(deviation: NonNegative, *, adds: bool = False) -> Attack:
 @part
 def alie(z: NonNegative) -> Attack:
     """A little is enough: attackers send ``mean(h) - z sd(h)`` of the honest updates h.
+
+    If all participants are attackers, they send their own updates.
 
     Args:
       z: the number of standard deviations, such as that of `alie_factor`.
@@ -177,6 +184,8 @@ def alie_factor(num_clients: Count, num_attackers: Count) -> float:
 @part
 def ipm(factor: Positive) -> Attack:
     """Inner product manipulation: attackers send ``-eps mean(h)`` of the honest updates h.
+
+    If all participants are attackers, they send their own updates.
 
     Args:
       factor: eps; with a factor above ``(n - f) / f`` the mean of all n updates changes its sign.

@@ -117,7 +117,8 @@ def trimmed_mean(num_trimmed: Attackers | None = None, *, share: HalfShare | Non
 
     Args:
       num_trimmed: b. It needs ``n > 2 b`` participants.
-      share: beta, for ``b = floor(beta n)``; give it instead of `num_trimmed`.
+      share: beta, for ``b = floor(beta n + 1e-4)``, because in float32 beta n may lie a little
+        below a whole number; give it instead of `num_trimmed`.
 
     Raises:
       ValueError: if both or neither are given, or a number is out of range.
@@ -213,6 +214,9 @@ def bulyan(num_attackers: Attackers) -> Rule:
     aggregate is the mean of the ``n - 4 f`` values of the chosen updates that are nearest to their
     median; if two are equally near, that of the update that was chosen first. Some implementations
     choose all updates by one application of Krum.
+
+    If only one nearest other counts, the two nearest updates have equal sums, and the one in the
+    lower slot is taken. The aggregate may therefore depend on the order of the cohort.
 
     Args:
       num_attackers: f. It needs ``n >= 4 f + 3`` participants.

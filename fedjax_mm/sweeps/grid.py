@@ -179,7 +179,17 @@ class Grid:
         """Turns a setup, and axes that are paths in it, into a build function and its axes."""
         paths: dict[str, list[str]] = {}
         for axis in self.axes:
+            if not isinstance(axis, str):
+                raise TypeError(
+                    f"an axis is called {described(axis)}; give the path of an argument, such as "
+                    "'algorithm.local.learning_rate'"
+                )
             path = axis.split(".")
+            if path == ["num_models"]:
+                raise ValueError(
+                    "the axis 'num_models' would hide models instead of training fewer; write "
+                    "'assignment.num_models'"
+                )
             if (name := path[-1]) in paths:
                 raise ValueError(f"two axes are called {name!r}; give a function build, instead")
             at_path(setup, path)
@@ -187,8 +197,9 @@ class Grid:
 
         def build(**point: Any) -> Setup:
             changed: Any = setup
-            for name, value in point.items():
-                changed = at_path(changed, paths[name], partial(_replaced_by, value))
+            # Change a part before the arguments inside it, because the part replaces them.
+            for name in sorted(point, key=lambda name: len(paths[name])):
+                changed = at_path(changed, paths[name], partial(_replaced_by, point[name]))
             return changed
 
         axes = dict(zip(paths, self.axes.values(), strict=True))
@@ -288,7 +299,22 @@ class Grid:
                 f"prepare is {described(setup.prepare)}; give a function of a key and a Setup, "
                 "which returns the changed Setup"
             )
+        used, trained = whole(setup.num_models), whole(_trained_models(setup.assignment))
+        if used is not None and trained is not None and used < trained:
+            raise ValueError(
+                f"num_models is {used}, but {setup.assignment!r} trains {trained} models, some of "
+                "which would be hidden; give the assignment fewer models, or a Padded number"
+            )
         return setup
+
+
+def _trained_models(assignment: Any) -> Any:
+    """The number of models that a factory was called with, inside all wrappers, if one was."""
+    call = getattr(assignment, "call", None)
+    given = call.arguments if call else {}
+    if not given or "num_models" in given:
+        return given.get("num_models")
+    return _trained_models(given.get("assignment"))
 
 
 def at_path(part: Any, path: Sequence[str], change: Callable[[Any], Any] = lambda x: x) -> Any:

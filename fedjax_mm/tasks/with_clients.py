@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from fedjax_mm.base import MeasuredTask, Metrics, Params, Task, needs
 from fedjax_mm.checks.annotations import check_argument, checked
 from fedjax_mm.checks.instances import check_task
+from fedjax_mm.checks.values import described
 from fedjax_mm.tasks.view import TestedTask, View, client_losses, client_weights
 from fedjax_mm.tasks.with_metrics import WithMetrics, with_metrics
 
@@ -92,6 +93,7 @@ def with_clients(
         dimension ``client``.
 
     Raises:
+      TypeError: if `metrics` is not a list of names.
       ValueError: if `share` is out of range, a metric is unknown, or the task does not have it.
 
     Example:
@@ -107,6 +109,8 @@ def with_clients(
       True
     """
     needs(check_task(task), MeasuredTask)
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise TypeError(f"metrics is {described(metrics)}; give a list of names, such as ['loss']")
     names = tuple(metrics)
     if not names:
         raise ValueError(f"metrics are empty; give some of {', '.join(CLIENT_METRICS)}")

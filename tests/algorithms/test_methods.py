@@ -485,10 +485,10 @@ def test_tasks_without_losses_or_thresholds_are_refused(method):
             )
 
     if row.is_measured:
-        refused(Towards(jnp.ones(3)), "Towards is not a MeasuredTask")
+        refused(Towards(jnp.ones(3)), "Towards is not a task with client_loss")
     if method == "moon":
-        refused(Towards(jnp.ones(3)), "Towards is not a FeaturesTask: A task with features")
+        refused(Towards(jnp.ones(3)), "Towards is not a task with features")
         plain = classification(labelled_data(3), LogisticRegression(3))
         refused(plain, "module LogisticRegression gives no features; call self.sow")
     if row.is_demanding:
-        refused(Measured(jnp.ones(3)), "Measured is not a DemandingTask: .* `requiring`")
+        refused(Measured(jnp.ones(3)), "Measured is not a task whose clients have .* `requiring`")

@@ -51,6 +51,7 @@ from fedjax_mm.asynchrony import (
     on_clock,
     shifted_exponential,
 )
+from fedjax_mm.availability import dropping
 from fedjax_mm.base import Cohort, Padded
 from fedjax_mm.compression import message_bytes
 from fedjax_mm.data import federate
@@ -523,6 +524,21 @@ CASES = TRACED | {
         ),
         "two axes are called 'weighted'; give a function build, instead",
     ),
+    "a number for a path": (
+        lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY), {1: [0.1]}),
+        "an axis is called 1; give the path of an argument, such as 'algorithm.local.learning_rate",
+        TypeError,
+    ),
+    "a path that hides models": (
+        lambda: swept(Setup(QUADRATIC, FEDAVG, mfa_rr(4, 2)), {"num_models": [1, 2]}),
+        "'num_models' would hide models instead of training fewer; write 'assignment.num_models'",
+    ),
+    "a setup that hides models": (
+        lambda: swept(
+            lambda rate: Setup(QUADRATIC, FEDAVG, dropping(mfa_rr(4, 2), rate), num_models=1)
+        ),
+        r"num_models is 1, but dropping\(mfa_rr\(4, 2\), 0.1\) trains 2 models, some of which",
+    ),
     "a path in a task": (
         lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY), {"tasks.mu": [0.1]}),
         "'mu' is an argument of a Quadratic, which no factory of the package has made; sweep all",
@@ -936,7 +952,7 @@ CASES = TRACED | {
     ),
     "IFCA of tasks without losses": (
         simulated(tasks=Towards(jnp.zeros(4)), assignment=ifca(4, 2)),
-        "Towards is not a MeasuredTask: ",
+        "Towards is not a task with client_loss",
     ),
     "by": (
         lambda: variance_reduced(4, 2, expected_trainings=2, by="x"),
@@ -1386,6 +1402,16 @@ CASES = TRACED | {
     "a plot without clients": (
         lambda: client_distribution(LOSSES, "loss"),
         "metric is 'loss', and the metrics with a number for each client are none; record some",
+    ),
+    "a number for metrics of clients": (
+        lambda: with_clients(QUADRATIC, 5),
+        r"metrics is 5; give a list of names, such as \['loss'\]",
+        TypeError,
+    ),
+    "a name for metrics of clients": (
+        lambda: with_clients(QUADRATIC, "loss"),
+        "metrics is 'loss'; give a list of names",
+        TypeError,
     ),
     "no metrics of clients": (lambda: with_clients(QUADRATIC, []), "metrics are empty; give some"),
     "an unknown metric of clients": (

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, simulate
+from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, personal, simulate
 from fedjax_mm.asynchrony import on_clock, shifted_exponential
 from fedjax_mm.availability import (
     available,
     bernoulli,
     cyclic,
     dropping,
+    finishing,
     markov,
     share_of_examples,
     timetable,
@@ -19,6 +20,7 @@ from fedjax_mm.base import Contribution, Sampling
 from fedjax_mm.compression import compressed, qsgd, random_k, top_k
 from fedjax_mm.local import stateless
 from fedjax_mm.privacy import AdaptiveClip, epsilon, noise_for, private
+from fedjax_mm.robust import attacking, scaling, sign_flip
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.wrap import wrap_algorithm, wrap_assignment
 
@@ -54,7 +56,57 @@ def sending(**how):
     return run(wrap_algorithm(FEDAVG, "mine", **given))
 
 
+def until(metric="loss", **target):
+    return lambda: finishing(mfa_rand(4, 2), metric, **target)
+
+
+def attacked(clients):
+    return lambda: attacking(FEDAVG, clients, sign_flip())
+
+
 CASES = {
+    # Attackers.
+    **{
+        f"attackers are {what}": (attacked(clients), f"clients are {words}; give one bool for each")
+        for what, clients, words in [
+            ("a large number", 2**40, r"int64\[\]"),
+            ("none", None, "None"),
+            ("a word", "x", "'x'"),
+            ("a dict", {}, "a dict of 0"),
+            ("large numbers", [0, 2**70, 1], "a list of 3"),
+            ("pairs", np.ones((2, 2), bool), r"bool\[2, 2\]"),
+        ]
+    },
+    "masked attackers": (
+        attacked(np.ma.array([True] * 4, mask=[True, False, False, False])),
+        "clients has 1 masked entries; fill them",
+    ),
+    **{
+        f"attackers scale by {what}": (lambda f=factor: scaling(f), f"factor is {words}", kind)
+        for what, factor, words, kind in [
+            ("none", None, "None; it must be a number, and be finite", TypeError),
+            ("a word", "x", "'x'; it must be a number, and be finite", TypeError),
+            ("a list", [2.0], r"of shape \(1,\); give one number", ValueError),
+            ("nan", np.nan, "nan; it must be finite", ValueError),
+            ("infinity", np.inf, "inf; it must be finite", ValueError),
+            ("a complex number", 1j, "1j; it must be a number, and be finite", TypeError),
+        ]
+    },
+    # Models that finish.
+    "a target in words": (until(at_most="x"), "at_most is 'x'; it must be a number", TypeError),
+    "a target of nan": (until(at_most=np.nan), "at_most is nan; it must be finite"),
+    "a target of nan for one": (until(at_least=[0.1, np.nan]), r"at_least is \[0.1 nan\]; it must"),
+    "a complex target": (until(at_most=1j), "at_most is 1j; it must be a number", TypeError),
+    "a metric in a list": (until([], at_most=0.1), r"a metric is called a list of 0"),
+    # Own parts.
+    **{
+        f"own parts are {words}": (
+            lambda where=where: personal(FEDAVG, where),
+            f"where is {words}; give a name of the parameters, several, or a function of a path",
+            TypeError,
+        )
+        for where, words in [(None, "None"), (5, "5"), (["norm", 5], "a list of 2")]
+    },
     # Wrappers of one's own.
     "change returns a cohort alone": (
         changing(lambda key, t, own, cohort, look: cohort),

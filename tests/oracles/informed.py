@@ -1,8 +1,9 @@
 """NumPy float64 oracle of power-of-choice and Oort for several models, in plain loops.
 
 Cho, Wang, Joshi (2022); Lai et al. (2021), without the pacer. The turns of the models are the
-library's: in round t (from 1) model (t - 1) mod M begins. `lots` are Gumbel draws: the clients with
-the largest ``log p + lot`` are a sample without replacement with probabilities p.
+library's: in round t (from 1) number (t - 1) mod |A| (from 0) of the active models A begins. `lots`
+are Gumbel draws: the clients with the largest ``log p + lot`` are a sample without replacement with
+probabilities p.
 """
 
 from collections.abc import Callable
@@ -19,14 +20,12 @@ def in_turn(
     """The clients of every model."""
     chosen: list[list[int]] = [[] for _ in range(M)]
     taken: set[int] = set()
-    A, place = sum(active), 0
-    for j in range(M):
-        m = (t - 1 + j) % M
-        if active[m]:
-            size = K // A + (1 if place < K % A else 0)
-            chosen[m] = pick(m, taken, size)
-            taken |= set(chosen[m])
-            place += 1
+    A = [m for m in range(M) if active[m]]
+    for j in range(len(A)):
+        m = A[(t - 1 + j) % len(A)]
+        size = K // len(A) + (1 if j < K % len(A) else 0)
+        chosen[m] = pick(m, taken, size)
+        taken |= set(chosen[m])
     return chosen
 
 

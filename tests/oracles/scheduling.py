@@ -31,9 +31,10 @@ def venn_plan(supply, queues):
             continue
         for h in reversed(classes[:i]):
             held = [s for s in supply if owner.get(s) == h]
-            if any(e not in s for s in held):
-                continue
+            usable = [s for s in held if e in s]
             if waiting[h]:
+                if usable != held:
+                    continue
                 of_e = sum(d / size[e] for d in waiting[e])
                 of_h = sum(d / size[h] for d in waiting[h]) if size[h] else 0.0
                 number, delay = len(waiting[e]), 0.0
@@ -44,11 +45,12 @@ def venn_plan(supply, queues):
                         number += delay < of_h
                 if size[h] and number / size[e] <= len(waiting[h]) / size[h]:
                     break
-            for s in held:
+            left = sum(supply[s] for s in held) - sum(supply[s] for s in usable)
+            for s in usable:
                 owner[s] = e
             waiting[e] += waiting[h]
-            size[e] += size[h]
-            waiting[h], size[h] = [], 0
+            size[e] += size[h] - left
+            waiting[h], size[h] = [], left
     return owner, size
 
 

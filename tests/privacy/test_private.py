@@ -160,6 +160,56 @@ def test_a_vote_is_plus_or_minus_one_half():
     assert not votes(jnp.arange(N), False).any()
 
 
+def test_counts_of_an_adaptive_norm_cost_noise():
+    """z = 1 with 100 clients per round and s_b = 5 leaves 1.0050378 for the updates."""
+    task = Towards(jnp.ones((N, 400)), 400)
+    given = {"clip": 2.0, "noise_multiplier": 1.0, "clients_per_round": 100}
+    rule = AdaptiveClip(count_noise=5.0)
+    start = {"w": jnp.ones((1, 400))}
+
+    def step(adaptive):
+        algorithm = private(fed(), **given, adaptive=adaptive)
+        state, _ = simulate(KEY, task, algorithm, full_participation(N), 1, params=start)
+        return state.models[0].params["w"] - 1
+
+    np.testing.assert_allclose(step(rule) / step(None), 1.0050378, rtol=1e-3)
+
+
+def test_the_clip_follows_the_votes():
+    """Norms of updates are 1 to 8 in all rounds, because the server does not move."""
+    task = Precise(1 + jnp.eye(DIM)[0] * jnp.arange(1.0, N + 1)[:, None] / 0.3, DIM)
+    still = fed(steps=1)._replace(server=lambda given: (given.params, given.server_state))
+    rule = AdaptiveClip(quantile=0.3, rate=0.5)
+    algorithm = private(still, clip=6.5, noise_multiplier=0.0, clients_per_round=10, adaptive=rule)
+    _, trace = simulate(KEY, task, algorithm, full_participation(N), 12)
+    expected = [6.5]
+    for _ in range(12):
+        votes = sum(0.5 if norm <= expected[-1] else -0.5 for norm in range(1, N + 1))
+        expected.append(expected[-1] * np.exp(-0.5 * (0.5 + votes / 10 - 0.3)))
+    np.testing.assert_allclose(trace.metrics["clip"][:, 0], expected, rtol=1e-4)
+
+
+def test_the_noise_of_the_votes_has_its_law():
+    """All of N clients vote 1/2. Noise is N(0, s_b^2), independent of that of the updates."""
+    task, start = Towards(jnp.ones((N, 1)), 1), {"w": jnp.ones((1, 1))}
+    rule = AdaptiveClip(quantile=0.5, rate=0.2, count_noise=3.0)
+    given = {"clip": 2.0, "noise_multiplier": 1.0, "clients_per_round": 10}
+    algorithm = private(fed(), **given, adaptive=rule)
+
+    @jax.jit
+    @jax.vmap
+    def step(seed):
+        state, trace = simulate(seed, task, algorithm, full_participation(N), 1, params=start)
+        return trace.metrics["clip"][1, 0], state.models[0].params["w"][0, 0] - 1
+
+    clip, moved = (np.asarray(x, float) for x in step(jnp.arange(2000)))
+    noise = (-np.log(clip / 2.0) / 0.2 - (0.5 + N / 2 / 10 - 0.5)) * 10
+    error = 3.0 / np.sqrt(2000)
+    assert abs(noise.mean()) < 4 * error
+    assert abs(noise.std() - 3.0) < 4 * error / np.sqrt(2)
+    assert abs(np.corrcoef(noise, moved)[0, 1]) < 4 / np.sqrt(2000)
+
+
 @pytest.mark.parametrize("method", [mifa, stalevr])
 def test_servers_that_read_the_clients_states_are_refused(method):
     algorithm = private(

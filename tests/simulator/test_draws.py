@@ -242,6 +242,7 @@ def test_all_draws_have_different_keys():
         now = keys.round_key(seed, t)
         own, of_models = keys.assignment_key(now), keys.model_keys(now, models)
         clients = [keys.client_key(key, k) for key in of_models for k in few]
+        found += [keys.groups_key(own), keys.processors_key(own)]
         found += [own, *of_models, *keys.metrics_keys(now, models), *clients]
         found += [*keys.model_keys(keys.delays_key(own), models)]
         found += [jax.random.fold_in(key, e) for key in clients for e in few]

@@ -54,6 +54,22 @@ def test_power_of_choice_agrees_with_its_loop(size, candidates, active):
         assert len(everybody) == len(set(everybody)) == size
 
 
+@pytest.mark.parametrize("name", ["power_of_choice", "oort"])
+def test_active_models_get_equally_many_clients_over_their_turns(name):
+    """Of seven clients, each of two models gets four in every other round."""
+    active = jnp.array([True, False, True])
+    assignment = {
+        "power_of_choice": lambda: power_of_choice(
+            N, M, cohort_size=7, candidates=8, active=active
+        ),
+        "oort": lambda: oort(N, M, cohort_size=7, active=active),
+    }[name]()
+    state = assignment.init(jax.random.key(0))
+    choose = jax.jit(lambda t: assignment.assign(jax.random.key(t), t, state, LOOK)[0])
+    sizes = [choose(t).sizes(M).tolist() for t in range(1, 5)]
+    assert sizes == [[4, 0, 3], [3, 0, 4]] * 2
+
+
 def test_all_candidates_give_the_worst_clients_and_few_ignore_losses():
     worst = power_of_choice(N, cohort_size=4, candidates=N)
     look = Look(losses=lambda: jnp.asarray(LOSSES[:1]), weights=lambda: jnp.asarray(WEIGHTS[:1]))

@@ -19,7 +19,7 @@ from fedjax_mm.assignments.fairness import chances, rarities
 from fedjax_mm.assignments.rotating import homogeneity
 from fedjax_mm.assignments.scheduling import Supply, reserved
 from fedjax_mm.availability import arriving, finishing
-from fedjax_mm.base import Look
+from fedjax_mm.base import Look, Padded
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.tasks import least_squares
 from tests.oracles.scheduling import Drifting, bayesian, check_in, mdh_sizes, venn_plan
@@ -142,6 +142,15 @@ def test_jobs_are_served_in_the_order_of_their_arrival_and_alone_once_others_fin
     assert trace.client_updates[1:].tolist() == [[0, 20, 10]] * 2
 
 
+def test_clients_of_a_finished_model_serve_an_overlapping_one_under_venn():
+    eligible = np.zeros((2, 15), bool)
+    eligible[0, :10] = eligible[1, 5:] = True
+    jobs = scheduled(15, 2, demand=[5, 10], policy="venn", eligible=eligible)
+    first, second = rounds_of(arriving(jobs, [1, 0]), 2)
+    assert sorted(first.values()) == [1] * 10
+    assert sum(m == 0 for m in second.values()) == 5
+
+
 def test_a_random_order_is_drawn_once_and_differs_between_seeds():
     assignment = scheduled(N, M, demand=N, policy="random")
     found = rounds_of(assignment, 4)
@@ -177,6 +186,26 @@ def test_groups_that_are_never_redrawn_rotate_for_ever_and_cohorts_come_from_all
     merged = {}
     for group in groups:
         assert all(merged.setdefault(k, m) == m for k, m in group.items())
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_models_with_the_larger_groups_of_one_partition_are_drawn(number):
+    """Seven clients in three or four groups, one larger or three, in round 1 of 3000 seeds."""
+
+    def sizes(num_models, **how):
+        assignment = mfa_rr(7, num_models, redraw="never", **how)
+        return jax.vmap(
+            lambda key: assignment.assign(key, 1, assignment.init(key), Look())[0].sizes(4)
+        )(jax.random.split(jax.random.key(0), 3000))
+
+    found = np.asarray(sizes(number))
+    np.testing.assert_array_equal(sizes(Padded(4, number)), found)
+    np.testing.assert_array_equal(sizes(4, active=np.arange(4) < number), found)
+    least, larger = 7 // number, 7 % number
+    assert (np.sort(found[:, :number]) == [least] * (number - larger) + [least + 1] * larger).all()
+    p = larger / number
+    share = (found[:, :number] > least).mean(0)
+    assert np.all(np.abs(share - p) < 4 * np.sqrt(p * (1 - p) / 3000))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import xarray as xr
 
 from fedjax_mm import (
     fedavg,
+    local_sgd,
     mfa_rand,
     mfa_rr,
     simulate,
@@ -278,6 +279,20 @@ class Keyed(View):
 
     def metrics(self, rng_key, params):
         return self.task.metrics(rng_key, params) | {"drawn": jax.random.uniform(self.key)}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_axis_inside_another_one_has_its_values_in_either_order(order):
+    setup = Setup(quadratic(4, 2, mu=0.1), fedavg(local_sgd(0.1, steps=2)), mfa_rr(4, 2))
+    axes = {
+        "algorithm.local.learning_rate": [0.01, 0.2],
+        "algorithm.local": [local_sgd(0.3, steps=1), local_sgd(0.3, steps=3)],
+    }
+    grid = Grid(setup, dict([*axes.items()][::order]), num_rounds=2)
+    for point in np.ndindex(2, 2):
+        rate, steps = [(0.01, 0.2)[point[::order][0]], (1, 3)[point[::order][1]]]
+        expected = f"fedavg(local_sgd({rate}, steps={steps}))"
+        assert repr(grid.setup(point, 0).algorithm) == expected
 
 
 def test_keys_differ_between_points_and_seeds():

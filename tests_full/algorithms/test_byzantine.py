@@ -313,9 +313,14 @@ def test_wrong_arguments_are_refused():
             attacked(TASK, ATTACKS),
             fedavg(0.1, local_steps=1),
             appealing(full_participation(12), cohort_size=2),
-            "is not a DemandingTask",
+            "is not a task whose clients have thresholds",
         ),
-        (attacked(TASK, ATTACKS), METHODS["maxfl"].build(0.1, 1), None, "is not a DemandingTask"),
+        (
+            attacked(TASK, ATTACKS),
+            METHODS["maxfl"].build(0.1, 1),
+            None,
+            "is not a task whose clients have thresholds",
+        ),
     ],
     ids=["length", "appeal", "thresholds"],
 )

@@ -234,7 +234,7 @@ def test_methods_declare_that_they_need_thresholds(label):
     )
     table = METHOD_TABLES[name].model_validate({"name": name, "learning_rate": 0.1} | settings)
     if table.needs_thresholds:
-        with pytest.raises(ValueError, match="is not a DemandingTask"):
+        with pytest.raises(ValueError, match="is not a task whose clients have thresholds"):
             jax.eval_shape(once, jax.random.key(0))
     else:
         jax.eval_shape(once, jax.random.key(0))
@@ -296,7 +296,7 @@ def on_axes(name):
 REFUSED = {  # with attackers, or without factors
     "mifa": "noisy: the server of this method does not read the sum of updates",
     "stalevr": "stalevr needs the factors 1/p of its assignment",
-    "moon": "is not a FeaturesTask",
+    "moon": "is not a task with features",
     "fednova": "noisy changes the clients' updates, but the algorithm sends two parts",
 }
 

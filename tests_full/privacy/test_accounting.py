@@ -56,13 +56,6 @@ def test_a_cohort_costs_no_more_than_all_clients(z):
     assert epsilon(few, **how) <= epsilon(everybody, **how)
 
 
-def test_a_replacement_moves_a_sum_twice_as_far():
-    """10 rounds of all clients are 10 mechanisms with z / 2."""
-    how = {"num_rounds": 10, "delta": 1e-5}
-    found = epsilon(POOL, noise_multiplier=8.0, neighbors="replace", **how)
-    assert found == pytest.approx(epsilon(POOL, noise_multiplier=4.0, **how), rel=2e-3)
-
-
 def delta_of(eps, mu):
     """Delta of a Gaussian mechanism whose sensitivity is mu standard deviations."""
     return norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)

@@ -315,5 +315,5 @@ def test_equal_lengths_are_computed_in_lockstep():
 
 def test_epochs_need_an_epoch_task():
     task, algorithm = Towards(jnp.ones(3)), fedavg(local_sgd(0.1, epochs=1))
-    with pytest.raises(ValueError, match="Towards is not a EpochTask: A task with num_batches"):
+    with pytest.raises(ValueError, match="Towards is not a task with num_batches"):
         simulate(jax.random.key(0), task, algorithm, full_participation(3), 1)

@@ -798,7 +798,7 @@ base = Measured(jnp.ones(4))
         (lambda: own_models(KEY, base, (), learning_rate=0.1, num_steps=0), "num_steps is 0"),
         (
             lambda: own_models(KEY, Towards(jnp.ones(4)), (), learning_rate=0.1),
-            "Towards is not a MeasuredTask",
+            "Towards is not a task with client_loss",
         ),
         (lambda: requiring(base, jnp.ones(3)), r"shape \(3,\); .* of 4 clients"),
         (lambda: requiring(base, 1.0), r"shape \(\); give one number for each"),
@@ -806,7 +806,10 @@ base = Measured(jnp.ones(4))
             lambda: requiring(base, OwnModels(np.ones(4), np.ones(5))),
             r"shape \(5,\); .* of 4 clients",
         ),
-        (lambda: requiring(Towards(jnp.ones(4)), jnp.ones(4)), "Towards is not a MeasuredTask"),
+        (
+            lambda: requiring(Towards(jnp.ones(4)), jnp.ones(4)),
+            "Towards is not a task with client_loss",
+        ),
         (lambda: requiring(base, jnp.ones(4), num_unseen=4), "num_unseen is 4; .* 0 and 3"),
         (lambda: requiring(base, jnp.ones(4), num_unseen=-1), "num_unseen is -1"),
     ],
@@ -852,7 +855,9 @@ def test_a_shared_test_set_is_refused():
 
 def test_opt_in_needs_thresholds():
     assignment = appealing(full_participation(4), cohort_size=2)
-    with pytest.raises(ValueError, match=r"Measured is not a DemandingTask: .* `requiring`"):
+    with pytest.raises(
+        ValueError, match=r"Measured is not a task whose clients have .* `requiring`"
+    ):
         simulate(KEY, base, fedavg(0.1, local_steps=1), assignment, 1)
 
 
@@ -883,5 +888,7 @@ def test_losses_of_all_clients():
     np.testing.assert_allclose(losses(task, params, 3), expected[:3], rtol=1e-5)
     gradient = jax.jit(jax.grad(lambda params, task: client_losses(task, params).sum()))
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient(params, task)))
-    with pytest.raises(ValueError, match="Classification is not a DemandingTask"):
+    with pytest.raises(
+        ValueError, match="Classification is not a task whose clients have thresholds"
+    ):
         thresholds(task)
