@@ -9,6 +9,7 @@ import shutil
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import matplotlib.pyplot as plt
 import pytest
@@ -34,6 +35,7 @@ from fedjax_mm.experiments.schema import schema
 from fedjax_mm.experiments.tasks import PARTITION_TABLES
 from fedjax_mm.papers import ALL
 from fedjax_mm.papers.published import all_claims
+from fedjax_mm.papers.schema import Agreement, Verdict
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.program import programs_of
 from tests.experiments.test_method_tables import METHOD
@@ -99,7 +101,7 @@ def test_the_results_pages_are_generated_from_the_summaries(tmp_path):
 
 def test_readme_counts_the_statements_of_each_paper():
     results = (ROOT / "docs" / "results.md").read_text()
-    rows = re.findall(r"^\| .*\(20\d\d\)\. \| \d+ \| (?:[^|]+\| ){4}$", results, re.MULTILINE)
+    rows = re.findall(r"^\| .*\(20\d\d\)\. \| \d+ \| (?:[^|]+\| ){6}$", results, re.MULTILINE)
     assert len(rows) == 3
     assert [row for row in rows if row not in README.splitlines()] == []
 
@@ -114,11 +116,23 @@ def test_all_counts_are_those_of_the_summaries():
     index = (ROOT / "docs" / "results.md").read_text()
     plain = re.sub(r"</?span.*?>", "", index)
     judged = {path.stem: json.loads(path.read_text()) for path in SUMMARIES}
-    names = ("supported", "contradicted", "not settled", "not tested")
+    names = get_args(Verdict)
     listed: Counter[str] = Counter()
+    printed: Counter[str] = Counter()
     for path in sorted((ROOT / "fedjax_mm" / "papers").glob("*/published.toml")):
-        counts, marked = Counter(), Counter()
+        counts, marked, agreed = Counter(), Counter(), Counter()
         for item, table in tomllib.loads(path.read_text()).items():
+            numbers = {each["key"]: each for each in judged.get(item, {}).get("numbers", ())}
+            own = Counter()
+            for each in table.get("numbers", ()):
+                found = numbers.get(each["key"], {"parts": ()})["parts"]
+                assert len(found) in (0, each["numbers"])  # each is compared once, or none is
+                own.update(part["verdict"] for part in found)
+                own["not run"] += each["numbers"] * (not found)
+            agreed += own
+            if item in judged:
+                shown = re.findall(r"numbers: (\d+) ([a-z ]+)<", card(index, item))
+                assert {word: int(number) for number, word in shown} == +own
             here = {each["key"]: each for each in judged.get(item, {}).get("statements", ())}
             stated = {each["key"] for each in table.get("statements", ())}
             assert not here or here.keys() == stated
@@ -143,11 +157,22 @@ def test_all_counts_are_those_of_the_summaries():
         assert sum(line.endswith(row) for line in plain.splitlines()) == 1
         assert sum(line.endswith(row) for line in README.splitlines()) == 1
         listed += counts
-    for name in ("contradicted", "not settled"):
+        row = [agreed.total(), *(agreed[name] for name in get_args(Agreement))]
+        assert f" | {' | '.join(map(str, row))} | \n" in plain
+        printed += agreed
+    words = " ".join(README.split())
+    for text in (
+        f"Of {printed.total()}, given",
+        f"{printed['agrees']} agree with ours, {printed['differs']} differ, and ",
+        f"{printed['too noisy']} are too noisy to tell; {printed['not run']} are of data",
+    ):
+        assert text in words
+    for name in ("contradicted", "slip in print", "not reproduced", "not settled"):
         section = plain.split(f"\n## {name.capitalize()}\n")[1].split("\n## ")[0]
         assert len(re.findall(r"^\| ", section, re.MULTILINE)) == listed[name] + 1  # the header
     section = plain.split("\n## Not tested\n")[1]
     keys = re.findall(r"^\| [^|]+ \| ([^|]+) \|", section, re.MULTILINE)[1:]
+    keys = keys[: section.split("\n## ")[0].count("\n| ") - 1]
     several = (each.split("<br>") if "“" in each else each.split(", ") for each in keys)
     assert sum(map(len, several)) == listed["not tested"]
     claims = [claim for some in all_claims().values() for claim in some]

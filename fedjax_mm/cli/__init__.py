@@ -266,7 +266,7 @@ def reproduce(
     """Reproduce figures of the papers.
 
     Writes `result.nc`, `figure.png` and `summary.json` to OUT/ID/, prints the measured table and
-    judges the paper's statements: supported, contradicted, not settled or not tested. `--seeds
+    judges the paper's statements, and compares its printed numbers. `--seeds
     auto` doubles the number of seeds until all statements are settled. `--set` changes any setting
     listed under manifest.config in `summary.json`, for example `--set task.start=zeros`, `--set
     learning_rate=0.05` or `--set precision=float64`.

@@ -17,14 +17,13 @@ from PIL import Image
 from pydantic import BaseModel, ValidationError
 
 from fedjax_mm.papers import ALL
-from fedjax_mm.papers.published import all_statements
+from fedjax_mm.papers.published import Kind, all_published
 from fedjax_mm.papers.schema import (
     Check,
     Published,
     Reading,
     Statement,
     Table,
-    Verdict,
     count,
     not_run,
 )
@@ -99,6 +98,7 @@ class Summary(BaseModel):
     id: str
     paper: Paper
     statements: tuple[Statement, ...]
+    numbers: tuple[Statement, ...] = ()
     checks: tuple[Check, ...]
     readings: tuple[Reading, ...] = ()
     tables: tuple[Table, ...]
@@ -137,18 +137,24 @@ class Summary(BaseModel):
     @property
     def seeds(self) -> str:
         """Returns the number of seeds, or its range over the comparisons."""
-        parts = (part for statement in self.statements for part in statement.parts)
+        judged = self.statements + self.numbers
+        parts = (part for statement in judged for part in statement.parts)
         taken = {part.seeds for part in parts if part.seeds is not None}
         counts = sorted(taken or filter(None, [self.manifest.config.num_seeds]))
         return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "none"
 
     @property
-    def verdicts(self) -> Counter[Verdict]:
+    def verdicts(self) -> Counter[str]:
         """Returns the number of statements by verdict."""
         return count(self.statements)
 
     @property
-    def under_reading(self) -> Counter[Verdict]:
+    def agreements(self) -> Counter[str]:
+        """Returns the count of printed numbers by their agreement with ours."""
+        return sum((each.agreements for each in self.numbers), Counter())
+
+    @property
+    def under_reading(self) -> Counter[str]:
         """Returns the number of statements under our reading, by verdict."""
         return count(each for each in self.statements if each.is_under_reading)
 
@@ -218,7 +224,7 @@ class Readings(NamedTuple):
     """
 
     tried: dict[str, tuple[str, list[str]]]
-    verdicts: dict[str, dict[str, Verdict]]
+    verdicts: dict[str, dict[str, str]]
     counted: dict[str, str]
     paper: str
 
@@ -262,20 +268,19 @@ class Collected(NamedTuple):
     runs: dict[str, Manifest]
     problems: list[str]
 
-    @property
-    def sentences(self) -> list[Sentence]:
+    def sentences(self, kind: Kind = "statements") -> list[Sentence]:
         """Returns each statement of the papers with items in the directory, without duplicates.
 
-        If an item has several results, the first one counts. Statements of items that were not made
-        count as not tested.
+        The same goes for their printed numbers. If an item has several results, the first one
+        counts. Statements of items that were not made count as not tested.
         """
         found = []
         made = {item.summary.id: item for item in reversed(self.items)}
         papers = {item.paper for item in self.items}
-        for paper, of_items in all_statements().items():
+        for paper, of_items in all_published(kind).items():
             for name, statements in of_items.items() if paper in papers else ():
                 item = made.get(name)
-                judged = {each.key: each for each in item.summary.statements} if item else {}
+                judged = {each.key: each for each in getattr(item.summary, kind)} if item else {}
                 for each in statements:
                     known = judged.get(each.key) or _not_run(each, name)
                     found.append(Sentence(paper, name, item.anchor if item else "", known))
@@ -284,11 +289,11 @@ class Collected(NamedTuple):
 
 def readings_of(items: Iterable[Item]) -> Readings:
     """Returns the statements that were judged under at least two readings, with all readings."""
-    found: dict[str, dict[str, Verdict]] = {}
+    found: dict[str, dict[str, str]] = {}
     tried: dict[str, list[str]] = {}
     counted: dict[str, str] = {}
 
-    def add(statement: str, reading: str, verdict: Verdict, item: str) -> None:
+    def add(statement: str, reading: str, verdict: str, item: str) -> None:
         found.setdefault(statement, {})[reading] = verdict
         if item not in tried.setdefault(reading, []):
             tried[reading].append(item)

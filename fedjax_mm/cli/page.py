@@ -21,7 +21,7 @@ from PIL.PngImagePlugin import PngInfo
 from fedjax_mm.cli.collected import Collected, Item, Sentence, Summary, collect, readings_of
 from fedjax_mm.papers import ALL
 from fedjax_mm.papers.published import all_claims
-from fedjax_mm.papers.schema import LOOSE, OUTCOMES, VERDICTS, Reading
+from fedjax_mm.papers.schema import AGREEMENTS, LOOSE, OUTCOMES, VERDICTS, Reading
 from fedjax_mm.tools.files import prepare_directory, write_aside
 
 Kind = Literal["html", "md"]
@@ -31,8 +31,9 @@ LIMIT = 5 * 2**20
 
 _SIGNS = {
     "verdicts": VERDICTS,
+    "agreements": AGREEMENTS,
     "outcomes": OUTCOMES,
-    "signs": dict(zip((*VERDICTS, *OUTCOMES), "✓✕?○✓✕✓✕✓=✕?", strict=True)),
+    "signs": dict(zip((*VERDICTS, *AGREEMENTS, *OUTCOMES), "✓✕✎≠?○=≠~○✓✕✓✕✓=✕?", strict=True)),
 }
 
 SHARE = LIMIT // 40
@@ -136,18 +137,19 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
 
 def _statements(found: Collected) -> dict[str, Any]:
     """Returns the papers' statements, also by verdict, with counts, and untested ones by reason."""
-    sentences = found.sentences
+    sentences = found.sentences()
     chosen = {
         verdict: [each for each in sentences if each.statement.verdict == verdict]
         for verdict in VERDICTS
     }
     counts: dict[str, Counter[str]] = {}
     printed: dict[str, Counter[str]] = {}
+    numbers = found.sentences("numbers")
+    for each in numbers:
+        printed.setdefault(each.paper, Counter()).update(each.statement.agreements)
     under: dict[str, Counter[str]] = {}
     for each in sentences:
         counts.setdefault(each.paper, Counter())[each.statement.verdict] += 1
-        if each.statement.key.startswith("row-"):
-            printed.setdefault(each.paper, Counter())[each.statement.verdict] += 1
         own = under.setdefault(each.paper, Counter())
         own[each.statement.verdict] += each.statement.is_under_reading
     untested: dict[tuple[str, str, str], list[Sentence]] = {}
@@ -156,6 +158,7 @@ def _statements(found: Collected) -> dict[str, Any]:
         untested.setdefault(why, []).append(each)
     about: dict[str, Any] = {
         "sentences": sentences,
+        "numbers": numbers,
         "chosen": chosen,
         "counts": counts,
         "untested": untested,

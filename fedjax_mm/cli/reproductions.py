@@ -35,8 +35,14 @@ from fedjax_mm.sweeps.execution import Execution
 _STYLES = {
     "supported": "green",
     "contradicted": "bold red",
+    "slip in print": "magenta",
+    "not reproduced": "magenta",
     "not settled": "yellow",
     "not tested": "dim",
+    "agrees": "green",
+    "differs": "magenta",
+    "too noisy": "yellow",
+    "not run": "dim",
     "passed": "green",
     "defect": "bold red",
     "holds": "green",
@@ -274,10 +280,13 @@ def show_findings(title: str, findings: Findings, remedy: str) -> None:
     for each in findings.tables:
         heading = each.title or title
         show_table(each.header, each.rows, title=heading, title_justify="left", title_style="bold")
-    for statement in findings.statements:
-        _show_verdict(statement.verdict, f"{statement.where}: “{statement.quote}”")
+    for statement in findings.statements + findings.numbers:
+        _show_verdict(
+            statement.verdict, f"{statement.where}: “{statement.quote}”".removesuffix(": “”")
+        )
         for part in statement.parts:
-            words = f"{part.name}: {part.evidence}" if part.name else part.evidence
+            words = f"{part.name}: {part.evidence} {statement.unit}".removeprefix(": ").strip()
+            words += f" ({part.margin})" if part.margin else ""
             seeds = f", {part.seeds} seeds" if part.seeds else ""
             many = len(statement.parts) > 1
             say(

@@ -25,15 +25,16 @@ _LARGEST = 4096
 """The size of the largest arrays that are stored in `summary.json`."""
 
 
-_ELSEWHERE = ("module", "title", "statements", "reading", "runtime", "needs")
+_ELSEWHERE = ("module", "title", "statements", "numbers", "reading", "runtime", "needs")
 """The keys of an item in `published.toml` that are not among its published numbers."""
 
 
 class Findings(NamedTuple):
-    """Labelled numbers, rulings on the paper's statements, our own checks, tables, and readings."""
+    """What was measured, and the verdicts on the paper's sentences and on its printed numbers."""
 
     measured: xr.Dataset
     statements: tuple[Statement, ...]
+    numbers: tuple[Statement, ...]
     checks: tuple[Check, ...]
     tables: tuple[Table, ...]
     readings: tuple[Reading, ...] = ()
@@ -88,7 +89,8 @@ class Item(NamedTuple):
         found = list(self.judge(measured, settings))
         rulings = {each.key: each for each in found if isinstance(each, Ruling)}
         statements = published_statements(self.paper)
-        judged = {each.key for each in statements if not each.untested}
+        numbers = published_statements(self.paper, "numbers")
+        judged = {each.key for each in statements + numbers if not each.untested}
         if unlike := sorted(judged ^ rulings.keys()):
             raise ValueError(
                 f"{self.id}: published.toml and `judge` differ in {', '.join(unlike)}; a statement "
@@ -98,6 +100,7 @@ class Item(NamedTuple):
         return Findings(
             measured,
             tuple(_judged(each, rulings.get(each.key), about) for each in statements),
+            tuple(_judged(each, rulings.get(each.key), about) for each in numbers),
             tuple(each for each in found if isinstance(each, Check)),
             tuple(self.table(measured, settings)),
             tuple(each for each in found if isinstance(each, Reading)),
@@ -111,6 +114,7 @@ class Item(NamedTuple):
             "paper": {key: self.paper[key] for key in self.paper if key not in _ELSEWHERE},
             "measured": _small(findings.measured).to_dict(),
             "statements": [each.model_dump() for each in findings.statements],
+            "numbers": [each.model_dump() for each in findings.numbers],
             "checks": [each.model_dump() for each in findings.checks],
             "readings": [each.model_dump() for each in findings.readings],
             "tables": [each.model_dump() for each in findings.tables],
@@ -135,4 +139,8 @@ def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any
         stood = " and ".join(names) or f"{about['data']} data"
         return not_run(published, f"run on {stood} instead of {published.data}")
     words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
-    return Statement(**(ruling._asdict() | words))
+    parts = tuple(
+        part.model_copy(update={"verdict": published.word(part.verdict)}) for part in ruling.parts
+    )
+    found = ruling._replace(verdict=published.word(ruling.verdict), parts=parts)._asdict()
+    return Statement(**(found | words))

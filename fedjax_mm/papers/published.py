@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from fedjax_mm.papers.catalogue import entries, folders
 from fedjax_mm.papers.schema import Claim, Published, published_statements
+
+Kind: TypeAlias = Literal["statements", "numbers"]
 
 
 def published(id: str) -> Mapping[str, Any]:
@@ -23,11 +25,11 @@ def published(id: str) -> Mapping[str, Any]:
 
 
 @cache
-def all_statements() -> Mapping[str, Mapping[str, tuple[Published, ...]]]:
-    """Returns all statements, by the citation of their paper and the item that judges them."""
+def all_published(kind: Kind) -> Mapping[str, Mapping[str, tuple[Published, ...]]]:
+    """Returns all sentences, or printed numbers, by the citation of their paper and by item."""
     found = {}
     for folder in folders():
-        of_items = {item: published_statements(table) for item, table in entries(folder).items()}
+        of_items = {name: published_statements(x, kind) for name, x in entries(folder).items()}
         if each := {item: statements for item, statements in of_items.items() if statements}:
             found[str(import_module(folder).__doc__)] = each
     return found

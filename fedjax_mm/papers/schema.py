@@ -7,17 +7,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-Verdict = Literal["supported", "contradicted", "not settled", "not tested"]
+Verdict = Literal[
+    "supported",
+    "contradicted",
+    "slip in print",
+    "not reproduced",
+    "not settled",
+    "not tested",
+]
+Agreement = Literal["agrees", "differs", "too noisy", "not run"]
+Word: TypeAlias = Verdict | Agreement
 Outcome = Literal[
     "passed", "defect", "holds", "does not hold", "ahead", "level", "behind", "undecided"
 ]
 
-VERDICTS: tuple[Verdict, ...] = ("supported", "contradicted", "not settled", "not tested")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+AGREEMENTS: tuple[Agreement, ...] = get_args(Agreement)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+_OF_NUMBERS: dict[Word, Agreement] = {
+    "supported": "agrees",
+    "contradicted": "differs",
+    "not settled": "too noisy",
+    "not tested": "not run",
+}
 
 
 FEWEST = 5
@@ -38,6 +55,7 @@ class Part(_Schema):
       name: the name of the comparison, empty if the statement has only one.
       verdict: the verdict on this comparison alone.
       evidence: the numbers, as text.
+      margin: what they are compared with, such as "above 0".
       seeds: the number of samples, if the quantity is random.
       needed: the seeds that would settle the comparison if the mean and the spread stay the same,
         or None if there are too many of them, or too few samples to tell.
@@ -46,35 +64,56 @@ class Part(_Schema):
     """
 
     name: str
-    verdict: Verdict
+    verdict: Word
     evidence: str
+    margin: str = ""
     seeds: int | None = None
     needed: int | None = None
     leans: Literal["", "for", "against"] = ""
 
 
 class Published(_Schema):
-    """A sentence of a paper, as quoted in `published.toml`.
+    """A sentence of a paper, or some of its printed numbers, as in `published.toml`.
 
     Attributes:
       key: identifies the statement within its item.
       quote: the sentence, verbatim.
       where: the section, caption or appendix.
+      numbers: how many printed numbers these are, or 0 for a sentence.
       rule: the interpretation of the sentence, including the quantity, direction and margin.
+      unit: the unit of the evidence, such as "points".
       reading: our reading of the paper's protocol, if the paper leaves it open.
+      slip: where the paper itself has it right, if the sentence is a slip in print.
+      looked: the results that were known when the rule was made, if it was made after looking.
       data: the only dataset on which the sentence is tested, if any.
       takes: the requirements of a test.
       untested: the reason that no run can judge the statement, or empty if the code judges it.
     """
 
     key: str
-    quote: str
     where: str
+    quote: str = ""
+    numbers: int = 0
     rule: str = ""
+    unit: str = ""
     reading: str = ""
+    slip: str = ""
+    looked: str = ""
     data: str = ""
     takes: str = ""
     untested: str = ""
+
+    def word(self, verdict: Word) -> Word:
+        """Returns the word for a verdict of the rules on this sentence, or on these numbers.
+
+        Evidence against a sentence contradicts it only if no protocol that the paper allows could
+        turn it. Where the paper leaves the protocol open, the sentence is not reproduced.
+        """
+        if self.numbers:
+            return _OF_NUMBERS[verdict]
+        if verdict == "contradicted" and self.slip:
+            return "slip in print"
+        return "not reproduced" if verdict == "contradicted" and self.reading else verdict
 
 
 class Statement(Published):
@@ -87,7 +126,7 @@ class Statement(Published):
       looseness: the least ratio of a bound to what it bounds, if the statement is a bound.
     """
 
-    verdict: Verdict
+    verdict: Word
     parts: tuple[Part, ...] = ()
     about: str = ""
     looseness: float | None = None
@@ -96,6 +135,13 @@ class Statement(Published):
     def is_under_reading(self) -> bool:
         """Returns whether the verdict rests on a reading that the paper leaves open."""
         return bool(self.reading) and self.verdict != "not tested"
+
+    @property
+    def agreements(self) -> Counter[str]:
+        """Returns the count of printed numbers by their agreement with ours."""
+        if self.verdict == "not run":
+            return Counter({self.verdict: self.numbers})
+        return Counter(part.verdict for part in self.parts)
 
     @property
     def needed(self) -> int | None:
@@ -124,7 +170,7 @@ class Statement(Published):
     @property
     def why_not_tested(self) -> str:
         """Returns the reason for "not tested": replaced data or settings, or unreached targets."""
-        lost = [part.evidence for part in self.parts if part.verdict == "not tested"]
+        lost = [part.evidence for part in self.parts if part.verdict in ("not tested", "not run")]
         return self.about or (lost[0] if lost else "")
 
 
@@ -154,7 +200,7 @@ class Reading(_Schema):
 
     statement: str
     reading: str
-    verdict: Verdict
+    verdict: Word
     evidence: str = ""
 
 
@@ -183,16 +229,19 @@ class Table(_Schema):
 
 def not_run(published: Published, because: str) -> Statement:
     """Returns a statement that no run has judged."""
-    return Statement(**published.model_dump(), verdict="not tested", about=because)
+    word = published.word("not tested")
+    return Statement(**published.model_dump(), verdict=word, about=because)
 
 
-def count(statements: Iterable[Statement]) -> Counter[Verdict]:
+def count(statements: Iterable[Statement]) -> Counter[str]:
     """Counts the statements by verdict."""
     return Counter(statement.verdict for statement in statements)
 
 
-def published_statements(table: Mapping[str, Any]) -> tuple[Published, ...]:
-    """Returns the statements in an item's table of `published.toml`.
+def published_statements(
+    table: Mapping[str, Any], kind: Literal["statements", "numbers"] = "statements"
+) -> tuple[Published, ...]:
+    """Returns the sentences, or the printed numbers, in an item's table of `published.toml`.
 
     The item's key `reading` is that of all its statements, except for those with one of their own.
 
@@ -200,8 +249,8 @@ def published_statements(table: Mapping[str, Any]) -> tuple[Published, ...]:
       ValueError: if two statements share a key.
     """
     shared = {"reading": table.get("reading", "")}
-    found = tuple(Published(**(shared | each)) for each in table.get("statements", ()))
+    found = tuple(Published(**(shared | each)) for each in table.get(kind, ()))
     keys = Counter(each.key for each in found)
     if twice := [key for key, times in keys.items() if times > 1]:
-        raise ValueError(f"statements has the key {twice[0]!r} twice; each has a key of its own")
+        raise ValueError(f"{kind} has the key {twice[0]!r} twice; each has a key of its own")
     return found

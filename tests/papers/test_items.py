@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from scipy.stats import t as student
 
 from fedjax_mm import papers, plots
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.papers import ALL, BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.fig1_to_4 import Comparison, jackknife
 from fedjax_mm.papers.bhuyan2022.fig5 import GainSweep
+from fedjax_mm.papers.rulings import LEVEL
 from fedjax_mm.plots import sweep_overview
 
 LABELS = ("MFA-Rand", "MFA-RR")
@@ -125,10 +127,9 @@ def test_the_gain_is_swept_over_numbers_of_models_and_steps():
     assert (config.num_models, config.local_steps) == ((1, 2, 3, 4, 6, 8, 12), (1, 5, 10))
 
 
-NOISE = np.array([-1.5, -0.5, 0.5, 1.5])  # of four seeds
-
-
-NOISE_STD = np.sqrt(5 / 3)  # with ddof = 1
+SEEDS = 24
+NOISE = np.resize([-1.5, -0.5, 0.5, 1.5], SEEDS)
+NOISE_STD = NOISE.std(ddof=1)
 
 
 def comparison(num_models, *, advantage, rand_scale, rr_scale):
@@ -143,10 +144,10 @@ def comparison(num_models, *, advantage, rand_scale, rr_scale):
     last = np.stack([rand_scale * noise - 2.0, rr_scale * noise - 2.0 - advantage])
     before = -10 * last[::-1]
     gap = np.concatenate([np.repeat(before, 9, axis=2), np.repeat(last, 2, axis=2)], axis=2)
-    coords = {"algorithm": list(LABELS), "seed": range(4), "round": range(11)}
+    coords = {"algorithm": list(LABELS), "seed": range(SEEDS), "round": range(11)}
     coords["model"] = range(1, num_models + 1)
     dims = ("algorithm", "seed", "round", "model")
-    config = Comparison(num_models=num_models, learning_rate=0.1, num_rounds=10, num_seeds=4)
+    config = Comparison(num_models=num_models, learning_rate=0.1, num_rounds=10, num_seeds=SEEDS)
     return labelled({"gap": (dims, gap)}, coords), config
 
 
@@ -162,7 +163,7 @@ def test_means_and_spreads_are_measured_on_the_last_fifth():
         assert {name: x.item() for name, x in here.items()} == pytest.approx(
             {
                 "mean gap": mean,
-                "standard error": 0.25 * scale * NOISE_STD / 2,
+                "standard error": 0.25 * scale * NOISE_STD / np.sqrt(SEEDS),
                 "spread over seeds": 0.75 * scale * NOISE_STD,
                 "gap at the end": mean,
             }
@@ -173,10 +174,10 @@ def test_means_and_spreads_are_measured_on_the_last_fifth():
     assert table.rows[1][table.header.index("mean gap")] == "-2.5000"
 
 
-SE = 0.25 * NOISE_STD / 2  # standard error of one algorithm's mean at scale 1
+SE = 0.25 * NOISE_STD / np.sqrt(SEEDS)  # standard error of one algorithm's mean at scale 1
 
 
-T = 9.22  # Student's quantile with 4 seeds
+T = student.isf(LEVEL, SEEDS - 1) + 5 * 40 / SEEDS**1.5  # at which a mean is decided
 
 
 YES, NO, UNSETTLED = "supported", "contradicted", "not settled"
@@ -193,7 +194,7 @@ YES, NO, UNSETTLED = "supported", "contradicted", "not settled"
         ("mfa-fig2", 0.05, 0.01, 0.001, (NO, YES)),
         ("mfa-fig2", -0.05, 0.01, 0.0035, (NO, NO)),
         ("mfa-fig1", 0.0, 0.01, 0.0032, (YES, YES)),
-        # Many models: RR is better by more than 9.2 standard errors of the 4 pairs.
+        # Many models: RR is better by more than 5.1 standard errors of the pairs.
         ("mfa-fig3", 2.0, 1.0, 0.1, (YES, YES)),
         ("mfa-fig3", 1.01 * T * 0.7 * SE, 1.0, 0.3, (YES, YES)),
         ("mfa-fig3", 0.99 * T * 0.7 * SE, 1.0, 0.3, (UNSETTLED, YES)),

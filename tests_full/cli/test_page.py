@@ -122,7 +122,7 @@ class Reader(HTMLParser):
 def no_statements():
     """Removes the statements of the papers."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(collected, "all_statements", dict)
+        patched.setattr(collected, "all_published", lambda kind: {})
         yield
 
 
@@ -211,14 +211,16 @@ def test_statements_are_counted_by_verdict_with_their_remedies(tmp_path, kind, m
         },
         ITEMS.paper("cb-fig1"): {"cb-fig1": (other,)},
     }
-    monkeypatch.setattr(collected, "all_statements", lambda: found)
+    monkeypatch.setattr(
+        collected, "all_published", lambda kind: found if kind == "statements" else {}
+    )
     put(tmp_path / "mfa-fig1", "mfa-fig1", statements=made)
     assert call("report", tmp_path, "--format", kind)[0] == 0
     text = (tmp_path / f"report.{kind}").read_text()
     text = text if kind == "html" else shown_markdown(tmp_path / "report.md")
     (row,) = re.findall(r"<tr>\s*<td>Bhuyan.*?</tr>", text, re.DOTALL)
     # The paper has six: four of this item, one of an item that was not run, one without an item.
-    assert re.findall(r"<td>(\d+)</td>", row) == ["6", "1", "1", "1", "3"]
+    assert re.findall(r"<td>(\d+)</td>", row) == ["6", "1", "1", "0", "0", "1", "3"]
     assert "Pawlik" not in text
     shown = " ".join(Reader(text).text.split())
     for words in (
@@ -417,7 +419,7 @@ def judged_twice(key, ours, other):
 
 @pytest.mark.parametrize("kind", ["html", "md"])
 def test_verdicts_under_our_reading_are_marked_everywhere(tmp_path, kind, monkeypatch):
-    yes, no, open_ = "supported", "contradicted", "not settled"
+    yes, no, open_ = "supported", "not reproduced", "not settled"
     pairs = [judged_twice("one", yes, open_), judged_twice("two", open_, yes)]
     pairs += [judged_twice("three", no, open_), judged_twice("four", "not tested", yes)]
     statements = [*(statement for statement, _ in pairs), STATEMENT]
@@ -425,8 +427,9 @@ def test_verdicts_under_our_reading_are_marked_everywhere(tmp_path, kind, monkey
         Published(**{key: each[key] for key in Published.model_fields if key in each})
         for each in statements
     ]
+    found = {collected.ALL.paper("mfa-fig1"): {"mfa-fig1": quotes}}
     monkeypatch.setattr(
-        collected, "all_statements", lambda: {collected.ALL.paper("mfa-fig1"): {"mfa-fig1": quotes}}
+        collected, "all_published", lambda kind: found if kind == "statements" else {}
     )
     put(tmp_path / "mfa-fig1", "mfa-fig1", statements=statements)
     readings = [reading for _, reading in pairs]
@@ -439,8 +442,9 @@ def test_verdicts_under_our_reading_are_marked_everywhere(tmp_path, kind, monkey
     assert "evidence of one" in words
     # Of each statement that is judged, in the counts and in the lists.
     cells = re.findall(r"<td>(.*?)</td>", text)
-    counts = ["2 (1 under our reading)", "1 (1 under our reading)", "1 (1 under our reading)", "1"]
-    assert counts in [cells[place : place + 4] for place in range(len(cells))]
+    one = "1 (1 under our reading)"
+    counts = ["2 (1 under our reading)", "0", "0", one, one, "1"]
+    assert counts in [cells[place : place + 6] for place in range(len(cells))]
     if kind == "html":
         return
     index = path.read_text()

@@ -1,7 +1,5 @@
 """Verdicts on the statements of Cho et al.'s tables, from made-up numbers."""
 
-import re
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -23,7 +21,7 @@ POOLS = ("available", "available_flipped", "weight", "weight_flipped")
 
 def config_of(name, **changes):
     item = ITEMS[name]
-    return validate(type(item.settings), item.settings.model_dump() | {"num_seeds": 4} | changes)
+    return validate(type(item.settings), item.settings.model_dump() | {"num_seeds": 24} | changes)
 
 
 def made_up(config, values, data="fashion-mnist"):
@@ -58,11 +56,7 @@ def verdicts(name, values, data="fashion-mnist", **changes):
     """Maps keys to verdicts, for all statements that are judged by code."""
     config = config_of(name, **changes)
     found = ITEMS[name].findings(made_up(config, values, data), config)
-    return {
-        each.key: each.verdict
-        for each in found.statements
-        if not each.untested and not each.key.startswith("row-")
-    }
+    return {each.key: each.verdict for each in found.statements if not each.untested}
 
 
 def ours(*, noise=0.0, **leads):
@@ -82,8 +76,8 @@ def apart(name, algorithm, seed, **_):
     return 0.3 + 0.05 * place + 0.001 * (-1) ** seed
 
 
-SUPPORTED, CONTRADICTED = "supported", "contradicted"
-OPEN, UNTESTED = "not settled", "not tested"
+SUPPORTED, CONTRADICTED = "supported", "not reproduced"  # under our reading
+SLIP, OPEN, UNTESTED = "slip in print", "not settled", "not tested"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,10 +88,10 @@ def test_every_statement_has_a_quotation_and_one_verdict(name):
     for each in found.statements:
         assert each.quote
         assert each.where
-        assert each.rule
+        assert each.rule or each.untested
         assert each.takes or not each.untested
         is_tested = each.key in ("at-least-10-sent140", "up-to", "lower-than-0-01")
-        assert each.verdict == (CONTRADICTED if is_tested else UNTESTED)
+        assert each.verdict == (SLIP if is_tested else UNTESTED)
     on_its_data = ITEMS[name].findings(made_up(config, apart), config).statements
     assert all(each.verdict != UNTESTED for each in on_its_data if not each.untested)
 
@@ -114,11 +108,11 @@ def leads(appeal, accuracy, spread=0.0):
     ("appeal", "accuracy", "spread", "expected"),
     [
         (0.4, 0.3, 0.001, ["supported"] * 4),
-        (0.2, 0.2, 0.001, ["supported", "supported", "contradicted", "contradicted"]),
-        (0.0, 0.0, 0.0, ["contradicted"] * 4),  # equal in every seed: not more
+        (0.2, 0.2, 0.001, [SUPPORTED, SUPPORTED, CONTRADICTED, CONTRADICTED]),
+        (0.0, 0.0, 0.0, [CONTRADICTED] * 4),  # equal in every seed: not more
         (0.32, 0.22, 0.0, ["supported"] * 4),  # at the margin in every seed: at least
         (0.3, 0.2, 0.3, ["not settled"] * 4),
-        (-0.1, -0.1, 0.001, ["contradicted"] * 4),
+        (-0.1, -0.1, 0.001, [CONTRADICTED] * 4),
         (np.nan, np.nan, 0.0, ["not tested"] * 4),
     ],
 )
@@ -133,7 +127,7 @@ def test_one_undecided_comparison_is_named():
         varied = 0.9 * (algorithm == "SCAFFOLD" and name == "accuracy") * (-1) ** seed
         return 0.5 + 0.2 * (algorithm == "MaxFL") - varied
 
-    config = config_of("maxfl-table1", num_seeds=6)
+    config = config_of("maxfl-table1", num_seeds=24)
     found = ITEMS["maxfl-table1"].findings(made_up(config, values), config)
     (statement,) = [each for each in found.statements if each.key == "highest-accuracy"]
     assert statement.verdict == OPEN
@@ -222,9 +216,8 @@ def test_opt_in_clients_have_a_table_and_a_check():
     config = config_of("maxfl-table1")
     found = ITEMS["maxfl-table1"].findings(made_up(config, values), config)
     assert [each.outcome for each in found.checks] == ["holds"]
-    assert found.checks[0].evidence == "30.0 ± 0.0"
     rows = {row[0]: row[1:] for row in found.tables[1].rows}
-    assert rows["MaxFL"] == ("5.1 ± 0.0", "40.0 ± 0.0", "10.0 ± 0.0")  # of 10 clients
+    assert rows["MaxFL"] == ("5.6 ± 0.1", "40.0 ± 0.0", "10.0 ± 0.0")  # of 10 clients
     assert rows["FedAvg"] == ("0.0 ± 0.0", "empty", "empty")
     alike = made_up(config, values).assign(weight_flipped=lambda data: 0.4 * data["weight"])
     assert [each.outcome for each in ITEMS["maxfl-table1"].findings(alike, config).checks] != [
@@ -236,8 +229,8 @@ def test_opt_in_clients_have_a_table_and_a_check():
     ("maxfl", "mwfed", "expected"),
     [
         (0.05, 0.2, ["supported", "supported"]),
-        (0.06, 0.2, ["contradicted", "supported"]),
-        (-0.01, 0.05, ["supported", "contradicted"]),
+        (0.06, 0.2, [CONTRADICTED, SUPPORTED]),
+        (-0.01, 0.05, [SUPPORTED, CONTRADICTED]),
     ],
 )
 def test_verdicts_on_losses_under_attack(maxfl, mwfed, expected):
@@ -269,11 +262,11 @@ def test_verdicts_on_figure_3():
 @pytest.mark.parametrize(
     ("appeal", "preferred", "by_47", "highest"),
     [
-        (0.47, 0.0, UNTESTED, CONTRADICTED),  # equality by a margin that nobody can fail
-        (0.5, -0.005, UNTESTED, CONTRADICTED),
-        (0.5, 0.011, SUPPORTED, SUPPORTED),
-        (0.5, -0.02, CONTRADICTED, CONTRADICTED),
-        (0.46, 0.01, CONTRADICTED, SUPPORTED),
+        (0.47, 0.0, UNTESTED, UNTESTED),  # equality by a margin that nobody can fail
+        (0.5, -0.0005, UNTESTED, UNTESTED),
+        (0.5, 0.0011, SUPPORTED, SUPPORTED),
+        (0.5, -0.002, CONTRADICTED, CONTRADICTED),
+        (0.46, 0.0011, CONTRADICTED, SUPPORTED),
     ],
 )
 def test_verdicts_on_figure_4(appeal, preferred, by_47, highest):
@@ -294,59 +287,68 @@ def test_ranks_with_many_ties_are_not_tested():
     assert found["appeal-and-accuracy"] == found["seen-and-unseen-appeal"] == UNTESTED
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_printed_rows_are_statements(name):
-    """The paper's own numbers are near themselves; each is judged once, in its own table."""
+NUMBERS = {"maxfl-table1": 28, "maxfl-table2": 16, "maxfl-fig4": 10, "maxfl-table3": 12}
+NUMBERS |= {"maxfl-table4": 18, "maxfl-table5": 10, "maxfl-table6": 6}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_printed_numbers_are_no_statements(name):
+    """The paper's own numbers agree with themselves if its spread allows it, each in its table."""
     item, config = ITEMS[name], config_of(name)
-    printed = item.findings(made_up(config, ours()), config).measured["published"] / 100
-    judged = item.findings(made_up(config, ours()), config).statements
-    rows = [each for each in judged if each.key.startswith("row-")]
-    expected = {"maxfl-table1": 7, "maxfl-table2": 2, "maxfl-fig4": 5, "maxfl-table3": 6}
-    expected |= {"maxfl-table4": 3, "maxfl-table5": 5, "maxfl-table6": 3}
-    assert len(rows) == expected.get(name, 0)
-    if not rows:
-        return
+    found = item.findings(made_up(config, ours()), config)
+    assert "printed" not in {each.key for each in found.statements}
+    means, spreads = (found.measured[key] for key in ("published", "published spread"))
     metrics = {"test accuracy": "accuracy", "GM-Appeal": "appeal"}
     metrics["preferred-model accuracy"] = "preferred_accuracy"
 
     def of_paper(name, algorithm, byzantine, warm_up_steps, off=0.0, **_):
-        for metric in printed["metric"].values:
+        for metric in means["metric"].values:
             title, who = metric.split(", ")
             if name == "unseen_" * (who == "unseen") + metrics[title]:
                 at = {"attackers": byzantine, "warm-up steps": warm_up_steps}
-                value = printed.sel(metric=metric, algorithm=algorithm, **at).squeeze().item()
-                return value + off if np.isfinite(value) else 0.5
+                value = means.sel(metric=metric, algorithm=algorithm, **at).squeeze().item()
+                return value / 100 + off if np.isfinite(value) else 0.5
         return 0.5
 
-    for off, verdict in ((0.004, SUPPORTED), (-0.06, CONTRADICTED)):
+    for off, word in ((0.0, "agrees"), (9.0, "differs")):
         result = made_up(config, lambda off=off, **at: of_paper(**at, off=off))
-        found = {each.key: each for each in item.findings(result, config).statements}
-        assert all(found[each.key].verdict == verdict for each in rows)
-    numbers = {"maxfl-table1": 28, "maxfl-table2": 16, "maxfl-fig4": 10, "maxfl-table3": 12}
-    numbers |= {"maxfl-table4": 18, "maxfl-table5": 10, "maxfl-table6": 6}
-    assert sum(len(found[each.key].parts) for each in rows) == numbers.get(name, 0)
-    for each in rows:  # what is quoted are those numbers
-        quoted = re.findall(r"(\d+\.\d+)\(±", each.quote)
-        assert len(quoted) == len(found[each.key].parts)
+        numbers = {each.key: each for each in item.findings(result, config).numbers}
+        printed = numbers["printed"]
+        assert len(printed.parts) == printed.numbers == NUMBERS[name]
+        assert sum(printed.agreements.values()) == NUMBERS[name]
+        assert not item.findings(made_up(config, ours(), "digits"), config).numbers[0].parts
+        # Three runs agree within a margin if it is 19.2 of their standard errors.
+        spread = spreads.values[np.isfinite(spreads.values)]
+        digit = np.array([0.01 if "accuracy" in part.name else 1.0 for part in printed.parts])
+        margin = np.array([0.5 if "preferred" in part.name else 5.0 for part in printed.parts])
+        spread = np.array([float(part.evidence.rpartition("sd ")[2]) for part in printed.parts])
+        is_near = margin > 19.21 * np.maximum(spread, digit / np.sqrt(12)) / np.sqrt(3)
+        words = [part.verdict for part in printed.parts]
+        if word == "agrees":
+            assert words == ["agrees" if near else "too noisy" for near in is_near]
+        assert set(words) <= {word, "too noisy"}
+    for key, each in numbers.items():
+        assert each.verdict == ("not run" if key != "printed" else "differs")
+        assert sum(each.agreements.values()) == each.numbers
 
 
 def test_table_3_and_the_papers_own_numbers():
     """Its Sent140 has 55 and 47 of unseen clients; "up to 4 %" is none of its differences."""
     found = verdicts("maxfl-table3", leads(0.1, 0.0))
     assert found["at-least-10"] == found["above-perfedavg"] == SUPPORTED
-    assert found["at-least-10-sent140"] == found["up-to"] == CONTRADICTED
+    assert found["at-least-10-sent140"] == found["up-to"] == SLIP
     assert verdicts("maxfl-table3", leads(0.05, 0.0))["at-least-10"] == CONTRADICTED
     config = config_of("maxfl-table3")
     statements = ITEMS["maxfl-table3"].findings(made_up(config, ours()), config).statements
     parts = {(each.key, part.name): part.verdict for each in statements for part in each.parts}
     assert parts["at-least-10-sent140", "printed, seen"] == SUPPORTED
-    assert parts["at-least-10-sent140", "printed, unseen"] == CONTRADICTED
+    assert parts["at-least-10-sent140", "printed, unseen"] == SLIP
     up_to = [
         parts["up-to", f"printed, {data}, {who}"]
         for data in ("fmnist", "sent140")
         for who in ("seen", "unseen")
     ]
-    assert up_to == [SUPPORTED] * 3 + [CONTRADICTED]
+    assert up_to == [SUPPORTED] * 3 + [SLIP]
 
 
 @pytest.mark.parametrize(("step", "verdict"), [(0.02, SUPPORTED), (0.03, CONTRADICTED)])
@@ -360,9 +362,9 @@ def test_verdicts_on_the_effect_of_the_warm_up(step, verdict):
 @pytest.mark.parametrize(
     ("fedprox", "expected"),
     [
-        (0.005, ["supported", "supported", "not tested"]),  # all are within the margin
-        (0.0, ["supported", "contradicted", "not tested"]),
-        (0.02, ["supported", "contradicted", "contradicted"]),
+        (0.0005, [SUPPORTED, SUPPORTED, UNTESTED]),  # all are within the margin
+        (0.0, [SUPPORTED, CONTRADICTED, UNTESTED]),
+        (0.002, [SUPPORTED, CONTRADICTED, CONTRADICTED]),
     ],
 )
 def test_verdicts_on_table_5(fedprox, expected):
@@ -380,12 +382,10 @@ def test_verdicts_on_table_5(fedprox, expected):
 
 
 def test_verdicts_on_table_6():
-    found = verdicts("maxfl-table6", ours(appeal=0.3, preferred_accuracy=0.0))
-    expected = {"fair-not-effective": SUPPORTED, "preferred-higher": CONTRADICTED}
-    expected |= {"lower-than-0-01": CONTRADICTED, "q-10-emulates-afl": SUPPORTED}
-    assert found == expected
-    found = verdicts("maxfl-table6", lambda algorithm, **_: 0.5 - 0.1 * (algorithm == "AFL"))
-    assert found["q-10-emulates-afl"] == CONTRADICTED
+    for ahead, verdict in ((0.0, UNTESTED), (0.002, SUPPORTED), (-0.002, CONTRADICTED)):
+        found = verdicts("maxfl-table6", ours(appeal=0.3, preferred_accuracy=ahead))
+        expected = {"fair-not-effective": SUPPORTED, "preferred-higher": verdict}
+        assert found == expected | {"lower-than-0-01": SLIP}
 
 
 @pytest.mark.parametrize(
@@ -454,8 +454,8 @@ def test_seeds_that_the_search_for_a_reading_used_are_told_apart():
     def lost_later(seed, **at):
         return leads(0.4 * (seed < 10), 0.3 * (seed < 10))(seed=seed, **at)
 
-    (early,) = {reading for reading, _ in readings_of("maxfl-table1", lost_later)}
-    found = readings_of("maxfl-table1", lost_later, num_seeds=20)
+    (early,) = {reading for reading, _ in readings_of("maxfl-table1", lost_later, num_seeds=8)}
+    found = readings_of("maxfl-table1", lost_later, num_seeds=40)
     (late,) = {reading for reading, _ in found} - {early}
     assert "from 10 on" in late
     assert found[late, "maxfl-table1/retains"] == CONTRADICTED

@@ -96,7 +96,7 @@ def test_a_small_instance_runs_from_data_to_figure(result, tmp_path):
     about = json.loads(result.attrs["manifest"])
     assert about["population"]["num_unseen"] == 3
     assert about["config"]["num_rounds"] == 4
-    measured, statements, checks, (table,), _ = ITEM.findings(result, SMALL)
+    measured, statements, _, checks, (table,), _ = ITEM.findings(result, SMALL)
     assert statements == ()
     appeal = 100 * result["appeal"].isel(round=-1).mean("model")
     for check, who in zip(checks, assignments, strict=True):

@@ -73,11 +73,11 @@ def test_results_are_judged_and_drawn(result, tmp_path):
 def test_checks_follow_the_accuracies(gap, outcome):
     """Noise costs `gap` with one model and twice that with four."""
     settings = validate(type(SMALL), SMALL.model_dump() | {"num_models": [1, 4]})
-    seeds = np.array([0.0, 0.1, 0.2, 0.3])
+    seeds = np.linspace(0.0, 0.3, 20)
     falls = np.array([[0.0, gap], [0.0, 2 * gap]])
     percent = xr.DataArray(
         80 - falls[:, :, None] + seeds,
-        {"num_models": [1, 4], "noise_multiplier": [0.0, 3.0], "seed": range(4)},
+        {"num_models": [1, 4], "noise_multiplier": [0.0, 3.0], "seed": range(20)},
     )
     percent = percent + 0.01 * np.cos(np.arange(percent.size)).reshape(percent.shape)
     checks = list(ITEM.judge(xr.Dataset({"percent": percent}), settings))

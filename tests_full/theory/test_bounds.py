@@ -23,7 +23,7 @@ SMALL = Bounds(
     mu=(2e-4, 0.05),
     num_models=(4,),
     num_rounds=240,
-    num_seeds=10,
+    num_seeds=20,
     record_every=12,
 )
 
@@ -78,7 +78,7 @@ def test_a_violated_bound_is_found(small):
 
 
 def test_a_violation_at_one_record_is_found(small):
-    """It must exceed three standard errors over seeds."""
+    """It must exceed the errors over seeds."""
     rand = validate(Bounds, SMALL.model_dump() | {"algorithms": ["MFA-Rand"]})
     good = small.sel(algorithm=["MFA-Rand"])
     assert verdicts(ITEMS["theory-mfa-rand"].findings(good, rand))["theorem-1"] == "supported"
@@ -174,7 +174,7 @@ def test_verdicts_on_theorem_3():
     measured = findings.measured
     proven = ("theorem-3", "theorem-3-increasing")
     supported = dict.fromkeys(proven, "supported")
-    assert verdicts(findings) == supported | {"theorem-3-one-step": "contradicted"}
+    assert verdicts(findings) == supported | {"theorem-3-one-step": "slip in print"}
     assert failed(findings) == []
     examples = measured.counterexample
     assert examples.sel(reading="max").item() == pytest.approx(0.45, abs=0.005)

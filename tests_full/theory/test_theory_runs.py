@@ -26,11 +26,11 @@ GROWING = Growing(
     local_steps=(2,),
     left_out=(0.9,),
     num_rounds=60,
-    num_seeds=8,
+    num_seeds=20,
 )
 REMARKS = Remarks(num_models=(1, 3), local_steps=(1,), num_rounds=60, num_seeds=40, matched=(2, 3))
 BOUNDED = Bounded(
-    local_steps=(1,), num_rounds=(400, 1600), num_seeds=3, num_examples=8, num_clients=6
+    local_steps=(1,), num_rounds=(400, 1600), num_seeds=20, num_examples=8, num_clients=6
 )
 
 
@@ -236,7 +236,8 @@ def test_theorem_3_1_holds_for_a_run():
     dataset = item.run(BOUNDED, None)
     findings = item.findings(dataset, BOUNDED)
     keys = ("theorem-3-1", "partial", "lemma-b-1", "lemma-b-2")
-    wrong = {"smoothness-as-printed": "contradicted", "stationary-point": "not settled"}  # 3 seeds
+    wrong = {"smoothness-as-printed": "slip in print"}
+    wrong["stationary-point"] = "contradicted"  # 1600 rounds are too few for the order in T
     assert verdicts(findings) == dict.fromkeys(keys, "supported") | wrong
     item.figure(dataset, findings.measured, BOUNDED).savefig("/dev/null", format="png")
     # MaxFL descends F~.

@@ -20,6 +20,8 @@ from fedjax_mm.sweeps.until import Until
 PARTS = ("train", "test")
 TARGETS = ("g", "g'", "window")
 """The names of the gains over FedAvg, which differ in the rounds compared by `rounds_to_all`."""
+WIDE = 20.0
+"""The largest half width, in points, of an interval of draws with which a number can agree."""
 _ABOVE = 8  # points by which FedAvg should exceed the most frequent class
 
 

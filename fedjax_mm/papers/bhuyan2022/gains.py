@@ -67,6 +67,17 @@ class Limits(NamedTuple):
         return self.orders(pairwise(range(self.low.sizes["M"])))
 
     @property
+    def exponents(self) -> "Limits":
+        """Returns the exponent of M in a least-squares power law through the values at M > 1."""
+        with np.errstate(divide="ignore"):  # a gain whose lower limit is 0
+            low, high = (np.log(each.sel(M=each.M > 1)) for each in self)
+        several = self.low.M[self.low.M > 1]
+        steps = several.copy(data=np.log(several.values))
+        weights = (steps - steps.mean()) / ((steps - steps.mean()) ** 2).sum()
+        ends = xr.where(weights > 0, low, high), xr.where(weights < 0, low, high)
+        return Limits(*(each.dot(weights, dim="M") for each in ends))
+
+    @property
     def trend(self) -> "Limits":
         """Returns Kendall's tau between M and the quantity, the mean order over all pairs of M."""
         orders = self.orders(combinations(range(self.low.sizes["M"]), 2))

@@ -1,6 +1,5 @@
 """Tables of section 5 of Cho et al.: methods at their best points, with published numbers."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,8 +16,9 @@ from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
 from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_comparison
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.printed import welch
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Evidence, Ruling, alike, no_less, ruling, untested
+from fedjax_mm.papers.rulings import Evidence, Ruling, more, no_less, ruling, untested
 from fedjax_mm.papers.schema import Check, Reading, Table, published_statements
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
@@ -36,6 +36,13 @@ _LEVELS = {
 """Metrics of the same models, shown where a table's own metrics hide how good the models are."""
 
 BY_ACCURACY = "points by test accuracy, as the paper says, on the selection seed alone"
+EQUAL = 0.1
+"""Preferred-model accuracies that are less than this many points apart count as equal."""
+
+_PRINTED = {"published": "values", "published spread": "spreads"}  # tables of `published.toml`
+_RUNS = 3  # runs behind each printed mean and standard deviation
+_MARGIN = dict(zip(_METRICS.values(), (5.0, 5.0, 0.5), strict=True))  # points
+_UNIT = dict(zip(_METRICS.values(), (0.01, 1.0, 0.01), strict=True))  # points of the last digit
 _RULES = {"accuracy": "test accuracy, as the paper says", "appeal": "GM-Appeal"}
 _PARTITIONS = {
     "dirichlet": "each client's labels by Dirichlet's law",
@@ -108,14 +115,19 @@ def measure(
     percent = in_percent(best, metrics)
     # Keep NaN, because the mean would look better without a diverged seed.
     mean = percent.mean("seed", skipna=False)
-    papers = published(id).get("values", {}).get(settings.dataset, {})
-    numbers = [papers.get(row, [np.nan] * len(metrics)) for row in names_of(mean)]
+    printed = [published(id).get(key, {}).get(settings.dataset, {}) for key in _PRINTED.values()]
+    numbers = [
+        [row.get(name, [np.nan] * len(metrics)) for name in names_of(mean)] for row in printed
+    ]
     return xr.Dataset(
         {
             "percent": percent,
             "mean": mean,
             "standard error": estimate(percent).error,
-            "published": mean.copy(data=np.transpose(numbers).reshape(mean.shape)),
+            **{
+                name: mean.copy(data=np.transpose(each).reshape(mean.shape))
+                for name, each in zip(_PRINTED, numbers, strict=True)
+            },
             "skipped rounds": best["idle_rounds"],
             "diverged": (best["diverged"] >= 0).any("seed"),
             "diverged runs": (best["diverged"] >= 0).sum(),
@@ -229,32 +241,22 @@ def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataA
     return ours - percent.reindex(algorithm=list(others))
 
 
-def same_or_higher(
-    measured: xr.Dataset, others: Sequence[str], metric: str, margin: float
+def preferred(
+    measured: xr.Dataset, others: Sequence[str], metric: str, *, or_same: bool = False
 ) -> list[Evidence]:
-    """Tests that MaxFL is at most a margin behind others, if the methods are further apart.
+    """Tests that MaxFL's preferred-model accuracy is higher than others', or at least as high.
 
-    Otherwise no method could fail, and nothing is tested.
+    Accuracies less than `EQUAL` points apart count as equal. If those of all methods are, no method
+    could fail, and nothing is tested.
     """
-    return telling(
-        measured, no_less(lead(measured, others, metric), margin), others, metric, margin
-    )
-
-
-def telling(
-    measured: xr.Dataset,
-    tests: Sequence[Evidence],
-    others: Sequence[str],
-    metric: str,
-    least: float,
-) -> list[Evidence]:
-    """Marks tests as untested if MaxFL's and all others' means are less than `least` apart."""
+    ahead = lead(measured, others, metric)
+    tests = no_less(ahead, EQUAL, ".3f") if or_same else more(ahead, form=".3f")
     means = squeezed(measured["percent"]).reindex(metric=[metric], algorithm=[OURS, *others])
     means = means.mean("seed", skipna=False)
     apart = (means.max("algorithm", skipna=False) - means.min("algorithm", skipna=False)).max()
-    if not apart < least:
-        return list(tests)
-    why = f"the methods are {apart.item():.2f} points apart, where {least:g} would count"
+    if not apart < EQUAL:
+        return tests
+    why = f"the methods are {apart.item():.2f} points apart, where {EQUAL:g} would count"
     return [
         each._replace(text=f"{each.text}: {why}", supports=np.nan, contradicts=np.nan)
         for each in tests
@@ -289,7 +291,7 @@ def _judge(
     given, usual = (each.model_dump(mode="json", include=_PROTOCOL) for each in (settings, default))
     changed = [f"{key} unset" for key in given if given[key] is None and usual[key] is not None]
     changed += changes(given, usual)
-    for found in (*rules(measured, settings), *_printed_rows(measured, id)):
+    for found in (*rules(measured, settings), *_printed(measured, id)):
         # Comparisons among published numbers have no seeds and depend on no settings.
         is_measured = isinstance(found, Ruling) and (
             not found.parts or any(part.seeds for part in found.parts)
@@ -300,41 +302,22 @@ def _judge(
             yield found
 
 
-def _printed_rows(measured: xr.Dataset, id: str) -> Iterator[Ruling]:
-    """Judges the numbers of the printed rows, which are statements called "row-" and the method."""
-    keys = [each.key for each in published_statements(published(id))]
-    methods = {f"row-{_slug(name)}": name for name in published_methods(id)}
-    numbers = squeezed(measured["percent"] - measured["published"])
-    if "attackers" in numbers.dims:
-        numbers = numbers.sel(attackers=numbers["attackers"] > 0)  # Table 1 has the others
-    # Table 3 has the appeals that the text on Table 5 mentions.
-    kinds = [metric for metric in numbers["metric"].values if not _is_of(id, metric)]
-    for key in keys:
-        if key in methods:
-            off = numbers.reindex(algorithm=[methods[key]]).isel(algorithm=0, drop=True)
-            tests = [
-                alike(off.sel(metric=[kind]), _margin(kind), ".2f" if _margin(kind) < 1 else ".1f")
-                for kind in kinds
-            ]
-            yield ruling(key, *tests, about="ours minus the printed number, in points")
+def _printed(measured: xr.Dataset, id: str) -> Iterator[Ruling]:
+    """Compares the printed means with ours, given the standard deviations printed beside them."""
+    if not published_statements(published(id), "numbers"):
+        return
+    short = squeezed(measured[["percent", "published", "published spread"]])
+    kinds = [str(metric) for metric in short["metric"].values]
+    units = xr.DataArray([_UNIT[_kind(metric)] for metric in kinds], {"metric": kinds})
+    margins = xr.DataArray([_MARGIN[_kind(metric)] for metric in kinds], {"metric": kinds})
+    # A printed deviation of 0.0 is smaller than the last digit, whose rounding has this deviation.
+    spread = np.maximum(short["published spread"], units / np.sqrt(12))
+    tests = welch(short["percent"], short["published"], spread, _RUNS, margins, ".2f")
+    yield ruling("printed", tests, is_shared=False)
 
 
-def _is_of(id: str, metric: str) -> bool:
-    return id == "maxfl-table5" and metric.startswith(_METRICS["appeal"])
-
-
-def _margin(metric: str) -> float:
-    return 0.5 if metric.startswith(_METRICS["preferred_accuracy"]) else 5.0
-
-
-def published_methods(id: str) -> list[str]:
-    """Returns the methods in the published rows of an item, on Fashion-MNIST."""
-    rows = published(id).get("values", {}).get("fmnist", {})
-    return list(dict.fromkeys(re.sub(r", (attackers|warm-up steps) = .*", "", row) for row in rows))
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def _kind(metric: str) -> str:
+    return metric.rpartition(",")[0]
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:

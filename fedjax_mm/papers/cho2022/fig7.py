@@ -24,7 +24,7 @@ def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     """Judges the largest difference between test and training losses over a run's records."""
     largest = unattacked(measured["largest difference"]).reindex(algorithm=list(_METHODS))
-    yield ruling("nearly-identical", alike(largest, _NEARLY, ".1f"), about="in percent")
+    yield ruling("nearly-identical", alike(largest, _NEARLY, ".1f"))
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:

@@ -57,7 +57,7 @@ def judged_table(measured: xr.Dataset) -> Iterator[Ruling]:
     yield ruling(
         "low-appeal",
         more(some, 50.0, ".1f"),
-        about="percentage of seen clients to which the model does not appeal. "
+        about="seen clients to which the model does not appeal. "
         f"Without a willing client we skip a round, {_skipped(measured, some)}, so that few "
         "clients can be won back",
     )

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import xarray as xr
 
-from fedjax_mm.papers.cho2022.comparison import item, lead, same_or_higher
-from fedjax_mm.papers.cho2022.fig4 import SMALL
+from fedjax_mm.papers.cho2022.comparison import EQUAL, item, lead, preferred
 from fedjax_mm.papers.cho2022.grid import Comparison
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.cho2022.table3 import SETTINGS
@@ -18,13 +17,13 @@ _SEEN, _UNSEEN = ("preferred-model accuracy, seen", "preferred-model accuracy, u
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     """Judges preferred-model accuracies and the appeal to unseen clients."""
     unseen, appeal = (lead(measured, _OTHERS, name) for name in (_UNSEEN, APPEAL[1]))
-    seen, hardly = (same_or_higher(measured, _OTHERS, name, SMALL) for name in (_SEEN, _UNSEEN))
+    seen, hardly = (preferred(measured, _OTHERS, name, or_same=True) for name in (_SEEN, _UNSEEN))
     yield ruling("seen-same-or-higher", seen)
     behind = unseen.sel(algorithm=["FedProx"])
     yield ruling(
         "fedprox-slightly-higher",
         more((-behind).assign_coords(algorithm=["FedProx minus MaxFL"])),
-        no_less(behind.assign_coords(algorithm=["MaxFL minus FedProx, at least -1"]), SMALL),
+        no_less(behind.assign_coords(algorithm=["MaxFL minus FedProx, slightly"]), EQUAL),
         more(appeal.sel(algorithm=["FedProx"]), form=".1f"),
         about="the appeal of 0.46 is PerFedAvg's in the paper's own Table 3; FedProx has 0.41",
     )

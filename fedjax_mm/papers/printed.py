@@ -1,0 +1,117 @@
+"""Tests of printed numbers, which have an error of their own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.metrics import standard_error
+from fedjax_mm.papers.rulings import Evidence, rows_of
+from fedjax_mm.results.labels import number
+
+_CERTAIN = 1e9  # degrees of freedom of a known error
+_TINY = 1e-9  # the smallest standard error, of draws that are all equal
+_USUAL = 0.05  # the share of draws outside the interval in which a printed draw agrees
+
+
+def near(
+    text: str,
+    apart: float,
+    margin: float,
+    error: float,
+    *,
+    name: str = "",
+    freedom: float = _CERTAIN,
+    tests: int = 1,
+) -> Evidence:
+    """Tests whether a difference is at most a margin, using two one-sided tests.
+
+    Args:
+      text: the numbers, as text.
+      apart: the difference.
+      margin: the largest difference that counts as near.
+      error: the standard error of the difference.
+      name: the name of the comparison.
+      freedom: the degrees of freedom of the error.
+      tests: the number of comparisons, of which this is the worst.
+
+    Example:
+      >>> near("", 0.1, 1.0, 0.1).supports < 0.00135 < near("", 0.9, 1.0, 0.1).supports
+      True
+    """
+    from scipy.special import stdtr
+
+    beyond = (abs(apart) - margin) / error
+    # Give each side half of the level, because either of them may contradict.
+    against = np.minimum(1.0, 2 * tests * stdtr(freedom, -beyond))
+    within = f"within {margin:g}"
+    return Evidence(name, text, float(stdtr(freedom, beyond)), float(against), margin=within)
+
+
+def welch(
+    samples: xr.DataArray, mean: Any, spread: Any, runs: int, margin: Any, form: str = ".1f"
+) -> list[Evidence]:
+    """Tests whether printed means are at most a margin from ours, by Welch's t.
+
+    Args:
+      samples: ours, over ``(..., "seed")``.
+      mean: the printed means, over the other dimensions. There is no test where one is NaN.
+      spread: the standard deviations printed beside them.
+      runs: the number of runs behind each printed mean.
+      margin: the largest difference that counts as near.
+      form: the format of numbers in the evidence.
+    """
+    found, size = [], samples.sizes["seed"]
+    one = samples.isel(seed=0, drop=True)
+    printed = [xr.DataArray(x).broadcast_like(one).transpose(*one.dims) for x in (mean, spread)]
+    printed.append(xr.DataArray(margin).broadcast_like(one).transpose(*one.dims))
+    about = zip(*(x.values.ravel() for x in printed), strict=True)
+    for (name, ours), (mean, spread, most) in zip(rows_of(samples), about, strict=True):
+        if np.isnan(mean + spread):
+            continue
+        center, error, theirs = ours.mean(), float(standard_error(ours)), spread / np.sqrt(runs)
+        both = np.hypot(error, theirs)
+        freedom = both**4 / (error**4 / max(size - 1, 1) + theirs**4 / (runs - 1))
+        text = f"{number(center, error, form)}, printed {mean:{form}} with sd {spread:{form}}"
+        test = near(text, center - mean, most, both, name=name, freedom=freedom)
+        found.append(test._replace(seeds=size))
+    return found if size > 1 else [x._replace(supports=1.0, contradicts=1.0) for x in found]
+
+
+def one_draw(
+    readings: Mapping[str, xr.DataArray], printed: Any, most: float, form: str = ".1f"
+) -> list[Evidence]:
+    """Tests whether numbers printed for a single draw lie among ours, which are draws, too.
+
+    A number agrees inside the interval that holds 95 % of our draws, unless the interval is so wide
+    that almost any number would, and differs outside that of a two-sided test at the usual level.
+    Both are prediction intervals of Student's t.
+
+    Args:
+      readings: our draws over ``(..., "seed")``, by reading. A number agrees if it does so under
+        all readings, and differs if it does so under all.
+      printed: the printed numbers, over the other dimensions.
+      most: the largest half width of an interval that says something.
+      form: the format of numbers in the evidence.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    first = next(iter(readings.values())).isel(seed=0, drop=True)
+    values = xr.DataArray(printed).broadcast_like(first).transpose(*first.dims).values.ravel()
+    found = []
+    for value, *rows in zip(values, *map(rows_of, readings.values()), strict=True):
+        texts, p_values, is_wide = [], [], False
+        for reading, (_, ours) in zip(readings, rows, strict=True):
+            size, mean = len(ours), ours.mean()
+            reach = np.maximum(standard_error(ours), _TINY) * np.sqrt(size + 1)
+            p_values.append(float(2 * stdtr(size - 1, -abs(value - mean) / reach)))
+            half = float(stdtrit(size - 1, 1 - _USUAL / 2) * reach)
+            texts.append(f"{mean - half:{form}} to {mean + half:{form}} {reading}".strip())
+            is_wide |= half > most
+        text = f"printed {value:g}, 95 % of our draws are {', '.join(texts)}"
+        least, largest = np.min(p_values), float(np.max(p_values))
+        supports = np.nan if np.isnan(least) else float(least < _USUAL or is_wide)
+        within = f"an interval within {most:g}"
+        found.append(Evidence(rows[0][0], text, supports, largest, size, margin=within))
+    return found
