@@ -53,13 +53,20 @@ def _shifts(number: int) -> np.ndarray:
 
 
 def dots(
-    values: xr.DataArray, errors: xr.DataArray, *, xlabel: str, title: str, caption: str
+    values: xr.DataArray,
+    errors: xr.DataArray,
+    runs: xr.DataArray | None = None,
+    *,
+    xlabel: str,
+    title: str,
+    caption: str,
 ) -> Figure:
     """Draws adjacent panels with the same rows of dots, one column wide.
 
     Args:
       values: values over ``(panel, row, series)``, with the first row at the top.
       errors: standard errors, over the same dimensions.
+      runs: samples over the same dimensions and "seed", drawn as faint points behind the dots.
       xlabel: the x-axis label of every panel.
       title: the first sentence of the caption.
       caption: the rest of the caption.
@@ -75,6 +82,10 @@ def dots(
                 here = {panel: at, series: label}
                 x, bars = values.sel(here).values, errors.sel(here).values
                 look: dict[str, Any] = {"fmt": MARKERS[number], "color": COLORS[number]}
+                if runs is not None:
+                    each = runs.sel(here).transpose(row, "seed").values
+                    y = np.repeat(places + shifts[number], each.shape[1])
+                    axes.plot(each.ravel(), y, ".", color=COLORS[number], ms=3, alpha=0.35, mew=0)
                 axes.errorbar(
                     x, places + shifts[number], xerr=bars, label=label, ms=4.5, capsize=2, **look
                 )

@@ -365,8 +365,11 @@ def _text(variant: str, learning_rate: float, local_steps: int, batch_size: int,
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
-    """Draws one panel per kind of metric, for seen and unseen clients, with published values."""
-    short = squeezed(measured[["mean", "standard error", "published"]])
+    """Draws one panel per kind of metric, for seen and unseen clients, with published values.
+
+    Seeds are drawn as points, because accuracies and appeals often have two modes.
+    """
+    short = squeezed(measured[["mean", "standard error", "published", "percent"]])
     kinds, who = zip(*(metric.split(", ") for metric in short["metric"].values), strict=True)
     axes = {
         "kind": list(dict.fromkeys(kinds)),
@@ -374,12 +377,16 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
         "series": [f"{x}{y}" for x in dict.fromkeys(who) for y in (" clients", ", published")],
     }
     mean, error = (xr.DataArray(np.nan, axes, tuple(axes)) for _ in range(2))
+    runs = mean.expand_dims(seed=short["seed"].values, axis=-1).copy()
     for kind, clients, metric in zip(kinds, who, short["metric"].values, strict=True):
         here, at = short.sel(metric=metric), {"kind": kind, "series": f"{clients} clients"}
         mean.loc[at], error.loc[at] = (here[x].values.ravel() for x in ("mean", "standard error"))
         mean.loc[{"kind": kind, "series": f"{clients}, published"}] = here.published.values.ravel()
+        runs.loc[at] = here["percent"].transpose(..., "seed").values.reshape(len(axes["name"]), -1)
     mean = mean.dropna("series", how="all")
-    return dots(mean, error.reindex_like(mean), xlabel="percent", **_words(settings))
+    words = _words(settings)
+    words["caption"] = f"One faint point for each seed. {words['caption']}"
+    return dots(mean, error.reindex_like(mean), runs, xlabel="percent", **words)
 
 
 def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figure:
