@@ -186,6 +186,32 @@ def test_all_counts_are_those_of_the_summaries():
         assert {word: int(number) for number, word in shown} == found
 
 
+UNFLAGGED = {  # run on CPUs before the safe setting of XLA's fusions was recorded
+    *(f"mfa-fig{name}" for name in ("6a", "6b", "7a", "7b")),
+    *("theory-gain", "theory-mfa-growing", "theory-maxfl", "compression-curve", "private-curve"),
+    *("maxfl-demand", "maxfl-fig3", "maxfl-fig4", "maxfl-fig7", "maxfl-flips", "maxfl-weights"),
+    *("maxfl-table3", "maxfl-table4", "maxfl-table5", "multi-attributes", "multi-compare"),
+}
+CHANGED = {"robust-curve"}  # run from a tree with changes that no revision has
+
+
+def test_results_are_of_revisions_and_of_the_safe_setting():
+    about = {path.stem: json.loads(path.read_text())["manifest"] for path in SUMMARIES}
+    unsafe = {
+        item
+        for item, manifest in about.items()
+        if manifest["device"]["platform"] == "cpu"
+        and "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT" not in (manifest.get("xla_flags") or "")
+    }
+    assert unsafe == UNFLAGGED
+    dirty = {
+        item
+        for item, each in about.items()
+        if not re.fullmatch("[0-9a-f]{40}", each["git_revision"])
+    }
+    assert dirty == CHANGED
+
+
 def read(text):
     """An experiment, which the schema accepts, too."""
     values = tomllib.loads(text)

@@ -547,7 +547,7 @@ def test_published_means_are_shown_only_for_the_authors_trials(tmp_path):
     texts = {row[1:3]: row[5] for row in findings.tables[0].rows}
     assert texts["as-published", "5"].endswith("(0.7216)")
     assert not texts["all images", "5"].endswith(")")
-    assert "3 of 3 means are within 3 standard errors" in findings.tables[1].title
+    assert "the author's means" in findings.tables[1].title
     (axes,) = FIG3.figure(dataset, findings.measured, few).axes
     drawn = [text.get_text() for text in axes.get_legend().get_texts()]
     assert drawn == ["all images", "as-published", "published"]

@@ -71,17 +71,6 @@ class Wells:
 
         return float((of(np.full((1, 1), start))[:, 0] - of(_GRID).min(1)).sum())
 
-    def away(self, models: np.ndarray) -> np.ndarray:
-        """Returns the distances of models ``[..., dim]`` from their nearest stationary points."""
-        squares = np.zeros(models.shape[:-1])
-        for x, centre in zip(
-            np.moveaxis(models, -1, 0), np.asarray(self.centres).mean(0), strict=True
-        ):
-            slope = np.sign(_GRID - centre - np.sin(2 * _GRID))
-            roots = _GRID[1:][slope[1:] != slope[:-1]]
-            squares += np.min([(x - root) ** 2 for root in roots], axis=0)
-        return np.sqrt(squares)
-
 
 class Averaging(Config):
     """Settings of Algorithm 1 on nonconvex losses with noisy gradients."""
@@ -144,8 +133,7 @@ def algorithm_1(
       `squares`, the mean over runs of ``|grad f(x_bar^(t-1))|^2``, and `drift`, the mean squared
       distance of the farthest client from the mean, both by iteration; `own` ``[runs]``, each run's
       mean of the squares; `G2`, the largest second moment of a gradient; `broken`, the largest
-      violation of eq. (13); and by iteration and run `models`, x_bar^(t-1), and its `gradient`, the
-      squared norm.
+      violation of eq. (13); and `gradient`, the squares by iteration and run.
     """
     num_runs, num_iterations = how
     models = jnp.broadcast_to(start, (num_runs, *task.centres.shape))
@@ -163,7 +151,6 @@ def algorithm_1(
             "drift": jnp.sum((new - after[:, None]) ** 2, axis=-1).mean(0).max(),
             "G2": jnp.sum(exact**2, axis=-1).max() + task.sigma**2,
             "broken": jnp.abs(after - (mean - rate * gradients.mean(1))).max(),
-            "models": mean,
             "gradient": squares,
         }
         return (new, sums + squares), found
@@ -201,7 +188,7 @@ def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
             return algorithm_1(key, task, rates[0] / _L, interval, how, start)
 
         paths = jax.vmap(jax.vmap(path, (None, 0)), (0, None))(starts, intervals)
-        at |= {name: paths[name] for name in ("models", "gradient")}
+        at["gradient"] = paths["gradient"]
         return {name: found[name] for name in ("squares", "drift", "G2", "broken")} | at
 
     coords = {
@@ -215,14 +202,11 @@ def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
     dims = dict.fromkeys(("G2", "broken"), "rate sigma I")
     dims |= {f"{name} at T": "T sigma I" for name in ("G2", "drift", "broken")}
     dims |= {"own at T": "T sigma I seed", "gradient": "start I t seed"}
-    dims["models"] = "start I t seed coordinate"
     arguments = (
         jax.random.key(config.seed),
         *map(np.array, (config.noise, config.rates, config.intervals, config.starts)),
     )
-    result = compute(program, arguments, coords, "rate sigma I t", dims, seed=config.seed)
-    away = config.wells(0.0).away(result["models"].values)
-    return result.drop_vars("models").assign(away=(dims["gradient"].split(), away))
+    return compute(program, arguments, coords, "rate sigma I t", dims, seed=config.seed)
 
 
 def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
@@ -259,20 +243,9 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
         "broken": xr.concat([result.broken.max(), result["broken at T"].max()], "which").max(),
         "f(x^0) - f*": ("start", [config.wells(0.0).gap(start) for start in config.starts]),
         "until": result.t.where(result.gradient <= _TARGET).min("t"),
-        "correlation": _ranks_agree(result.gradient, result.away),
     }
     found["part 2"] = found["part 2"].where(allowed)
     return xr.Dataset(found)
-
-
-def _ranks_agree(one: xr.DataArray, other: xr.DataArray) -> xr.DataArray:
-    """Returns Spearman's rank correlation over the iterations."""
-    from scipy.stats import rankdata
-
-    axis = one.get_axis_num("t")
-    first, second = (each.copy(data=rankdata(each, axis=axis)) for each in (one, other))
-    found: xr.DataArray = xr.corr(first, second, dim="t")
-    return found
 
 
 def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
@@ -346,13 +319,9 @@ def table(measured: xr.Dataset, config: Averaging) -> Sequence[Table]:
             measured["f(x^0) - f*"].broadcast_like(measured.until[..., 0]), form=".3g"
         ),
         "iterations": cells(*estimate(measured.until), form=".1f"),
-        "rank correlation": cells(*estimate(measured.correlation), form=".3f"),
     }
     title = f"The theorem at T = {config.num_iterations}, by gamma L"
-    words = (
-        f"Iterations until the squared gradient is {_TARGET}, by the coordinates of x^0, and the "
-    )
-    words += "rank correlation of the gradient's norm and the distance from a stationary point"
+    words = f"Iterations until the squared gradient is {_TARGET}, by the coordinates of x^0"
     return [
         rows(corollary, ("T", "sigma", "I")),
         rows(theorem, ("rate", "sigma", "I"), title),
