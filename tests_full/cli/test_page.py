@@ -407,6 +407,52 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     assert f"<pre><code>{command}\n</code></pre>" in text
 
 
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_printed_numbers_have_a_table_of_their_own(tmp_path, kind, monkeypatch):
+    about = {"key": "printed", "where": "Table 9", "numbers": 3, "rule": "within 5 points"}
+    words = ("agrees", "differs", "too noisy")
+    parts = [
+        {
+            "name": word,
+            "verdict": word,
+            "evidence": "50.0 ± 0.1, printed 52.0",
+            "margin": "within 5",
+        }
+        for word in words
+    ]
+    numbers = [
+        about | {"verdict": "differs", "parts": parts},
+        about | {"key": "faces", "numbers": 7, "verdict": "not run", "about": "no faces"},
+    ]
+    of = {"statements": [STATEMENT], "numbers": numbers}
+    found = {
+        name: [
+            Published(**{key: x[key] for key in Published.model_fields if key in x})
+            for x in of[name]
+        ]
+        for name in of
+    }
+    monkeypatch.setattr(
+        collected,
+        "all_published",
+        lambda kind: {collected.ALL.paper("mfa-fig1"): {"mfa-fig1": found[kind]}},
+    )
+    put(tmp_path / "mfa-fig1", "mfa-fig1", numbers=numbers)
+    assert call("report", tmp_path, "--format", kind)[0] == 0
+    path = tmp_path / f"report.{kind}"
+    text = shown_markdown(path) if kind == "md" else path.read_text()
+    cells = re.findall(r"<td>(.*?)</td>", text)
+    # Sentences and numbers are counted apart: one sentence, and 1 + 1 + 1 + 7 numbers.
+    rows = [cells[place : place + 7] for place in range(len(cells))]
+    assert ["1", "1", "0", "0", "0", "0", "0"] in rows
+    assert ["10", "1", "1", "1", "7"] in [row[:5] for row in rows]
+    shown = " ".join(Reader(text).text.split())
+    for part in ("50.0 ± 0.1, printed 52.0", "within 5 points", "Table 9", "no faces"):
+        assert part in shown
+    if kind == "md":
+        assert "numbers: 7 not run" in path.read_text()
+
+
 OURS, OTHER = "flips in training", "flips everywhere"
 
 

@@ -324,6 +324,9 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
     """Returns one row per method, number of attackers and length of the warm-up."""
     short = squeezed(measured)
     texts = cells(short["mean"], short["standard error"], short["published"], ".1f", "none")
+    middle = short["percent"].median("seed")
+    is_apart = abs(middle - short["mean"]) > 1.01 * short["standard error"]  # as in the evidence
+    texts = texts + xr.where(is_apart, "\nmedian " + cells(middle, form=".1f"), "")
     point = [short[name] for name in (*POINT, "diverged")]
     contents = columns(texts, "metric") | {
         "chosen point": xr.apply_ufunc(_text, *point, vectorize=True, output_dtypes=[object]),
