@@ -130,8 +130,8 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
     assert (directory / "figure.png").read_bytes().startswith(b"\x89PNG")
 
     summary = read_json(directory / "summary.json")
-    first = ["id", "paper", "measured", "statements", "checks", "readings", "tables", "changed"]
-    assert list(summary) == [*first, "data", "manifest", "files", "digest"]
+    first = ["id", "paper", "measured", "statements", "numbers", "checks", "readings", "tables"]
+    assert list(summary) == [*first, "changed", "data", "manifest", "files", "digest"]
     assert sorted(summary["changed"]) == ["num_rounds=30", "num_seeds=3"]
     (table,) = summary["tables"]
     assert all(cell in outcome.out for row in table["rows"] for cell in row)
