@@ -200,10 +200,6 @@ def _sort(kind: type) -> tuple[bool, bool, bool]:
     return is_tracer, is_tracer or issubclass(kind, jax.Array), is_number
 
 
-class _CircleError(Exception):
-    """Raised at a value that refers to itself, with its identity."""
-
-
 class _Walk:
     """Collects the leaves and the structure of values.
 
@@ -222,6 +218,7 @@ class _Walk:
         self._opens, self._traced = opens, traced
         self._places: dict[int, int] = {}
         self._visited: dict[Any, tuple[int, Rebuild | None, Any]] = {}
+        self._circles: set[int] = set()
 
     def visit(self, x: Any, mode: Mode) -> Rebuild | None:
         """Returns a function that makes the value from new leaves, or None if it has no leaf."""
@@ -243,29 +240,20 @@ class _Walk:
         name = id(x), mode
         if name in self._visited:
             number, rebuild, _ = self._visited[name]
-            if rebuild is _unfinished:
-                raise _CircleError(id(x))
             self.key.append(("again", number))
-            return rebuild
+            if rebuild is not _unfinished:
+                return rebuild
+            self._circles.add(number)
+            return None
         number = len(self._visited)
         # Keep the value, because its identity is its name.
         self._visited[name] = number, None if mode == "fixed" else _unfinished, x
-        sizes = len(self.key), len(self.leaves), len(self._places), len(self._visited)
-        try:
-            rebuild = self._open(x, mode)
-        except _CircleError as error:
-            if error.args != (id(x),):
-                raise
-            self._forget(*sizes)
+        rebuild = self._open(x, mode)
+        if number in self._circles:  # It refers to itself, so it cannot be made from new leaves.
             self._keep(x)
             rebuild = None
         self._visited[name] = number, rebuild, x
         return rebuild
-
-    def _forget(self, keys: int, leaves: int, places: int, visited: int) -> None:
-        del self.key[keys:], self.leaves[leaves:]
-        self._places = dict(itertools.islice(self._places.items(), places))
-        self._visited = dict(itertools.islice(self._visited.items(), visited))
 
     def _leaf(self, x: Any, is_array: bool) -> Rebuild:
         new = len(self.leaves)
@@ -309,7 +297,7 @@ def _or_kept(rebuild: Rebuild | None, x: Any) -> Rebuild:
 
 
 def _unfinished(_: dict[Any, Any]) -> Any:
-    """Stands for the value that is being visited, which must not refer to itself."""
+    """Stands for the value that is being visited."""
 
 
 class _Same:
