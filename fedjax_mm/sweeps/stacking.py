@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.programs import Split, TracedInt, split
 from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.purity import Computed, check_pure, computed
+from fedjax_mm.sweeps.purity import Computed, check_pure, computed, impure
 
 
 class Leaf(NamedTuple):
@@ -95,18 +95,22 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
             column = [known.number_of(leaf) for leaf in found.leaves]
             structure = found.structure, this_sweep if found.undeclared else None
             key = structure, tuple(map(kind_of, found.leaves))
-            group = groups.setdefault(key, _Group(structure, rebuild, [], [], found, []))
+            words = grid.words(grid.points[point], seed)
+            first = _Group(structure, rebuild, [], [], setup, found, words, [])
+            group = groups.setdefault(key, first)
             group.runs.append((point, seed))
             group.columns.append(column)
             # Points 1, 2, 4, 8, ... of a structure are traced, because each takes a while.
             if found.undeclared and len(group.runs).bit_count() == 1:
-                words = grid.words(grid.points[point], seed)
                 group.computed.append(computed(words, rebuild, found.leaves, grid.client_map))
     known.check_unchanged()
     for group in groups.values():
+        again, rebuild = split_setup(group.setup)
+        if again.structure != group.first.structure:
+            raise impure(group.words, ["a class or a factory of yours, by its name"])
         if group.computed:
-            now = computed("", group.rebuild, group.first.leaves, grid.client_map)
-            check_pure(group.computed, now, group.first.undeclared)
+            now = computed("", rebuild, again.leaves, grid.client_map)
+            check_pure(group.computed, now, again.undeclared)
     _report_programs([*groups.values()], report)
     return [group.stacked(grid, known.values) for group in groups.values()]
 
@@ -148,14 +152,18 @@ def split_setup(
 class _Group(NamedTuple):
     """Runs of equal structure, with the numbers of their leaves' values.
 
-    `computed` has what some of them computed right after they were built, and `first` is the first.
+    Attributes:
+      setup: the setup of the first run, split into `first`, and in `words`.
+      computed: what some runs computed right after they were built.
     """
 
     structure: Hashable
     rebuild: Callable[[Sequence[Any]], Setup]
     runs: list[tuple[int, int]]
     columns: list[list[int]]
+    setup: Setup
     first: Split
+    words: str
     computed: list[Computed]
 
     def stacked(self, grid: Grid, values: Sequence[Any]) -> Stacked:
