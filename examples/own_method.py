@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_mm import averaging, local_sgd, mfa_rr, simulate, to_dataset
+from fedjax_mm import averaging, local_sgd, mfa_rr, part, simulate, to_dataset
 from fedjax_mm.data import digits, federate, partition
 from fedjax_mm.local import LocalUpdate, steps_of
 from fedjax_mm.tasks import MLP, classification
@@ -12,6 +12,7 @@ from fedjax_mm.tasks import MLP, classification
 NUM_CLIENTS, NUM_ROUNDS = 30, 60
 
 
+@part
 def clipped(local, largest):
     """Clients send ``change * min(1, C / |change|)``, and the server adds the weighted mean."""
 
