@@ -112,6 +112,12 @@ class Config(BaseModel):
     factory: ClassVar[Any] = None
     renamed: ClassVar[Mapping[str, str]] = {}
 
+    @property
+    def changed(self) -> Set[str]:
+        """The keys whose values are not the defaults."""
+        fields = type(self).model_fields
+        return {key for key, value in self if value != fields[key].default}
+
     def call(self, **given: Any) -> Any:
         """Calls the factory with the settings that are among its parameters.
 

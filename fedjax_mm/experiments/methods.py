@@ -1,5 +1,6 @@
 """Algorithms in an experiment file: methods, assignments, attackers and requirements."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -29,6 +30,7 @@ from fedjax_mm.base import (
     Padded,
     Task,
 )
+from fedjax_mm.checks.annotations import members_of
 from fedjax_mm.compression import Compressor, compressed, qsgd, random_k, sign, top_k
 from fedjax_mm.data.partition import generator
 from fedjax_mm.experiments import fields
@@ -171,6 +173,14 @@ class Assigned(Config):
     first: Count | None = None
     deadline: Positive | None = None
     delay: Annotated[Delays, one_of(_DELAY_TABLES), named(DEFAULT_DELAYS)] | None = None
+
+    @property
+    def can_be_padded(self) -> bool:
+        """Whether the number of models may be the argument of a program."""
+        takes = inspect.signature(type(self).factory, eval_str=True).parameters
+        number = takes["num_models"].annotation if "num_models" in takes else None
+        others = self.changed & {"appealing", "available", "processors"}
+        return Padded in members_of(number) and not others
 
     def build(self, num_clients: int, num_models: int | Padded) -> Assignment | Dispatch:
         """Builds the assignment."""

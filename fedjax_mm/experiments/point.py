@@ -1,8 +1,8 @@
 """A single point of a sweep: tasks, algorithms and seeds, without axes."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from typing import Annotated, Any, Literal, Self
+from functools import cache, cached_property, partial
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from annotated_types import Interval
 from pydantic import Field, model_validator
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.base import Assignment, Padded, Task
+from fedjax_mm.base import Algorithm, Assignment, Task
 from fedjax_mm.checks.values import check_epochs
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import (
@@ -25,6 +25,7 @@ from fedjax_mm.experiments.fields import (
     Seeded,
 )
 from fedjax_mm.experiments.methods import (
+    DEFAULT_METHOD,
     Assigned,
     AssignmentConfig,
     Byzantine,
@@ -33,6 +34,7 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
     Requirement,
 )
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.start import check_file
 from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Setup
@@ -41,6 +43,14 @@ from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.with_clients import ClientMetric, with_clients
 
 Precision = Literal["float32", "float64"]
+
+
+T = TypeVar("T")
+
+
+def _once(method: Callable[..., T]) -> "cached_property[Callable[..., T]]":
+    """Makes a method that settings call once with the same arguments."""
+    return cached_property(lambda self: cache(partial(method, self)))
 
 
 class Target(Config):
@@ -127,7 +137,7 @@ class Point(Recorded, Seeded):
                     "all algorithms"
                 )
             try:
-                self._check_method(method)
+                self._check_method(label, method)
             except ValueError as error:
                 raise ValueError(f"algorithms.{label}: {error}") from error
         is_quadratic = [isinstance(each, QuadraticConfig) for each in self.kinds_of_task]
@@ -137,13 +147,23 @@ class Point(Recorded, Seeded):
             check_file(self.params)
         return self
 
+    def __copy__(self) -> Self:
+        """A copy without parts, because `model_copy` may change the settings of which they are."""
+        copied = super().__copy__()
+        for name in vars(copied).keys() - type(self).model_fields:
+            del vars(copied)[name]
+        return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """The settings alone, for `pickle`."""
+        return super(Point, self.__copy__()).__getstate__()
+
     @property
     def each_task(self) -> list[AnyTask]:
         """The tasks of all models."""
         if self.task is None:
             return self.kinds_of_task
-        number: Any = self.num_models
-        return [self.task] * (number.size if isinstance(number, Padded) else number)
+        return [self.task] * getattr(self.num_models, "size", self.num_models)
 
     @property
     def kinds_of_task(self) -> list[AnyTask]:
@@ -154,6 +174,28 @@ class Point(Recorded, Seeded):
     def sources(self) -> list[Any]:
         """The data settings of each task, or None for a task without data."""
         return [each.source for each in self.kinds_of_task]
+
+    def can_join(self, key: str) -> bool:
+        """Returns whether the values of a count axis can be arguments of one program.
+
+        This holds for E and M if FedAvg has a closed form. M also needs an assignment that can be
+        padded.
+        """
+        plain = all(isinstance(each, QuadraticConfig) for each in self.kinds_of_task)
+        if not plain or self.requirement is not None or self.byzantine is not None:
+            return False
+        own = {"name", "assignment", "learning_rate", "local_steps"}
+        if not all(
+            method.name == DEFAULT_METHOD
+            and method.changed <= own
+            and isinstance(method.learning_rate, float | InverseTime)
+            for method in self.algorithms.values()
+        ):
+            return False
+        if key != "num_models":
+            return key.rpartition(".")[2] == "local_steps"
+        each = [self._assignment_of(method) for method in self.algorithms.values()]
+        return self.params is None and all(assignment.can_be_padded for assignment in each)
 
     def _check_tasks(self) -> None:
         if (self.task is None) == (self.tasks is None):
@@ -209,8 +251,8 @@ class Point(Recorded, Seeded):
                     "all; give task.test_fraction, such as 0.4, so that each has its own"
                 )
 
-    def _check_method(self, method: Method) -> None:
-        trained = method.build(self.num_models, self.num_rounds)
+    def _check_method(self, label: str, method: Method) -> None:
+        trained = self._trained(label)
         if self.byzantine is not None:
             self.byzantine.wrap(trained, num_clients=1)
         assignment = self._assignment_of(method)
@@ -223,7 +265,7 @@ class Point(Recorded, Seeded):
                 )
         for task in self.kinds_of_task:
             if task.num_clients is not None:
-                self._assigned(method, task.num_clients)
+                self._assigned(label, task.num_clients)
             if isinstance(task, QuadraticConfig):
                 _check_on_quadratic(method)
                 if assignment.name == "ifca" and self.num_models > 1 and self.params is None:
@@ -239,8 +281,20 @@ class Point(Recorded, Seeded):
             raise ValueError("assignment: missing; give one, of the algorithm or of all")
         return assignment
 
-    def _assigned(self, method: Method, num_clients: int) -> Assignment | Dispatch:
-        """Builds the assignment over seen clients."""
+    @_once
+    def _trained(self, label: str) -> Algorithm:
+        """Builds an algorithm, without attackers."""
+        used: Any = self.num_models if self._used is None else self._used
+        return self.algorithms[label].build(used, self.num_rounds)
+
+    @property
+    def _used(self) -> Any:
+        """The number of models that train, if `num_models` is padded."""
+        return getattr(self.num_models, "number", None)
+
+    @_once
+    def _assigned(self, label: str, num_clients: int) -> Assignment | Dispatch:
+        """Builds an algorithm's assignment over seen clients."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -248,7 +302,8 @@ class Point(Recorded, Seeded):
                 f"most {num_clients - 1} may be unseen"
             )
         try:
-            return self._assignment_of(method).build(num_clients - num_unseen, self.num_models)
+            assignment = self._assignment_of(self.algorithms[label])
+            return assignment.build(num_clients - num_unseen, self.num_models)
         except ValueError as error:
             unseen = (
                 f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
@@ -299,10 +354,8 @@ class Point(Recorded, Seeded):
     def setup(self, algorithm: str, tasks: list[Task]) -> Setup:
         """Builds the `Setup` of one run, including attackers and requirements."""
         method = self.algorithms[algorithm]
-        num_models: Any = self.num_models
-        used: Any = num_models.number if isinstance(num_models, Padded) else None
-        assignment = self._assigned(method, tasks[0].num_clients)
-        trained = method.build(num_models if used is None else used, self.num_rounds)
+        trained = self._trained(algorithm)
+        assignment = self._assigned(algorithm, tasks[0].num_clients)
         initial, attack, prepare = self.initial_params(), None, None
         if self.byzantine is not None:
             attack = self.byzantine.on_tasks(assignment.num_clients)
@@ -317,7 +370,7 @@ class Point(Recorded, Seeded):
                 tasks = self.clients.record(tasks)
             else:
                 prepare = partial(_with_clients, prepare, self.clients)
-        return Setup(tasks, trained, assignment, initial, used, prepare)
+        return Setup(tasks, trained, assignment, initial, self._used, prepare)
 
 
 def _with_thresholds(
