@@ -183,10 +183,19 @@ def _arguments(described: Any) -> dict[str, str]:
 
 
 class WithFiles(Config):
-    """Settings that may name data files, which must exist before a run but not after it."""
+    """Settings that may name data files, which must exist before a run but not after it.
+
+    Attributes:
+      checker: raises `OSError` if files are missing, or `ValueError` if they do not fit.
+    """
+
+    checker: ClassVar[Any] = None
 
     def check_files(self) -> None:
-        """Raises `OSError` if data files are missing, or `ValueError` if they do not fit."""
+        """Checks the data files."""
+        checker = type(self).checker
+        if checker is not None:
+            checker(**self.arguments(checker))
 
     def with_files(self, info: ValidationInfo) -> Self:
         """Returns the settings after checking the files, except for a finished result.

@@ -20,8 +20,8 @@ from fedjax_mm.asynchrony.clock import on_clock
 from fedjax_mm.asynchrony.delays import device_time, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
+from fedjax_mm.availability import laws
 from fedjax_mm.availability.jobs import arriving, finishing
-from fedjax_mm.availability.laws import bernoulli, cyclic, markov, timetable
 from fedjax_mm.availability.wrappers import available, dropping
 from fedjax_mm.base import (
     Algorithm,
@@ -50,29 +50,9 @@ from fedjax_mm.experiments.fields import (
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
 from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
+from fedjax_mm.robust import attacks, rules
 from fedjax_mm.robust.aggregation import robust
-from fedjax_mm.robust.attacks import (
-    alie,
-    attacking,
-    gaussian,
-    ipm,
-    scaling,
-    sign_flip,
-)
 from fedjax_mm.robust.backdoor import backdoored
-from fedjax_mm.robust.rules import (
-    Rule,
-    bucketing,
-    bulyan,
-    centered_clipping,
-    geometric_median,
-    krum,
-    mean,
-    median,
-    multi_krum,
-    nearest_neighbor_mixing,
-    trimmed_mean,
-)
 from fedjax_mm.schedules import value_at
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
@@ -118,7 +98,7 @@ _LAW_TYPES: dict[str, Any] = {
     **dict.fromkeys(["probability", "comes", "leaves"], _EACH),
     "intervals": tuple[tuple[tuple[NonNegative, Positive], ...], ...],
 }
-_LAWS = (bernoulli, markov, cyclic, timetable)
+_LAWS = (laws.bernoulli, laws.markov, laws.cyclic, laws.timetable)
 _AVAILABLE = tables_of(_wrapper(available), _LAWS, **_LAW_TYPES)
 
 DEFAULT_DELAYS = "shifted_exponential"
@@ -238,15 +218,18 @@ class Robust(Choosing):
     bucket_size: Count | None = None
     mixed_attackers: fields.CountOrZero | None = None
 
-    def call(self, **given: Any) -> Rule:
+    def call(self, **given: Any) -> rules.Rule:
         """Builds the rule."""
-        rule: Rule = super().call(**given)
-        rule = rule if self.bucket_size is None else bucketing(rule, self.bucket_size)
+        rule: rules.Rule = super().call(**given)
+        rule = rule if self.bucket_size is None else rules.bucketing(rule, self.bucket_size)
         mixed = self.mixed_attackers
-        return rule if mixed is None else nearest_neighbor_mixing(rule, mixed)
+        return rule if mixed is None else rules.nearest_neighbor_mixing(rule, mixed)
 
 
-_RULES = (mean, median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping)
+_RULES = (
+    *(rules.mean, rules.median, rules.trimmed_mean, rules.krum, rules.multi_krum, rules.bulyan),
+    *(rules.geometric_median, rules.centered_clipping),
+)
 _ROBUST = tables_of(_wrapper(robust, Robust), _RULES)
 
 
@@ -342,7 +325,7 @@ class Attacking(Config):
 
     def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
         """Wraps an algorithm with `attacking`."""
-        return attacking(algorithm, clients, self.call())
+        return attacks.attacking(algorithm, clients, self.call())
 
 
 class Backdoor(Attacking):
@@ -368,10 +351,11 @@ class Backdoor(Attacking):
         """Scales the attackers' updates if there is a factor."""
         if self.factor is None:
             return algorithm
-        return attacking(algorithm, clients, scaling(self.factor))
+        return attacks.attacking(algorithm, clients, attacks.scaling(self.factor))
 
 
-_ATTACKS = tables_of(Attacking, (sign_flip, scaling, gaussian, alie, ipm)) | {"backdoor": Backdoor}
+_SENT = (attacks.sign_flip, attacks.scaling, attacks.gaussian, attacks.alie, attacks.ipm)
+_ATTACKS = tables_of(Attacking, _SENT) | {"backdoor": Backdoor}
 
 
 class Byzantine(Config):

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Interval
 from pydantic import Field, model_validator
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
@@ -18,11 +17,10 @@ from fedjax_mm.experiments.fields import (
     Count,
     CountOrZero,
     Distinct,
-    Flag,
     NonNegative,
-    Number,
     Recorded,
     Seeded,
+    keys_of,
 )
 from fedjax_mm.experiments.methods import (
     DEFAULT_METHOD,
@@ -53,27 +51,16 @@ def _once(method: Callable[..., T]) -> "cached_property[Callable[..., T]]":
     return cached_property(lambda self: cache(partial(method, self)))
 
 
+@keys_of(Until, min_delta=NonNegative, warmup=CountOrZero)
 class Target(Config):
     """The early stopping target of a run, as in `Until`."""
 
-    factory = Until
-    metric: str
-    at_least: Number | None = None
-    at_most: Number | None = None
-    patience: Count | None = None
-    mode: Literal["min", "max"] | None = None
-    min_delta: NonNegative = 0.0
-    warmup: CountOrZero = 0
 
-
+@keys_of(with_clients)
 class Clients(Config):
     """Metrics of every client, and how they are distributed over clients, as in `with_clients`."""
 
-    factory = with_clients
     metrics: Annotated[tuple[ClientMetric, ...], Distinct, Field(min_length=1)]
-    share: Annotated[float, Interval(gt=0, le=1), Field(strict=True)] = 0.1
-    weighted: Flag = False
-    each: Flag = True
 
     def record(self, tasks: Sequence[Task]) -> list[Task]:
         """Wraps all tasks with `with_clients`."""
