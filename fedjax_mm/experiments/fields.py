@@ -102,16 +102,14 @@ class Config(BaseModel):
     """Immutable validated settings that reject unknown keys.
 
     Attributes:
-      factory: the function that `call` calls.
-      factories: the functions whose docstrings give the meaning of the keys, if there are more.
-      renamed: the names of their parameters by key, where they differ.
+      factory: the function that `call` calls, whose docstring gives the meaning of the keys.
+      renamed: the names of its parameters by key, where they differ.
     """
 
     # Build validators on first use, because a table is part of many others, each of which would
     # build its own.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     factory: ClassVar[Any] = None
-    factories: ClassVar[tuple[Any, ...]] = ()
     renamed: ClassVar[Mapping[str, str]] = {}
 
     @property
@@ -163,8 +161,8 @@ def meanings(table: type[Config]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for kind in reversed(table.__mro__):
-        for factory in vars(kind).get("factories", filter(None, [vars(kind).get("factory")])):
-            of_factory = _arguments(factory)
+        if vars(kind).get("factory"):
+            of_factory = _arguments(vars(kind)["factory"])
             keys = {key: table.renamed.get(key, key) for key in table.model_fields}
             found |= {key: of_factory[x] for key, x in keys.items() if x in of_factory}
         found |= _arguments(kind) if issubclass(kind, Config) else {}
@@ -316,33 +314,34 @@ def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[
     Args:
       function: a factory, whose parameters without a default are required.
       given: parameters that a file cannot set.
-      types: the types of fields that annotations do not have.
+      types: the types of fields that annotations do not have, or the types and defaults.
     """
     columns: dict[str, Any] = {}
     for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
         type_ = types.get(key) or _field_type(parameter.annotation)
+        default = ... if parameter.default is parameter.empty else parameter.default
         if type_ is not None and key not in given:
-            columns[key] = type_, ... if parameter.default is parameter.empty else parameter.default
+            columns[key] = type_ if isinstance(type_, tuple) else (type_, default)
     return columns
 
 
 def keys_of(
-    *factories: Callable[..., Any], given: Sequence[str] = (), **types: Any
+    factory: Callable[..., Any], *given: str, **types: Any
 ) -> Callable[[type[Table]], type[Table]]:
-    """Decorator that adds to a table the keys of factories that it does not have.
+    """Decorator that adds to a table the keys of a factory that it does not have.
 
     Args:
-      factories: functions; `call` calls the first one.
+      factory: the function that `call` calls.
       given: parameters that a file cannot set.
-      types: the types of fields that annotations do not have.
+      types: the types of fields that annotations do not have, or the types and defaults.
     """
 
     def add(table: type[Table]) -> type[Table]:
-        columns: dict[str, Any] = {}
-        for factory in factories:
-            columns |= columns_of(factory, *given, *table.model_fields, **types)
-        made = create_model(table.__name__, __base__=table, __doc__=table.__doc__, **columns)
-        made.factory, made.factories = factories[0], factories
+        key_of = {parameter: key for key, parameter in table.renamed.items()}
+        columns = {key_of.get(x, x): y for x, y in columns_of(factory, *given, **types).items()}
+        new: Any = {key: x for key, x in columns.items() if key not in table.model_fields}
+        made = create_model(table.__name__, __base__=table, __doc__=table.__doc__, **new)
+        made.factory = factory
         return made
 
     return add
@@ -361,7 +360,7 @@ def table_of(
     """
     name: Any = Literal[function.__name__], ...
     table = create_model(function.__name__, __base__=base, name=name)
-    return keys_of(function, given=given, **types)(table)
+    return keys_of(function, *given, **types)(table)
 
 
 def tables_of(

@@ -23,13 +23,7 @@ from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.availability import laws
 from fedjax_mm.availability.jobs import arriving, finishing
 from fedjax_mm.availability.wrappers import available, dropping
-from fedjax_mm.base import (
-    Algorithm,
-    Assignment,
-    Index,
-    Padded,
-    Task,
-)
+from fedjax_mm.base import Algorithm, Assignment, Index, Padded, Task
 from fedjax_mm.checks.annotations import members_of
 from fedjax_mm.compression import compressed, qsgd, random_k, sign, top_k
 from fedjax_mm.data.partition import generator
@@ -39,7 +33,6 @@ from fedjax_mm.experiments.fields import (
     Count,
     NonNegative,
     Positive,
-    columns_of,
     keys_of,
     named,
     one_of,
@@ -165,7 +158,6 @@ class Assigned(Config):
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
             )
         delay = self.delay and self.delay.call(num_clients=num_clients)
-        clock = {key: x for key, x in self if key in ("first", "deadline") and x is not None}
         if "delay" in parameters_of(factory):  # the factory has its own clock
             of_fedast = factory is fedast
             why = "draws clients one by one" if of_fedast else "plans with all its clients"
@@ -178,8 +170,8 @@ class Assigned(Config):
         for wrapper in filter(None, (self.appealing, self.available)):
             drawn = wrapper.wrap(drawn)
         if delay:
-            drawn = on_clock(drawn, delay, **clock)
-        elif clock:
+            drawn = on_clock(drawn, delay, first=self.first, deadline=self.deadline)
+        elif self.first is not None or self.deadline is not None:
             raise ValueError(
                 "first and deadline are for a clock; add a delay, such as delay = { mean = 1.0 }"
             )
@@ -255,6 +247,7 @@ class Method(OptimizingClients):
     robust: Annotated[Wrapper, one_of(_ROBUST)] | None = None
     assignment: AssignmentConfig | None = None
     learning_rate: Rate
+    renamed: ClassVar = {"local_steps": "steps"}
 
     @property
     def needs_thresholds(self) -> bool:
@@ -272,13 +265,11 @@ class Method(OptimizingClients):
           num_models: M, the number of rounds per frame, for schedules per frame.
           num_rounds: T, the last round of schedules without a length.
         """
-        factory, rate = type(self).factory, self.schedule(num_models, num_rounds)
-        local = {argument: getattr(self, key) for argument, key in _LOCAL_KEYS.items()}
-        # Factories with a shorthand also have parameters for local training settings.
-        given: dict[str, Any] = dict.fromkeys({*_LOCAL_KEYS.values()} & parameters_of(factory))
+        rate, optimizer = self.schedule(num_models, num_rounds), self.local_optimizer()
+        how = self.arguments(local_sgd) | {"learning_rate": rate, "optimizer": optimizer}
+        given: dict[str, Any] = {"local": local_sgd(**how)}
         if isinstance(self, OptimizingServer):
             given["server_optimizer"] = self.build_server_optimizer(num_models, num_rounds)
-        given["local"] = local_sgd(rate, optimizer=self.local_optimizer(), **local)
         algorithm: Algorithm = self.call(**given)
         for each in filter(None, (self.personal, self.compression, self.privacy, self.robust)):
             algorithm = each.wrap(algorithm)
@@ -288,18 +279,14 @@ class Method(OptimizingClients):
 DEFAULT_METHOD = "fedavg"
 """The method of a table without a `name`."""
 
-_LOCAL = columns_of(local_sgd, "learning_rate")
-_LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
-"""Maps the arguments of `local_sgd`, apart from rates and optimizers, to keys of a file."""
+_TRAINING = keys_of(local_sgd)(Method)
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
     """Builds a method's table, with its own arguments and those of `local_sgd`."""
-    mine = OptimizingServer.model_fields.keys() & parameters_of(factory)
-    bases = (Method, OptimizingServer) if mine else (Method,)
-    columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
-    base: Any = create_model("Method", __base__=bases, **columns)
-    base.factory, base.renamed = local_sgd, {"local_steps": "steps"}
+    base: Any = _TRAINING
+    if "server_optimizer" in parameters_of(factory):
+        base = create_model("Method", __base__=(_TRAINING, OptimizingServer))
     return table_of(base, factory, "local")
 
 

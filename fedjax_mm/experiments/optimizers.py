@@ -15,9 +15,10 @@ from fedjax_mm.experiments.fields import (
     CountOrZero,
     NonNegative,
     Positive,
-    columns_of,
+    keys_of,
     one_of,
     table_of,
+    tables_of,
 )
 from fedjax_mm.local import LocalOptimizer
 from fedjax_mm.optimizers import fedadagrad, fedadam, fedyogi
@@ -113,17 +114,18 @@ _SCHEDULES: dict[str, Callable[..., Any]] = {
 _LENGTHS = {"decay_steps", "transition_steps"}
 
 
+_SCHEDULE_TYPES: dict[str, Any] = {
+    **dict.fromkeys(_LENGTHS, (Count | None, None)),
+    "init_value": Positive,
+    "end_value": NonNegative | None,
+    "transition_begin": CountOrZero,
+}
+
+
 def _schedule_table(name: str, factory: Callable[..., Any]) -> type[Scheduled]:
-    types: dict[str, Any] = dict.fromkeys(_LENGTHS, Count | None)
-    types |= {"init_value": Positive, "end_value": NonNegative | None}
-    columns = columns_of(factory, **types, transition_begin=CountOrZero)
-    columns |= dict.fromkeys(_LENGTHS & columns.keys(), (Count | None, None))
-    ours = {value: key for key, value in Scheduled.renamed.items()}
-    columns = {ours.get(key, key): column for key, column in columns.items()}
-    columns["schedule"] = Literal[name], ...
-    table = create_model(name, __base__=Scheduled, **columns)
-    table.factory = factory
-    return table
+    schedule: Any = Literal[name], ...
+    table = create_model(name, __base__=Scheduled, schedule=schedule)
+    return keys_of(factory, **_SCHEDULE_TYPES)(table)
 
 
 SCHEDULE_TABLES = {name: _schedule_table(name, factory) for name, factory in _SCHEDULES.items()}
@@ -197,10 +199,8 @@ _RANGES: dict[str, Any] = {
     "momentum": BelowOne | None,
 }
 
-OPTIMIZER_TABLES = {
-    name: table_of(Optimizer, getattr(optax, name), "learning_rate", **_RANGES)
-    for name in _OPTIMIZERS
-}
+_OPTAX = [getattr(optax, name) for name in _OPTIMIZERS]
+OPTIMIZER_TABLES = tables_of(Optimizer, _OPTAX, "learning_rate", **_RANGES)
 """The tables of client optimizers, by `name`. They use the method's learning rate."""
 
 SERVER_OPTIMIZER_TABLES = {

@@ -28,7 +28,6 @@ from fedjax_mm.experiments.methods import (
     AssignmentConfig,
     Byzantine,
     DemandFn,
-    Method,
     MethodConfig,
     Requirement,
 )
@@ -41,7 +40,6 @@ from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.with_clients import ClientMetric, with_clients
 
 Precision = Literal["float32", "float64"]
-
 
 T = TypeVar("T")
 
@@ -115,16 +113,11 @@ class Point(Recorded, Seeded):
         if self.until is not None:
             self.until.call()
         self._check_tasks()
-        self._check_requirement()
-        self._check_clients()
-        for label, method in self.algorithms.items():
-            if method.assignment is None and self.assignment is None:
-                raise ValueError(
-                    f"algorithms.{label}.assignment: missing; give one, or a table assignment for "
-                    "all algorithms"
-                )
+        self._check_examples()
+        for label in self.algorithms:
+            assignment = self._assignment_of(label)
             try:
-                self._check_method(label, method)
+                self._check_method(label, assignment)
             except ValueError as error:
                 raise ValueError(f"algorithms.{label}: {error}") from error
         is_quadratic = [isinstance(each, QuadraticConfig) for each in self.kinds_of_task]
@@ -181,8 +174,8 @@ class Point(Recorded, Seeded):
             return False
         if key != "num_models":
             return key.rpartition(".")[2] == "local_steps"
-        each = [self._assignment_of(method) for method in self.algorithms.values()]
-        return self.params is None and all(assignment.can_be_padded for assignment in each)
+        assigned = map(self._assignment_of, self.algorithms)
+        return self.params is None and all(each.can_be_padded for each in assigned)
 
     def _check_tasks(self) -> None:
         if (self.task is None) == (self.tasks is None):
@@ -210,46 +203,33 @@ class Point(Recorded, Seeded):
                 "a quadratic's start is 'normal', but other tasks draw their own; leave start out"
             )
 
-    def _check_requirement(self) -> None:
-        if self.requirement is None:
-            return
+    def _check_examples(self) -> None:
+        metrics = () if self.clients is None else self.clients.metrics
+        named = [f"clients.metrics has {name!r}" for name in metrics if name != "loss"]
+        tested = ["requirement: clients are asked one by one"] * (self.requirement is not None)
+        tested += [each for each in named if "test_" in each]
         for task in self.kinds_of_task:
             if isinstance(task, QuadraticConfig):
-                _check_on_quadratic(self.requirement, "requirement.")
-            elif not task.has_own_tests:
+                if self.requirement is not None:
+                    _check_on_quadratic(self.requirement, "requirement.")
+                if named:
+                    raise ValueError(f"{named[0]}; the quadratic has no examples: give 'loss'")
+            elif tested and not task.has_own_tests:
                 raise ValueError(
-                    "requirement: clients are asked one by one, but one pool of test examples "
-                    "stands for all; give task.test_fraction, such as 0.4, so that each has its own"
+                    f"{tested[0]}, but one pool of test examples stands for all; give "
+                    "task.test_fraction, such as 0.4, so that each has its own"
                 )
 
-    def _check_clients(self) -> None:
-        if self.clients is None:
-            return
-        names = [name for name in self.clients.metrics if name != "loss"]
-        for task in self.kinds_of_task:
-            if isinstance(task, QuadraticConfig) and names:
-                raise ValueError(
-                    f"clients.metrics has {names[0]!r}; the quadratic has no examples: give 'loss'"
-                )
-            tested = [name for name in names if name.startswith("test")]
-            if tested and not isinstance(task, QuadraticConfig) and not task.has_own_tests:
-                raise ValueError(
-                    f"clients.metrics has {tested[0]!r}, but one pool of test examples stands for "
-                    "all; give task.test_fraction, such as 0.4, so that each has its own"
-                )
-
-    def _check_method(self, label: str, method: Method) -> None:
-        trained = self._trained(label)
+    def _check_method(self, label: str, assignment: Assigned) -> None:
+        method, trained = self.algorithms[label], self._trained(label)
         if self.byzantine is not None:
             self.byzantine.wrap(trained, num_clients=1)
-        assignment = self._assignment_of(method)
-        if self.requirement is None:
-            asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
-            if assignment.appealing or method.needs_thresholds:
-                raise ValueError(
-                    f"{asking} for clients with thresholds; add a table requirement, such as "
-                    "requirement = { num_steps = 100 }"
-                )
+        if self.requirement is None and (assignment.appealing or method.needs_thresholds):
+            asking = "assignment.appealing" if assignment.appealing else method.name
+            raise ValueError(
+                f"{asking} asks for clients with thresholds; add a table requirement, such as "
+                "requirement = { num_steps = 100 }"
+            )
         for task in self.kinds_of_task:
             if task.num_clients is not None:
                 self._assigned(label, task.num_clients)
@@ -261,11 +241,14 @@ class Point(Recorded, Seeded):
                         "do in a file; give params, or a task that draws each model's start"
                     )
 
-    def _assignment_of(self, method: Method) -> Assigned:
-        """Returns the method's own assignment, or else the default."""
-        assignment = method.assignment or self.assignment
+    def _assignment_of(self, label: str) -> Assigned:
+        """Returns an algorithm's own assignment, or else the default."""
+        assignment = self.algorithms[label].assignment or self.assignment
         if assignment is None:
-            raise ValueError("assignment: missing; give one, of the algorithm or of all")
+            raise ValueError(
+                f"algorithms.{label}.assignment: missing; give one, or a table assignment for all "
+                "algorithms"
+            )
         return assignment
 
     @_once
@@ -289,8 +272,8 @@ class Point(Recorded, Seeded):
                 f"most {num_clients - 1} may be unseen"
             )
         try:
-            assignment = self._assignment_of(self.algorithms[label])
-            return assignment.build(num_clients - num_unseen, self.num_models)
+            seen = num_clients - num_unseen
+            return self._assignment_of(label).build(seen, self.num_models)
         except ValueError as error:
             unseen = (
                 f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
@@ -310,20 +293,11 @@ class Point(Recorded, Seeded):
                 needed = self.num_models * 4 * (task.num_clients * task.block_size + 1)
                 check_fits(what, needed, limit, "take fewer clients or models")
         most = max((each.train.max_count for each in data), default=1)
-        self._check_epochs(most)
-        self._check_batches(max(map(_row_bytes, data), default=0.0), limit)
-
-    def _check_epochs(self, most_examples: int) -> None:
-        """Raises `ValueError` if int32 cannot count a client's local steps."""
+        row_bytes = max(map(_row_bytes, data), default=0.0)
         for label, method in self.algorithms.items():
-            epochs = getattr(method, "epochs", None) or 0
-            batches = -(-most_examples // (getattr(method, "batch_size", None) or most_examples))
-            check_epochs(epochs, batches, f"algorithms.{label}: ")
-
-    def _check_batches(self, row_bytes: float, limit: float | None) -> None:
-        """Raises `ValueError` if the rows of a client's batch are known not to fit in memory."""
-        for label, method in self.algorithms.items():
-            size = getattr(method, "batch_size", None) or 0
+            how = dict(method)
+            epochs, size = how["epochs"] or 0, how["batch_size"] or 0
+            check_epochs(epochs, -(-most // (size or most)), f"algorithms.{label}: ")
             what = f"algorithms.{label}: the {size:,} rows of a batch"
             check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
 
