@@ -340,7 +340,8 @@ def keys_of(
         key_of = {parameter: key for key, parameter in table.renamed.items()}
         columns = {key_of.get(x, x): y for x, y in columns_of(factory, *given, **types).items()}
         new: Any = {key: x for key, x in columns.items() if key not in table.model_fields}
-        made = create_model(table.__name__, __base__=table, __doc__=table.__doc__, **new)
+        new |= {"__doc__": table.__doc__, "__module__": table.__module__}
+        made = create_model(table.__name__, __base__=table, **new)
         made.factory = factory
         return made
 

@@ -45,8 +45,16 @@ T = TypeVar("T")
 
 
 def _once(method: Callable[..., T]) -> "cached_property[Callable[..., T]]":
-    """Makes a method that settings call once with the same arguments."""
-    return cached_property(lambda self: cache(partial(method, self)))
+    """Makes a method that a point calls once with the same arguments, in its precision."""
+
+    def calls(self: "Point") -> Callable[..., T]:
+        def call(*args: Any) -> T:
+            with jax.enable_x64(self.precision == "float64"):
+                return method(self, *args)
+
+        return cache(call)
+
+    return cached_property(calls)
 
 
 @keys_of(Until, min_delta=NonNegative, warmup=CountOrZero)
@@ -133,10 +141,6 @@ class Point(Recorded, Seeded):
         for name in vars(copied).keys() - type(self).model_fields:
             del vars(copied)[name]
         return copied
-
-    def __getstate__(self) -> dict[Any, Any]:
-        """The settings alone, for `pickle`."""
-        return super(Point, self.__copy__()).__getstate__()
 
     @property
     def each_task(self) -> list[AnyTask]:
