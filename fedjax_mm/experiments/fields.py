@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache, reduce
 from operator import or_
-from types import NoneType
+from types import GenericAlias, NoneType
 from typing import (
     Annotated,
     Any,
@@ -272,7 +272,7 @@ class Seeded(WithFiles):
 Table = TypeVar("Table", bound=Config)
 
 # An int without bounds always means a count.
-_FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, str: str, NoneType: None}
+_FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, str: str}
 
 
 def _field_type(annotation: Any, limits: Any = None) -> Any:
@@ -302,7 +302,7 @@ def _member_type(annotation: Any, limits: Any) -> Any:
     if origin in (tuple, Sequence):
         types = tuple(each if each is ... else _field_type(each, limits) for each in inner)
         types += (...,) if origin is Sequence else ()
-        return None if None in types else tuple.__class_getitem__(types)
+        return None if None in types else GenericAlias(tuple, types)
     if limits is None or annotation not in (int, float):
         return _FROM_FILE.get(annotation)
     return Annotated[annotation, limits, _FINITE if annotation is float else _STRICT]
