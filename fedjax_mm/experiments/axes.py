@@ -127,17 +127,18 @@ class Points:
             if ((key in real and key.startswith("task.")) or key == "task.data_seed")
             and any(here.sources != at[key][0].sources for here in at[key])
         ]
-        self.joined = self._joined([here for each in at.values() for here in each], together)
+        everywhere = [here for each in at.values() for here in each] or [base]
+        self.joined = self._joined(everywhere, together)
         # Floats, rather than tables, are not combined until a grid is built.
         structural = [key for key in at if key not in (*real, *of_data)]
         self._check_number("programs", structural)
-        self.every = [self._at(places) for places in self._places(structural)]
-        by_seed = any(each.is_drawn_by_seed for here in self.every for each in here.kinds_of_task)
+        by_seed = any(each.is_drawn_by_seed for here in everywhere for each in here.kinds_of_task)
         self._check_number("draws of the data", of_data, base.num_seeds if by_seed else 1)
         self.draws = [
             [self._at(places | there) for there in self._places(of_data)]
             for places in self._places(structural)
         ]
+        self.every = [first for first, *_ in self.draws]
         for name, key in self.names.items():
             check_values(name, self.values[key])
 
