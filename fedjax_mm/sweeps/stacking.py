@@ -85,6 +85,7 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
     """
     known, groups = _Values(), dict[Hashable, _Group]()
     seeds, number = range(grid.num_seeds) if grid.has_seeds else [0], len(grid.points)
+    is_label = [all(type(x) in (str, bool) for x in axis) for axis in grid.axes.values()]
     this_sweep = object()
     for place, point in enumerate(_in_order(grid)):
         if place % 100 == 0 and place:
@@ -95,11 +96,15 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
             column = [known.number_of(leaf) for leaf in found.leaves]
             structure = found.structure, this_sweep if found.undeclared else None
             key = structure, tuple(map(kind_of, found.leaves))
-            group = groups.setdefault(key, _Group(structure, rebuild, [], [], found, []))
+            group = groups.setdefault(key, _Group(structure, rebuild, [], [], found, [], set()))
             group.runs.append((point, seed))
             group.columns.append(column)
-            # Points 1, 2, 4, 8, ... of a structure are traced, because each takes a while.
-            if found.undeclared and len(group.runs).bit_count() == 1:
+            labels = {each for each in enumerate(grid.points[point]) if is_label[each[0]]}
+            # Trace points 1, 2, 4, 8, ... of a structure and the first of each label, because each
+            # takes a while.
+            is_new = len(group.runs).bit_count() == 1 or not labels <= group.labels
+            if found.undeclared and is_new:
+                group.labels.update(labels)
                 words = grid.words(grid.points[point], seed)
                 group.computed.append(computed(words, rebuild, found.leaves, grid.client_map))
     known.check_unchanged()
@@ -148,7 +153,8 @@ def split_setup(
 class _Group(NamedTuple):
     """Runs of equal structure, with the numbers of their leaves' values.
 
-    `computed` has what some of them computed right after they were built, and `first` is the first.
+    `computed` has what some of them computed right after they were built, `labels` the labels of
+    these, and `first` is the first.
     """
 
     structure: Hashable
@@ -157,6 +163,7 @@ class _Group(NamedTuple):
     columns: list[list[int]]
     first: Split
     computed: list[Computed]
+    labels: set[tuple[int, int]]
 
     def stacked(self, grid: Grid, values: Sequence[Any]) -> Stacked:
         """Stacks the leaves that differ between runs."""
