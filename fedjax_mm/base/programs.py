@@ -493,9 +493,17 @@ def _opened_object(x: Any) -> _Opened:
             fields = {name: getattr(x, name, None) for name in names}
             fields |= {} if is_flax else own
             return _fixed((*fields, _read_by(kind)), [*fields.values()], is_declared)
-    elif kind.__eq__ is not object.__eq__ and kind.__hash__ is not None:
+    elif kind.__eq__ is not object.__eq__ and _is_comparable(x):
         return _Opened(x, is_declared=is_declared)
     return _OWN
+
+
+def _is_comparable(x: Any) -> bool:
+    try:
+        hash(x)
+        return (x == x) is True
+    except Exception:  # a user's methods may raise anything
+        return False
 
 
 def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
