@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base.calls import in_short
-from fedjax_mm.base.programs import Split, TracedInt, split
+from fedjax_mm.base.programs import OpaqueError, Split, TracedInt, split
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.purity import Computed, check_pure, computed
 
@@ -92,7 +92,14 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
             report(f"built {place:,} of {number:,} points")
         for seed in seeds:
             setup = grid.setup(grid.points[point], seed)
-            found, rebuild = split_setup(setup)
+            try:
+                found, rebuild = split_setup(setup)
+            except OpaqueError:
+                words = grid.words(grid.points[point], seed)
+                raise ValueError(
+                    f"the setup of the point {words} holds a tracer; call sweep outside of "
+                    "transformations of JAX, and let functions keep no arguments"
+                ) from None
             column = [known.number_of(leaf) for leaf in found.leaves]
             structure = found.structure, this_sweep if found.undeclared else None
             key = structure, tuple(map(kind_of, found.leaves))

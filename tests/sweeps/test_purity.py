@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, full_participation, local_sgd, simulate, sweep
+from fedjax_mm import fedavg, full_participation, local_sgd, part, simulate, sweep
+from fedjax_mm.base.programs import split
 from fedjax_mm.sweeps import Setup
 from tests.helpers import Towards
 
@@ -142,11 +143,13 @@ class Static:
     rate: float
 
 
-class OwnAux:
-    """A pytree whose auxiliary data is the object itself."""
-
+class Plain:
     def __init__(self, rate):
         self.rate = rate
+
+
+class OwnAux(Plain):
+    """A pytree whose auxiliary data is the object itself."""
 
 
 jax.tree_util.register_pytree_node(OwnAux, lambda x: ((), x), lambda x, _: x)
@@ -177,15 +180,6 @@ def with_attribute(rate):
     return schedule
 
 
-def with_attribute_of_an_inner(rate):
-    def schedule(t):
-        return inner.rate + 0 * t
-
-    inner = functools.partial(read)
-    inner.rate = rate
-    return schedule
-
-
 def bound(rate):
     net = Net().bind({"params": {"rate": jnp.float32(rate)}})
     return lambda t: net() + 0 * t
@@ -193,11 +187,9 @@ def bound(rate):
 
 ALIKE = {
     "static": lambda rate: functools.partial(read, Static(rate)),
-    "static in a closure": lambda rate: (lambda static: lambda t: read(static, t))(Static(rate)),
     "its own auxiliary data": lambda rate: functools.partial(read, OwnAux(rate)),
     "not compared": lambda rate: NotCompared("a", rate),
     "attribute of a partial": with_attribute,
-    "attribute of a partial in a closure": with_attribute_of_an_inner,
     "bound network": bound,
 }
 
@@ -216,3 +208,57 @@ def test_points_that_look_alike_keep_their_own_values(name):
     found = [float(last(ALIKE[name](rate))) for rate in RATES]
     found += swept_alike().sel(name=name).isel(round=-1).values.ravel().tolist()
     np.testing.assert_allclose(found, 2 * expected(*RATES), rtol=1e-5)
+
+
+def test_a_number_on_an_axis_that_chooses_structure_is_refused_in_words():
+    @part
+    def chosen(rate):
+        return (lambda t: rate) if rate > 0 else (lambda t: 0.0)
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        swept(lambda x: setup(chosen(x)), RATES)
+    assert "numbers on axes" in str(caught.value.__notes__)
+
+
+def test_a_setup_that_keeps_a_tracer_is_refused_in_words():
+    def growing(rate):
+        def schedule(t):
+            times.append(t)
+            return rate + 0 * t
+
+        times = []
+        return schedule
+
+    with pytest.raises(ValueError, match=r"point x=0\.1 holds a tracer"):
+        swept(lambda x: setup(growing(x)), RATES)
+
+
+class Incomparable(Plain):
+    def __eq__(self, other):
+        raise RuntimeError("no comparison")
+
+    def __hash__(self):
+        return 0
+
+
+class WithoutHash(Plain):
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        raise RuntimeError("no hash")
+
+
+class Elementwise(Plain):
+    def __eq__(self, other):
+        return np.zeros(2) == self.rate
+
+    def __hash__(self):
+        return 0
+
+
+@pytest.mark.parametrize("kind", [Incomparable, WithoutHash, Elementwise])
+def test_objects_that_cannot_be_compared_equal_only_themselves(kind):
+    one, other = (functools.partial(read, kind(rate)) for rate in RATES)
+    found = {split((), (each,), opens=True).structure for each in (one, other, one)}
+    assert len(found) == 2
