@@ -425,7 +425,7 @@ def _opened_call(call: Call, mode: Mode) -> _Opened:
         return factory(*new[:stop], **dict(zip(names, new[stop:], strict=True)))
 
     modes: list[Mode] = ["fixed" if is_fixed else mode for is_fixed in call.fixed]
-    tag = _Same(factory), stop, names, _read_by(inspect.unwrap(factory))
+    tag = _Same(factory), stop, names, _read_by(factory)
     return _Opened(tag, [*args, *kwargs.values()], make, modes)
 
 
@@ -525,11 +525,14 @@ def _read_by(x: Any) -> Hashable:
         for name, value in vars(each).items()
     }
     for value in [*own.values()] or [x]:
-        found = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        function = inspect.unwrap(found) if callable(found) else found
-        if type(function) is FunctionType and not _is_of_library(function):
-            space = function.__globals__
-            own |= {name: space[name] for name in _names(function.__code__) if name in space}
+        # Of properties, of cached properties, and of static and class methods.
+        each = (getattr(value, name, None) for name in ("fget", "func", "__func__"))
+        found, wrappers = next(filter(None, each), value), list[Any]()
+        last = inspect.unwrap(found, stop=wrappers.append) if callable(found) else None
+        for function in (*wrappers, last):
+            if type(function) is FunctionType and not _is_of_library(function):
+                space = function.__globals__
+                own |= {name: space[name] for name in _names(function.__code__) if name in space}
     return tuple((name, token) for name, value in own.items() if (token := _plain(value)))
 
 

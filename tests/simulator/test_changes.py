@@ -184,6 +184,7 @@ def test_a_change_is_noticed(name, restored):
 # Declared functions and classes keep their programs, and what they read is known in part.
 
 TEXT = str(BEFORE)
+SCALE = 1.0
 ARRAY = np.full((), BEFORE)
 TABLE = {"rate": BEFORE}
 OBJECT = types.SimpleNamespace(rate=BEFORE)
@@ -194,12 +195,24 @@ def helper():
     return RATE
 
 
+def scaled(make):
+    @functools.wraps(make)
+    def scaled():
+        return lambda t: SCALE * make()(t)
+
+    return scaled
+
+
 class Base:
     rate = BEFORE
 
     @property
     def read(self):
-        return RATE
+        return SCALE / 10
+
+    @functools.cached_property
+    def once(self):
+        return float(TEXT)
 
 
 def tree(call):
@@ -225,6 +238,12 @@ def of_a_number():
 @part
 def of_a_text():
     return lambda t: float(TEXT) * t
+
+
+@part
+@scaled
+def of_a_decorator():
+    return lambda t: 0.1 * t
 
 
 @part
@@ -275,7 +294,12 @@ NOTICED = {
     "other function": (of_a_function(), set_global("helper", lambda: AFTER)),
     "other class": (of_a_class(), set_global("Base", FASTER)),
     "number in a method": (tree(lambda self, t: RATE * t), set_rate),
-    "number in a property": (tree(lambda self, t: self.read * t), set_rate),
+    "number in a property": (tree(lambda self, t: self.read * t), set_global("SCALE", 3.0)),
+    "text in a cached property": (
+        tree(lambda self, t: type(self)().once * t),
+        set_global("TEXT", str(AFTER)),
+    ),
+    "number in a decorator": (of_a_decorator(), set_global("SCALE", 3.0)),
     "function in a method": (
         tree(lambda self, t: helper() * t),
         set_global("helper", lambda: AFTER),
