@@ -175,9 +175,9 @@ def read(settings, t):
 
 
 def with_attribute(rate):
-    schedule = functools.partial(lambda t: schedule.rate + 0 * t)
-    schedule.rate = rate
-    return schedule
+    settings = functools.partial(read)
+    settings.rate = rate
+    return functools.partial(read, settings)
 
 
 def bound(rate):
