@@ -280,6 +280,14 @@ def test_numbers_that_choose_structure_are_compiled_in():
     assert [ask(chosen(x)) for x in (1.0, -1.0)] == [1, -1]
 
 
+def test_numbers_annotated_as_floats_have_their_values():
+    @part
+    def known(rate: float):
+        return lambda t: rate if isinstance(rate, float) else 0.5
+
+    assert [ask(known(x)) for x in (0.25, 0.75)] == [0.25, 0.75]
+
+
 def test_errors_are_the_users_own_and_come_from_one_call():
     calls = []
 
