@@ -45,6 +45,23 @@ def check_regular(path: Path) -> None:
         raise ValueError(f"{path}: not a regular file")
 
 
+@contextmanager
+def located(*place: Any) -> Iterator[None]:
+    """Prefixes a `ValueError` about a file's content with its place: the file, and the record.
+
+    Example:
+      >>> with located("points.txt", "line 3"):
+      ...     float("x")
+      Traceback (most recent call last):
+      ValueError: points.txt: line 3: could not convert string to float: 'x'
+    """
+    try:
+        yield
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(": ".join(map(str, (*place, reason)))) from error
+
+
 def read_regular(path: Path) -> bytes:
     """Reads a file, or raises `ValueError` if it is a special file."""
     check_regular(path)

@@ -247,8 +247,11 @@ def changed(change):
     ("content", "message"),
     [
         ('{"users": ["ann"', "not a LEAF file"),
-        (changed(lambda bob: bob["y"].pop()), "user 'bob': 2 x and 1 y, but num_samples says 2"),
-        (changed(lambda bob: bob.pop("x")), "user 'bob': no entries x and y"),
+        (
+            changed(lambda bob: bob["y"].pop()),
+            r"user 'bob': the lengths of x and y, and num_samples, are \[2, 1, 2\]",
+        ),
+        (changed(lambda bob: bob.pop("x")), r"user_data\.bob\.x: Field required"),
         (changed(lambda bob: bob["x"][1].__delitem__(slice(4, 6))), "user 'bob': tweet 1: x must"),
         (changed(lambda bob: bob["x"].__setitem__(0, "good")), "user 'bob': tweet 0: x must be a"),
         (changed(lambda bob: bob["x"][1].__setitem__(4, 3)), "user 'bob': tweet 1: x must be a li"),
