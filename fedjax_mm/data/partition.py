@@ -6,6 +6,7 @@ may assign an example to several clients.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -96,10 +97,21 @@ def dirichlet(
     rng = generator(seed)
     by_label = [rng.permutation(rows) for rows in by_id(labels)]
     sizes = np.array([len(rows) for rows in by_label])
-    for _ in range(_MAX_DRAWS):
+
+    def draw() -> np.ndarray:
         shares = rng.dirichlet(np.full(num_clients, alpha), len(sizes))
         cuts = (np.cumsum(shares[:, :-1], axis=1) * sizes[:, None]).astype(np.int64)
-        counts = np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])
+        return np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])
+
+    return _divided(by_label, draw, alpha, min_examples)
+
+
+def _divided(
+    by_label: Parts, draw: Callable[[], np.ndarray], alpha: float, min_examples: int
+) -> Parts:
+    """Draws counts ``[labels, clients]`` until all clients have enough, and divides the rows."""
+    for _ in range(_MAX_DRAWS):
+        counts = draw()
         if counts.sum(axis=0).min() >= min_examples:
             break
     else:
@@ -107,6 +119,7 @@ def dirichlet(
             f"in {_MAX_DRAWS} draws of Dirichlet({alpha}) a client had fewer than {min_examples} "
             "examples; raise alpha, or lower min_examples or num_clients"
         )
+    cuts = np.cumsum(counts[:, :-1], axis=1)
     pieces = [np.split(rows, cut) for rows, cut in zip(by_label, cuts, strict=True)]
     return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
@@ -230,18 +243,9 @@ def extended_dirichlet(
             f"in {_MAX_DRAWS} draws a label had fewer than {least} clients; raise "
             "labels_per_client or num_clients"
         )
-    for _ in range(_MAX_DRAWS):
-        counts = _balanced_counts(rng, alpha, [len(rows) for rows in by_label], has_label)
-        if counts.sum(axis=0).min() >= min_examples:
-            break
-    else:
-        raise ValueError(
-            f"in {_MAX_DRAWS} draws of Dirichlet({alpha}) a client had fewer than {min_examples} "
-            "examples; raise alpha, or lower min_examples or num_clients"
-        )
-    cuts = np.cumsum(counts[:, :-1], axis=1)
-    pieces = [np.split(rows, cut) for rows, cut in zip(by_label, cuts, strict=True)]
-    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+    sizes = [len(rows) for rows in by_label]
+    draw = partial(_balanced_counts, rng, alpha, sizes, has_label)
+    return _divided(by_label, draw, alpha, min_examples)
 
 
 def _balanced_counts(
