@@ -136,8 +136,8 @@ def mfa_rr(
         distributed as in MFA-Rand. With "never", all clients stay in the groups of one partition,
         and the K clients of each round are drawn from all groups; this is the round-robin
         allocation of FedFairMMFL's authors, who partition the clients in order.
-      on_change: what happens to a frame when the active models change. "cut" ends it and
-        begins a new one with as many groups as active models. ``frames_cut`` counts these ends.
+      on_change: how a frame reacts to a change of the active models. "cut" ends it and
+        begins a new one with one group per active model. ``frames_cut`` counts these ends.
         With "wait", the frame goes on to its end without the finished and the new models.
       active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
@@ -237,7 +237,7 @@ def _rotated_jobs(
     on_change: Literal["cut", "wait"],
     active: Any,
 ) -> Assignment:
-    """MFA-RR with frames of as many rounds as models are active."""
+    """MFA-RR with frames of one round per active model."""
     size, _, drawn = cohort_sizes(num_clients, num_models, cohort_size)
 
     def draw(rng_key: PRNGKeyArray, number: Any) -> Cohort:

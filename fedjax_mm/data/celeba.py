@@ -201,7 +201,7 @@ def _thinned(
 
 
 def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns the indices of the larger class and its surplus over the other class."""
+    """Indices of the larger class and its surplus over the other class."""
     places = np.flatnonzero(y == (2 * y.sum() > len(y)))
     return places, 2 * len(places) - len(y)
 
@@ -209,7 +209,7 @@ def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
 def _decoded(
     paths: list[Path], image_size: int, cache: Path, progress: Callable[[int, int], None]
 ) -> np.ndarray:
-    """Returns the images ``uint8[images, size, size, 3]``, from the cache if possible."""
+    """Reads the images ``uint8[images, size, size, 3]``, from the cache if possible."""
     shape = (len(paths), image_size, image_size, 3)
     target = cache / f"images-{_digest(paths, image_size)}.npy"
     if target.is_file():

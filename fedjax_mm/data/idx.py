@@ -116,7 +116,7 @@ def check_idx(directory: str | Path, *, dataset: Name = "mnist", split: str = "b
 
 
 def _files(directory: Path, dataset: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
-    """Returns the paths of the training and test images and labels, the title, and C."""
+    """Paths of the training and test images and labels, the title, and C."""
     files, title, num_classes = ("train", "t10k"), str(dataset), 10
     if dataset == "emnist":
         check_choice("split", split, *_EMNIST)

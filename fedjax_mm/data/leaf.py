@@ -90,7 +90,6 @@ def load_leaf(
 
 
 def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
-    """Returns the given or inferred C."""
     labels = [np.unique(y) for users in splits for _, _, y in users.values()]
     found = np.unique(np.concatenate(labels))
     needed = 1 + int(found[-1])
@@ -111,7 +110,7 @@ def check_leaf(directory: str | Path) -> None:
 
 
 def json_files(folder: Path) -> list[Path]:
-    """Returns the JSON files in a directory, sorted by name.
+    """JSON files in a directory, sorted by name.
 
     Raises:
       FileNotFoundError: if the directory contains no JSON file.
@@ -124,7 +123,7 @@ def json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path, read: Callable[..., _Examples]) -> _Users:
     users: _Users = {}
-    # Reject a user who occurs in two files, because the second would silently replace the first.
+    # Reject a user who occurs in two files, because the later entry would silently replace the earlier one.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
             with located(path, f"user {user!r}"):

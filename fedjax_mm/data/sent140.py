@@ -270,7 +270,7 @@ def _dimension(path: Path) -> int:
 def _read_vectors(
     path: Path, number: dict[str, int], dim: int
 ) -> tuple[Float32[np.ndarray, "words dim"], Bool[np.ndarray, " words"]]:
-    """Returns the word vectors, and whether each word is in the file."""
+    """Word vectors, and whether each word is in the file."""
     # Read bytes, because one of GloVe's words, U+0085, is a line break in text mode. Keep only the
     # vectors of words that occur, because the whole file would fill the memory.
     wanted = {word.encode(errors="surrogatepass"): i for word, i in number.items()}

@@ -69,7 +69,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def leads_out(path: Path) -> bool:
-    """Returns whether a path is a link to another directory, whose content may be private."""
+    """Whether a path is a link to another directory, whose content may be private."""
     return not path.resolve().is_relative_to(path.parent.resolve())
 
 
@@ -175,7 +175,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Returns whether the content is unchanged since it was sealed."""
+    """Whether the content is unchanged since it was sealed."""
     return content["digest"] == sealed(content)["digest"]
 
 
