@@ -38,8 +38,8 @@ def on_clock(
 ) -> Assignment:
     """Adds the metric `time`, the simulated time, to an assignment.
 
-    The duration of a round is the longest delay of its local trainings. A client that trains several
-    models trains them in parallel. Time is simulated as in asynchronous runs. A round in which no
+    A round takes the longest delay of its local trainings. A client that trains several models
+    trains them in parallel. Time is simulated as in asynchronous runs. A round in which no
     client trains takes no time.
 
     With `first` or `deadline`, clients can be too late. Late clients do not participate, but their

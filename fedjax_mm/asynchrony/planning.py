@@ -265,7 +265,7 @@ def remember(
     overlaps: Int[Array, " plans"],
     cost: Scalar,
 ) -> Plans:
-    """Adds a plan to the state, where it replaces the oldest one."""
+    """Replaces the oldest plan of the state by a new one."""
     place = state.number % MEMORY
     overlaps = overlaps.at[place].set(clients.size)
     models = jnp.arange(len(clients))[:, None]

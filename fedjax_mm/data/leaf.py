@@ -123,7 +123,7 @@ def json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path, read: Callable[..., _Examples]) -> _Users:
     users: _Users = {}
-    # Reject a user who occurs in two files, because the later entry would silently replace the earlier one.
+    # Reject a user in two files, because the later entry would silently replace the earlier one.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
             with located(path, f"user {user!r}"):
@@ -154,7 +154,7 @@ def read_users(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
     """
     check_regular(path)
     try:
-        # Do not let pydantic parse the JSON: it refuses half a surrogate pair, which tweets have.
+        # Parse with `json`, because pydantic refuses half a surrogate pair, which tweets may have.
         file = _File.model_validate(json.loads(path.read_bytes()), strict=True)
     except ValidationError as error:
         first = error.errors()[0]

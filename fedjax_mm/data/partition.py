@@ -657,7 +657,7 @@ def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
 
 
 def seed_sequence(seed: int, *key: int) -> np.random.SeedSequence:
-    """Makes NumPy's seed sequence; different keys of a seed give independent draws.
+    """Makes NumPy's seed sequence, which gives independent draws for different keys.
 
     Raises:
       ValueError: if the seed is not a nonnegative integer.

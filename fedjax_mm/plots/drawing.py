@@ -247,7 +247,7 @@ def draw(
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Breaks text into lines of a width; a formula counts as wide as it is drawn."""
+    """Breaks text into lines of a width, and counts a formula as wide as it is drawn."""
     shown = re.sub(r"\\[a-z]+", "x", text, flags=re.IGNORECASE)
     is_short = len(re.sub(r"[$^_{}]", "", shown)) <= width
     return text if is_short else textwrap.fill(text, width)

@@ -208,7 +208,7 @@ def ipm(factor: Positive) -> Attack:
 def attacking(algorithm: Algorithm, clients: Any, attack: Attack) -> Algorithm:
     """Wraps an algorithm so that attackers send forged updates.
 
-    Around `robust`, attackers change the input of the rule, and the metric ``attackers`` is the number
+    Around `robust`, attackers change the rule's input, and the metric ``attackers`` is the number
     of attackers among the participants of the last round. `alie` and `ipm` need all updates, so
     they must be around `robust`, as in ``attacking(robust(algorithm, rule), clients, ipm(2.0))``;
     the rule `mean` has no other effect. Other attacks may also be inside, or without a rule. An

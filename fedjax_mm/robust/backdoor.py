@@ -84,7 +84,7 @@ def backdoored(
 
     A share of an attacker's training images gets a square patch in the lower right corner and the
     label `target`. The metric ``attack_success`` is the share of test images of the other classes
-    that the model assigns to the target if they have the patch, or NaN without such images. It costs
+    that the model assigns to the target if they have the patch, or NaN without them. It costs
     one more pass over the test images at every record. Other test metrics are those of clean
     images, and training losses those of the data that clients train on. Images are stamped when
     they are read, so nothing is copied.

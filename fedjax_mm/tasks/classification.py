@@ -269,7 +269,7 @@ def classification(
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.
       rngs: names of random streams that a flax module uses in training, such as ("dropout",).
       scale: the factor that multiplies the features; 1 / 255 maps bytes to [0, 1].
-      block_size: the number of examples to evaluate at a time; defaults to the number that fits in 1 MiB.
+      block_size: the number of examples to evaluate at a time; defaults to 1 MiB of them.
       check: False skips the checks of labels and of the module's outputs.
 
     Raises:

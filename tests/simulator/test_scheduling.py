@@ -1,4 +1,4 @@
-"""Schedulers of jobs, and allocations by what is known of clients and models."""
+"""Schedulers of jobs, and allocations by statistics of clients and models."""
 
 import jax
 import jax.numpy as jnp
