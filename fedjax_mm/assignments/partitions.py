@@ -135,7 +135,7 @@ def mfa_rr(
         partition in every round, as in the paper's text on partial participation. Groups are then
         distributed as in MFA-Rand. With "never", all clients stay in the groups of one partition,
         and the K clients of each round are drawn from all groups; this is the round-robin
-        allocation of FedFairMMFL's authors, who partition the clients in order.
+        allocation of FedFairMMFL's authors, with a partition of the clients in order.
       on_change: how a frame reacts to a change of the active models. "cut" ends it and
         begins a new one with one group per active model. ``frames_cut`` counts these ends.
         With "wait", the frame goes on to its end without the finished and the new models.

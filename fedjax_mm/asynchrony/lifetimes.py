@@ -25,7 +25,7 @@ class Lifetime(NamedTuple):
         model arrived or finished, or NaN before.
       event: ``(round, before, look, active) -> event`` after a number of rounds, given the one
         before, and the models that may work.
-      is_active: ``event -> active``, the active models among those that may work.
+      is_active: ``event -> active``, the active models among the ones that may work.
       active: the models that may work; None means all.
     """
 

@@ -126,7 +126,7 @@ def _read_identities(directory: Path, files: list[str]) -> np.ndarray:
     with located(path):
         kind = [("file", object), ("owner", np.uint64)]
         images = np.loadtxt(path, kind, comments=None, ndmin=1, encoding="utf-8")
-        owners = dict(zip(images["file"], images["owner"].astype(np.int64), strict=True))
+        owners = dict(zip(images["file"], images["owner"], strict=True))
         if missing := [file for file in files if file not in owners]:
             raise ValueError(f"no line for {missing[0]}, which {_ATTRIBUTES} lists")
     return np.array([owners[file] for file in files])
