@@ -190,7 +190,7 @@ def test_models_share_their_data_inside_the_program():
     assert found == [[True, True, False] * 2 + [False, False, True], [True] * 9]
 
 
-# What a user's function depends on cannot be known, so it is traced for each call.
+# Trace a user's function for each call, because its dependencies are unknown.
 
 
 def value_of(function):

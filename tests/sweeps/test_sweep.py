@@ -157,7 +157,7 @@ def part(whole):
 
 
 def test_every_point_is_built_once(whole):
-    """Nothing that users write is traced again, whatever the number of seeds."""
+    """No number of seeds traces a user's function again."""
     _, _, planning, running = whole
     assert (planning.builds, running.builds) == (3 * 2 * 2, 0)
 
