@@ -65,7 +65,7 @@ def mifa(local: LocalSGD) -> Algorithm:
 
 
 def weighted_sum(task: Task, updates: Params, factors: Scalar = 1.0) -> Params:
-    """Returns ``sum_k d_k factor_k h_k`` over all clients.
+    """``sum_k d_k factor_k h_k`` over all clients.
 
     Args:
       task: gives the clients' weights.
