@@ -263,7 +263,7 @@ ROWS = {name: method_row(name) for name in METHODS if METHODS[name].numbers} | {
         {"comes": (0.5, 0.9), "leaves": (0.1, 0.4)},
     ),
     "timetable": (
-        lambda period: when(timetable([[(0, 1)], [(1, 3)]] * (N // 2), period=period)),
+        lambda period: when(timetable((((0.0, 1.0),), ((1.0, 3.0),)) * (N // 2), period=period)),
         {"period": (3.0, 4.0)},
     ),
     "dropping": (

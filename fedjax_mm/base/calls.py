@@ -67,7 +67,7 @@ def _rules(factory: Callable[..., Any]) -> tuple[dict[int, Any], dict[str, Any]]
 def _is_structure(may_be_traced: bool, takes_tuples: bool, value: Any) -> bool:
     """Whether a number must be known, or a tuple of numbers stands for a list."""
     if type(value) is tuple:
-        return not takes_tuples and all(map(_is_number, value))
+        return not takes_tuples and _are_numbers(value)
     return not may_be_traced and _is_number(value)
 
 
@@ -97,6 +97,10 @@ def kinds_of(annotation: Any) -> Iterator[Any]:
             yield from kinds_of(each)
     else:
         yield annotation
+
+
+def _are_numbers(value: Any) -> bool:
+    return all(map(_are_numbers, value)) if type(value) is tuple else _is_number(value)
 
 
 def _is_number(value: Any) -> bool:
