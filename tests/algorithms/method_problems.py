@@ -70,6 +70,35 @@ def all_rows() -> np.ndarray:
     return np.asarray(jax.jit(rows)(*(x.astype(np.int32) for x in numbers)))
 
 
+def flat_rows(how: Batching, num_rounds: int, num_batches: int) -> list[list[list[list[int]]]]:
+    """Rows within clients of model 0, without padding: by round, client and batch."""
+    *_, counts = examples()
+    return drawn_rows(counts, how, num_rounds, num_batches)
+
+
+def drawn_rows(counts: Any, how: Batching, num_rounds: int, num_batches: int) -> Any:
+    """Rows within clients of these sizes."""
+    clients = client_data([np.zeros(n) for n in counts])
+
+    def rows(t: Any, k: Any, i: Any) -> Any:
+        (model_key,) = keys.model_keys(keys.round_key(jax.random.key(SEED), t), np.zeros(1, int))
+        drawn, weights = clients.batch(keys.client_key(model_key, k), k, i, how)
+        return drawn - clients.offsets[k], weights
+
+    for place in (2, 1, 0):
+        rows = jax.vmap(rows, [0 if axis == place else None for axis in range(3)])
+    numbers = np.arange(1, num_rounds + 1), np.arange(len(counts)), np.arange(num_batches)
+    found, weights = jax.jit(rows)(*(x.astype(np.int32) for x in numbers))
+    found, weights = np.asarray(found), np.asarray(weights)
+    return [
+        [
+            [list(map(int, row[there > 0])) for row, there in zip(*each, strict=True)]
+            for each in zip(*of_round, strict=True)
+        ]
+        for of_round in zip(found, weights, strict=True)
+    ]
+
+
 def logit_matrix(x: np.ndarray) -> np.ndarray:
     """A with ``A w = W x + b``, the logits."""
     return np.concatenate([np.eye(CLASSES), np.kron(np.eye(CLASSES), x)], axis=1)
