@@ -642,6 +642,6 @@ def optimized(
 ) -> tuple[Params, Any]:
     """Adds to the parameters; or takes an optimizer's step, with minus the same as its gradient."""
     if optimizer is not None:
-        gradient = jax.tree.map(jnp.negative, added)
+        gradient = jax.tree.map(lambda x, w: (-x).astype(w.dtype), added, params)
         added, state = optimizer.update(gradient, state, params)
     return optax.apply_updates(params, added), state

@@ -22,17 +22,14 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Batching, ClientContext
 from fedjax_mm.local import REFUSED
 from fedjax_mm.tasks import least_squares, requiring
-from tests.algorithms.method_problems import BATCH, SEED, N, examples, flat_rows, regression
+from tests.algorithms.method_problems import BATCH, SEED, N, examples, regression, ridge_in_epochs
 from tests.algorithms.test_methods import THRESHOLDS, Quiet, error
 from tests.helpers import Bowls, Featured, replay, roll_out
 from tests.methods import METHODS, VARIANTS
-from tests.oracles.maxfl import Problem
-from tests.oracles.multi_model import LeastSquares, least_squares_client_loss
-from tests.oracles.multi_model import least_squares_gradient as gradient_of
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-T, RATE, MOMENTUM, EPOCHS, RIDGE = 6, 0.1, 0.9, 1.5, 0.3
+T, RATE, MOMENTUM, EPOCHS = 6, 0.1, 0.9, 1.5
 SERVER_RATE, SERVER_MOMENTUM = 0.8, 0.5
 WITHOUT_EPOCHS = {method for method, setting in REFUSED if setting == "epochs"}
 ROWS = METHODS | {"scaffold I": VARIANTS["scaffold I"], "stalevr one": VARIANTS["stalevr one"]}
@@ -88,17 +85,15 @@ def test_epochs_momentum_and_the_server_match_the_loop(name):
 
     start = np.random.default_rng(2).normal(size=(1, compared.size))
     state, trace = jax.jit(run)(compared.task, row.numbers, MOMENTUM, jnp.asarray(start))
-    rows, data = flat_rows(Batching(BATCH, "epochs"), T, 24), LeastSquares(features, targets, RIDGE)
-    problem = Problem(
-        lambda k, w, t, i: gradient_of(data, k, w, rows[t - 1][k][i]),
-        lambda k, w: gradient_of(data, k, w),
-        lambda k, w: least_squares_client_loss(data, k, w),
-        counts.astype(float),
-        THRESHOLDS["least squares"],
-        lambda k, t, i: [np.diag(x) for x in features[k][rows[t - 1][k][i]]],
-        [4 if is_equal else length(n) for n in counts],
-        MOMENTUM,
-        Server(),
+    problem = ridge_in_epochs(
+        features,
+        targets,
+        Batching(BATCH, "epochs"),
+        T,
+        thresholds=THRESHOLDS["least squares"],
+        steps=[4 if is_equal else length(n) for n in counts],
+        momentum=MOMENTUM,
+        server=Server(),
     )
     clients = [[int(k) for k in group if k >= 0] for group in cohorts[:, 0]]
     more = {} if row.num_gradients else {"lengths": []}
