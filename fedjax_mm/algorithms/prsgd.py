@@ -10,7 +10,15 @@ from jaxtyping import Array, Float, Int
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Steps, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import part
-from fedjax_mm.local import LocalSGD, adding, check_local, loss_and_gradient, mean_update, weighing
+from fedjax_mm.local import (
+    LocalSGD,
+    adding,
+    check_local,
+    loss_and_gradient,
+    mean_update,
+    train_locally,
+    weighing,
+)
 
 
 @part
@@ -73,11 +81,13 @@ def prsgd(
         # The client's next round applies the last step to the mean.
         start = {"x": jax.tree.map(jnp.add, context.params, client_state), "last": zeros}
         optimizer = _keeping_the_last(local.optimizer_at(context.round), num_steps)
-        trained = local.train(context, gradient_fn=gradient_fn, start=start, optimizer=optimizer)
-        own = jax.tree.map(jnp.add, start["x"], trained.update["x"])
-        weight, step = weight_of(context), trained.update["last"]
-        update = scale_update(jax.tree.map(jnp.subtract, own, context.params), weight)
-        message = Contribution(update, weight, jnp.int32(num_steps), trained.report)
+        how = local.batching(context.round)
+        own, loss = train_locally(
+            context, optimizer, num_steps, how, gradient_fn=gradient_fn, start=start
+        )
+        weight, step = weight_of(context), own["last"]
+        update = scale_update(jax.tree.map(jnp.subtract, own["x"], context.params), weight)
+        message = Contribution(update, weight, jnp.int32(num_steps), {"loss": loss})
         # A client that does not participate keeps its last step, which has not been applied yet.
         return message, context.next_state(step, client_state)
 
