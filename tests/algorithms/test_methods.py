@@ -238,6 +238,16 @@ def test_scaffold_finds_the_minimizer_and_fedavg_does_not():
     assert found[-1] < 1e-20
 
 
+def test_scaffold_of_one_client_is_fedavg():
+    """With epochs and momentum, because c = c_k."""
+    task, local = Bowls.of([4.0], counts=[7]), local_sgd(0.1, epochs=2, batch_size=3, momentum=0.9)
+    both = [
+        simulate(0, task, algorithm, full_participation(1), 5)[0].models[0].params
+        for algorithm in (scaffold(local), fedavg(local))
+    ]
+    assert error(*both) < 1e-12
+
+
 def test_scaffold_options_agree_on_one_full_gradient_step():
     """The gradient at w is then the mean gradient of the local steps."""
     groups = roll_out(mfa_rand(8, 1, cohort_size=3), jax.random.key(0), 10)
@@ -300,22 +310,27 @@ def test_moon_has_the_number_computed_by_hand():
     assert np.isfinite(dead).all(), "features of 0 have no direction"
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_feddyn_finds_the_optimum_with_two_of_five_clients(unbiased):
+@pytest.mark.parametrize(("unbiased", "weighted"), [(False, False), (True, False), (False, True)])
+def test_feddyn_finds_the_optimum_with_two_of_five_clients(unbiased, weighted):
     """FedAvg stalls elsewhere, because local optima differ and curvatures, too."""
     targets, curvatures = np.array([0.0, 4.0, 1.0, -3.0, 7.0]), np.array([1.0, 0.3, 2.0, 0.5, 1.2])
-    task = Bowls.of(targets, curvatures)
-    best = np.sum(curvatures * targets) / np.sum(curvatures)
+    counts = np.array([2, 1, 4, 3, 2])
+    task = Bowls.of(targets, curvatures, counts)
+    weights = curvatures * (counts if weighted else 1)
+    best = np.sum(weights * targets) / np.sum(weights)
     some = mfa_rand(5, 1, cohort_size=2, unbiased=unbiased)
     ends = {}
     for factory in (feddyn, fedavg):
         options = {"alpha": 0.5} if factory is feddyn else {}
-        algorithm = factory(local_sgd(0.3, steps=5), **options)
+        algorithm = factory(local_sgd(0.3, steps=5), weighted=weighted, **options)
         state, _ = simulate(0, task, algorithm, some, 600, record_every=600)
         ends[factory] = state.models[0].params.item()
         if factory is feddyn:
             models = state.models[0]
-            assert models.server.item() == pytest.approx(float(models.clients.mean()), abs=1e-12)
+            p = counts / counts.sum() if weighted else np.full(5, 1 / 5)
+            assert models.server.item() == pytest.approx(
+                float(p @ np.ravel(models.clients)), abs=1e-12
+            )
     assert ends[feddyn] == pytest.approx(best, rel=1e-6)
     assert abs(ends[fedavg] - best) > 0.05
 
