@@ -485,13 +485,13 @@ def check_local(method: str, local: Any, *, default: Steps | None = None) -> Loc
         if default is None:
             raise ValueError("neither local steps nor epochs are given; give one of the two")
         local = local._replace(steps=default)
-    is_epochs, number = isinstance(local.steps, Epochs), getattr(local.steps, "number", None)
-    for setting, is_given, value in (
-        ("epochs", is_epochs, number),
-        ("optimizer", not local.is_linear, local.optimizer),
-    ):
-        if is_given and (method, setting) in REFUSED:
-            reason = REFUSED[method, setting]
+    given = {
+        "epochs": local.steps.number if isinstance(local.steps, Epochs) else None,
+        "optimizer": None if local.is_linear else local.optimizer,
+    }
+    for setting, value in given.items():
+        reason = REFUSED.get((method, setting))
+        if reason is not None and value is not None:
             raise ValueError(f"{setting} is {described(value)}, which {method} refuses: {reason}")
     return local
 
