@@ -295,6 +295,6 @@ def labelled_data(
 
 
 def once_for_each_grid(programs_of):
-    """Keeps the programs of every grid, with what they have traced."""
+    """Keeps the programs of every grid, with their traced functions."""
     known = functools.cache(programs_of)
     return lambda grid, report=None: known(grid)

@@ -1,4 +1,4 @@
-"""MaxFL: a global model that appeals to as many clients as possible."""
+"""MaxFL: the global model with the largest GM-Appeal, the share of clients it appeals to."""
 
 from typing import Literal
 

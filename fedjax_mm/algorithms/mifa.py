@@ -84,7 +84,7 @@ def all_weights(task: Task, weighted: bool) -> Float[Array, " clients"]:
 def weighted_sum(
     updates: Params, weights: Float[Array, " clients"], factors: Scalar = 1.0
 ) -> Params:
-    """Returns ``sum_k d_k factor_k h_k`` over all clients.
+    """``sum_k d_k factor_k h_k`` over all clients.
 
     Args:
       updates: h, with a leading axis of clients.

@@ -144,7 +144,7 @@ def _check_factors(context: ClientContext) -> None:
 
 
 def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-    """Returns ``<g, h> / |h|^2``, or 0 if h is 0, and whether h is nonzero."""
+    """``<g, h> / |h|^2``, or 0 if h is 0, and whether h is nonzero."""
     square = optax.tree.norm(h, squared=True)
     is_known = square > 0
     factor = optax.tree.vdot(g, h) / jnp.where(is_known, square, 1)
@@ -152,5 +152,5 @@ def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]
 
 
 def _faded(decline: Float[Array, ""], age: Int[Array, "*clients"]) -> Float[Array, "*clients"]:
-    """Returns beta for an update of this age in rounds."""
+    """Beta for an update of this age in rounds."""
     return jnp.clip(1 - decline * age, 0, 1)

@@ -168,6 +168,7 @@ class Part:
     Attributes:
       call: the call that made the part, or None. A part with a call prints as it, and `pickle`
         saves only the call. ``part._replace(...)`` has none, because the call made another part.
+      origin: the call, or that of the part that `_replace` has changed.
 
     Example:
       >>> from fedjax_mm import mfa_rr
@@ -177,6 +178,19 @@ class Part:
     """
 
     call: Call | None = None
+    _changed: Call | None = None
+
+    @property
+    def origin(self) -> Call | None:
+        """The call, or that of the part that `_replace` has changed."""
+        return self.call or self._changed
+
+    def _replace(self, **changes: Any) -> Self:
+        """Another part, without a call and statements."""
+        fields: Any = super()
+        made: Self = fields._replace(**changes)
+        vars(made).update(_changed=self.origin)
+        return made
 
     def stating(self, **statements: Any) -> Self:
         """A copy of the part with statements about it, which `_replace` drops."""

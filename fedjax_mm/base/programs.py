@@ -414,7 +414,7 @@ def _opened_call(call: Call, mode: Mode) -> _Opened:
         return factory(*new[:stop], **dict(zip(names, new[stop:], strict=True)))
 
     modes: list[Mode] = ["fixed" if is_fixed else mode for is_fixed in call.fixed]
-    tag = _Same(factory), stop, names, _read_by(inspect.unwrap(factory))
+    tag = _Same(factory), stop, names, _read_by(factory)
     return _Opened(tag, [*args, *kwargs.values()], make, modes)
 
 
@@ -482,9 +482,17 @@ def _opened_object(x: Any) -> _Opened:
             fields = {name: getattr(x, name, None) for name in names}
             fields |= {} if is_flax else own
             return _fixed((*fields, _read_by(kind)), [*fields.values()], is_declared)
-    elif kind.__eq__ is not object.__eq__ and kind.__hash__ is not None:
+    elif kind.__eq__ is not object.__eq__ and _is_comparable(x):
         return _Opened(x, is_declared=is_declared)
     return _OWN
+
+
+def _is_comparable(x: Any) -> bool:
+    try:
+        hash(x)
+        return (x == x) is True
+    except Exception:  # a user's methods may raise anything
+        return False
 
 
 def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
@@ -506,11 +514,14 @@ def _read_by(x: Any) -> Hashable:
         for name, value in vars(each).items()
     }
     for value in [*own.values()] or [x]:
-        found = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        function = inspect.unwrap(found) if callable(found) else found
-        if type(function) is FunctionType and not _is_of_library(function):
-            space = function.__globals__
-            own |= {name: space[name] for name in _names(function.__code__) if name in space}
+        # Of properties, of cached properties, and of static and class methods.
+        each = (getattr(value, name, None) for name in ("fget", "func", "__func__"))
+        found, wrappers = next(filter(None, each), value), list[Any]()
+        last = inspect.unwrap(found, stop=wrappers.append) if callable(found) else None
+        for function in (*wrappers, last):
+            if type(function) is FunctionType and not _is_of_library(function):
+                space = function.__globals__
+                own |= {name: space[name] for name in _names(function.__code__) if name in space}
     return tuple((name, token) for name, value in own.items() if (token := _plain(value)))
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base.calls import in_short
-from fedjax_mm.base.programs import Split, TracedInt, split
+from fedjax_mm.base.programs import OpaqueError, Split, TracedInt, split
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.purity import Computed, check_pure, computed, impure
 
@@ -85,23 +85,35 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
     """
     known, groups = _Values(), dict[Hashable, _Group]()
     seeds, number = range(grid.num_seeds) if grid.has_seeds else [0], len(grid.points)
+    is_float = [all(type(x) is float for x in axis) for axis in grid.axes.values()]
     this_sweep = object()
     for place, point in enumerate(_in_order(grid)):
         if place % 100 == 0 and place:
             report(f"built {place:,} of {number:,} points")
         for seed in seeds:
             setup = grid.setup(grid.points[point], seed)
-            found, rebuild = split_setup(setup)
+            try:
+                found, rebuild = split_setup(setup)
+            except OpaqueError:
+                raise ValueError(
+                    f"the setup of the point {grid.words(grid.points[point], seed)} holds a "
+                    "tracer; call sweep outside of transformations of JAX, and let functions keep "
+                    "no arguments"
+                ) from None
             column = [known.number_of(leaf) for leaf in found.leaves]
             structure = found.structure, this_sweep if found.undeclared else None
             key = structure, tuple(map(kind_of, found.leaves))
             words = grid.words(grid.points[point], seed)
-            first = _Group(structure, rebuild, [], [], setup, found, words, [])
+            first = _Group(structure, rebuild, [], [], setup, found, words, [], set())
             group = groups.setdefault(key, first)
             group.runs.append((point, seed))
             group.columns.append(column)
-            # Points 1, 2, 4, 8, ... of a structure are traced, because each takes a while.
-            if found.undeclared and len(group.runs).bit_count() == 1:
+            values = {each for each in enumerate(grid.points[point]) if not is_float[each[0]]}
+            # Trace points 1, 2, 4, 8, ... of a structure and the first of each label and int,
+            # because each takes a while.
+            is_new = len(group.runs).bit_count() == 1 or not values <= group.values
+            if found.undeclared and is_new:
+                group.values.update(values)
                 group.computed.append(computed(words, rebuild, found.leaves, grid.client_map))
     known.check_unchanged()
     for group in groups.values():
@@ -155,6 +167,7 @@ class _Group(NamedTuple):
     Attributes:
       setup: the setup of the first run, split into `first`, and in `words`.
       computed: what some runs computed right after they were built.
+      values: the axes and the places of values that these have.
     """
 
     structure: Hashable
@@ -165,6 +178,7 @@ class _Group(NamedTuple):
     first: Split
     words: str
     computed: list[Computed]
+    values: set[tuple[int, int]]
 
     def stacked(self, grid: Grid, values: Sequence[Any]) -> Stacked:
         """Stacks the leaves that differ between runs."""

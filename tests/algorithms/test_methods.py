@@ -289,7 +289,7 @@ def test_feddyn_has_the_numbers_computed_by_hand():
 
 
 def test_apfl_and_pfedme_have_the_numbers_computed_by_hand():
-    """F(w) = (w - 4)^2 / 2 from w = 1; APFL's own model starts from 3."""
+    """F(w) = (w - 4)^2 / 2 from w = 1, and from 3 for APFL's own model."""
     task, algorithm = Bowls.of([4.0]), apfl(local_sgd(0.1, steps=1))
     context = ClientContext(jax.random.key(0), jnp.int32(1), task, jnp.int32(0), jnp.ones(1))
     state = {"v": jnp.full(1, 3.0), "alpha": jnp.array(0.5)}

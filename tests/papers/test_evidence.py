@@ -157,7 +157,7 @@ def test_gains_that_increase_below_proportion():
     lost = lost.mean(2).reshape(-1, 12)
     printed = counts(statements()["mfa-fig6b/sub-linear"])
     assert [int(above) for _, above in printed] == (lost > 0).sum(1).tolist()
-    # Of the seeds that reached all targets: Kendall's tau over all M, with a gain of 1 at M = 1.
+    # Kendall's tau over all M, with a gain of 1 at M = 1, for the seeds that reached all targets.
     printed = counts(statements()["mfa-fig6b/increases"])
     for rows, (_, above) in zip(found.reshape(-1, *found.shape[2:]), printed, strict=True):
         whole = rows[:, ~np.isnan(rows).any(0)].T

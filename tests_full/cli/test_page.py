@@ -437,7 +437,7 @@ def test_verdicts_under_our_reading_are_marked_everywhere(tmp_path, kind, monkey
     words = " ".join(Reader(text).text.split())
     assert f"under our reading: {OURS}" in words
     assert "evidence of one" in words
-    # Of each statement that is judged, in the counts and in the lists.
+    # Each judged statement, in the counts and in the lists.
     cells = re.findall(r"<td>(.*?)</td>", text)
     counts = ["2 (1 under our reading)", "1 (1 under our reading)", "1 (1 under our reading)", "1"]
     assert counts in [cells[place : place + 4] for place in range(len(cells))]

@@ -296,7 +296,7 @@ def test_ranks_with_many_ties_are_not_tested():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_printed_rows_are_statements(name):
-    """The paper's own numbers are near themselves; each is judged once, in its own table."""
+    """The paper's own numbers are near themselves, and each is judged once, in its own table."""
     item, config = ITEMS[name], config_of(name)
     printed = item.findings(made_up(config, ours()), config).measured["published"] / 100
     judged = item.findings(made_up(config, ours()), config).statements
@@ -325,13 +325,13 @@ def test_printed_rows_are_statements(name):
     numbers = {"maxfl-table1": 28, "maxfl-table2": 16, "maxfl-fig4": 10, "maxfl-table3": 12}
     numbers |= {"maxfl-table4": 18, "maxfl-table5": 10, "maxfl-table6": 6}
     assert sum(len(found[each.key].parts) for each in rows) == numbers.get(name, 0)
-    for each in rows:  # what is quoted are those numbers
+    for each in rows:  # the quoted numbers
         quoted = re.findall(r"(\d+\.\d+)\(±", each.quote)
         assert len(quoted) == len(found[each.key].parts)
 
 
 def test_table_3_and_the_papers_own_numbers():
-    """Its Sent140 has 55 and 47 of unseen clients; "up to 4 %" is none of its differences."""
+    """No difference is the quoted "up to 4 %", and Sent140 has 55 and 47 of unseen clients."""
     found = verdicts("maxfl-table3", leads(0.1, 0.0))
     assert found["at-least-10"] == found["above-perfedavg"] == SUPPORTED
     assert found["at-least-10-sent140"] == found["up-to"] == CONTRADICTED

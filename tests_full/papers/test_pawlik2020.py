@@ -490,7 +490,7 @@ def test_accuracies_on_few_scored_images_form_groups():
     findings = FIG2.findings(grouped, FEW)
     evidence = {each.key: each.parts[0].evidence for each in findings.statements}
     assert evidence["parameters"] == "1,663,370"
-    # Of 12 clients, 1 - (11/12)^11 of the images that one draws are drawn by others, too.
+    # With 12 clients, others also draw 1 - (11/12)^11 of the images that one draws.
     assert evidence["overlap-is-minimal"].startswith("61.6%")
     (dealt,) = findings.readings
     assert (dealt.verdict, dealt.evidence) == ("supported", "0.0% of 1,200 images that we dealt")
