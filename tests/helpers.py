@@ -201,7 +201,7 @@ class Bowls:
         return self.counts[client]
 
     def num_batches(self, client, size):
-        return jnp.ceil(self.counts[client] / size).astype(jnp.int32)
+        return 1 if size is None else jnp.ceil(self.counts[client] / size).astype(jnp.int32)
 
     def batch(self, rng_key, client, step, how):
         return client

@@ -212,33 +212,19 @@ SERVER_OPTIMIZER_TABLES = {
 class OptimizingClients(Config):
     """Settings of methods whose clients may use an optimizer other than SGD.
 
-    Gradients are clipped, `weight_decay` times the parameters is added, and the sum is passed to
-    the optimizer.
-
     Attributes:
       optimizer: the clients' optimizer, whose state is reset every round; SGD by default.
-      weight_decay: times the parameters is added to gradients.
-      clip: the global norm to which gradients are clipped.
     """
 
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
-    weight_decay: NonNegative | None = None
-    clip: Positive | None = None
 
     def local_optimizer(self) -> LocalOptimizer:
         """Returns a function that maps the round's rate to the clients' optimizer."""
-        make = optax.sgd
-        if self.optimizer is not None:
-            make = type(self.optimizer).factory
-            # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
-            settings = self.optimizer.settings
-            make = partial(make, **settings) if settings else make
-        first: tuple[optax.GradientTransformation, ...] = ()
-        if self.clip is not None:
-            first += (optax.clip_by_global_norm(self.clip),)
-        if self.weight_decay is not None:
-            first += (optax.add_decayed_weights(self.weight_decay),)
-        return (lambda rate: optax.chain(*first, make(rate))) if first else make
+        if self.optimizer is None:
+            return optax.sgd
+        # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
+        make, settings = type(self.optimizer).factory, self.optimizer.settings
+        return partial(make, **settings) if settings else make
 
 
 class OptimizingServer(Config):
