@@ -161,7 +161,7 @@ REFERENCE = {
     "contract": Area(
         "The contract",
         "The types that your own tasks, methods and assignments implement, and their wrappers.",
-        ("base", "wrap"),
+        ("base", "checks", "wrap"),
         (
             *(
                 f"fedjax_mm.base.{name}"

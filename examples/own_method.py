@@ -4,14 +4,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_mm import averaging, local_sgd, mfa_rr, simulate, to_dataset
+from fedjax_mm import averaging, local_sgd, mfa_rr, part, simulate, to_dataset
 from fedjax_mm.data import digits, federate, partition
-from fedjax_mm.local import LocalUpdate, steps_of
+from fedjax_mm.local import LocalUpdate
 from fedjax_mm.tasks import MLP, classification
 
 NUM_CLIENTS, NUM_ROUNDS = 30, 60
 
 
+@part
 def clipped(local, largest):
     """Clients send ``change * min(1, C / |change|)``, and the server adds the weighted mean."""
 
@@ -20,7 +21,7 @@ def clipped(local, largest):
         factor = jnp.minimum(1, largest / optax.tree.norm(change))
         return LocalUpdate(jax.tree.map(lambda x: factor * x, change), report)
 
-    return averaging(train, num_gradients=steps_of("clipped", local))
+    return averaging(train, num_gradients=local.num_steps)
 
 
 pool = digits()

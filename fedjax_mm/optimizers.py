@@ -90,8 +90,8 @@ def fedadam(
 ) -> optax.GradientTransformation:
     """FedAdam: ``v <- b2 v + (1 - b2) D^2`` and ``w <- w + eta m / (sqrt(v) + tau)``.
 
-    D is the mean update of a round, and ``m <- b1 m + (1 - b1) D`` starts at 0. There is no bias
-    correction.
+    D is the mean update of a round, and ``m <- b1 m + (1 - b1) D`` starts at 0. Bias is not
+    corrected.
 
     Args:
       learning_rate: eta, a number or an optax schedule of the number of steps so far.

@@ -201,7 +201,7 @@ class Bowls:
         return self.counts[client]
 
     def num_batches(self, client, size):
-        return jnp.ceil(self.counts[client] / size).astype(jnp.int32)
+        return 1 if size is None else jnp.ceil(self.counts[client] / size).astype(jnp.int32)
 
     def batch(self, rng_key, client, step, how):
         return client
@@ -295,6 +295,6 @@ def labelled_data(
 
 
 def once_for_each_grid(programs_of):
-    """Keeps the programs of every grid, with what they have traced."""
+    """Keeps the programs of every grid, with their traced functions."""
     known = functools.cache(programs_of)
     return lambda grid, report=None: known(grid)

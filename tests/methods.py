@@ -144,7 +144,6 @@ METHODS = {
         afl,
         oracle.afl,
         {"mixture_rate": 0.05},
-        num_gradients=lambda E: 1,
         states=lambda models: (models.server.iterate, models.server.mixture),
         is_measured=True,
         takes_steps=False,

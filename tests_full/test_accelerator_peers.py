@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accelerator_peers`: our rows agree with NumPy; others may be missing."""
+"""`python -m benchmarks.accelerator_peers`, whose rows of ours agree with NumPy."""
 
 import json
 

@@ -74,7 +74,7 @@ SMALLER = {  # replacements that make a notebook small
     "06_large": {
         "[1_000, 10_000, 100_000, 1_000_000]": "[1_000, 10_000]",
         "cohort_size=1_000": "cohort_size=100",
-        # Skip a process that costs as much as the notebook. The test checks its input file.
+        # Skip a process that takes the time of the whole notebook. The test checks its input file.
         '[sys.executable, "-c", "from fedjax_mm.cli import main; main()", "--devices", "2"]': (
             '["echo"]'
         ),

@@ -112,11 +112,17 @@ SUBTLE = {"bandit", "bods", "dma_fl", "krum"}
 # A factory's numbers with two values each, and a run that they are in.
 ROWS = {name: method_row(name) for name in METHODS if METHODS[name].numbers} | {
     "local_sgd": (
-        lambda learning_rate, steps: (
-            fedavg(local_sgd(learning_rate, steps=steps)),
+        lambda learning_rate, **numbers: (
+            fedavg(local_sgd(learning_rate, **numbers)),
             mfa_rand(N, M),
         ),
-        {"learning_rate": (0.1, 0.2), "steps": (1, 3)},
+        {
+            "learning_rate": (0.1, 0.2),
+            "steps": (1, 3),
+            "momentum": (0.5, 0.9),
+            "weight_decay": (0.1, 0.5),
+            "clip": (0.2, 0.5),
+        },
     ),
     "fedavg": (
         lambda local, local_steps: (fedavg(local, local_steps=local_steps), mfa_rand(N, M)),
@@ -263,7 +269,7 @@ ROWS = {name: method_row(name) for name in METHODS if METHODS[name].numbers} | {
         {"comes": (0.5, 0.9), "leaves": (0.1, 0.4)},
     ),
     "timetable": (
-        lambda period: when(timetable([[(0, 1)], [(1, 3)]] * (N // 2), period=period)),
+        lambda period: when(timetable((((0.0, 1.0),), ((1.0, 3.0),)) * (N // 2), period=period)),
         {"period": (3.0, 4.0)},
     ),
     "dropping": (

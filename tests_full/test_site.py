@@ -1,6 +1,7 @@
 """The built site: its search, its pages on phones, and its links to sources.
 
-`SITE_DIR` names a site that was built before; otherwise the site is built here, if mkdocs is there.
+`SITE_DIR` names a site that was built before. Otherwise the site is built here, if mkdocs is
+installed.
 """
 
 import json

@@ -11,7 +11,7 @@ from fedjax_mm.base import Algorithm
 
 @cache
 def methods() -> dict[str, Callable[..., Algorithm]]:
-    """Returns the factories of all methods, by name.
+    """Factories of all methods, by name.
 
     A method is a function with the name of its module and a first parameter `local`, the local
     training settings. A function whose first parameter is an algorithm or a task is a wrapper. New

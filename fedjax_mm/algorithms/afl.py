@@ -1,6 +1,6 @@
 """Agnostic federated learning, which minimizes the loss of the worst-case mixture of clients."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Positive, part
-from fedjax_mm.checks.values import whole
-from fedjax_mm.local import LocalSGD, check_local, steps_of
+from fedjax_mm.checks.instances import check_optimizer
+from fedjax_mm.local import LocalSGD, check_local, optimized
 
 
 class AFLState(NamedTuple):
@@ -21,6 +21,7 @@ class AFLState(NamedTuple):
     iterate: Params  # w, from which clients start
     mixture: Float[Array, " clients"]  # lambda
     num_rounds: Int[Array, ""]  # rounds with participants
+    optimizer: Any = ()  # the state of the server's optimizer
 
 
 class LastLoss(NamedTuple):
@@ -31,17 +32,23 @@ class LastLoss(NamedTuple):
 
 
 @part
-def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
-    """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
+def afl(
+    local: LocalSGD,
+    *,
+    mixture_rate: Positive,
+    server_optimizer: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """AFL: ``w <- w + sum lambda_k (w_k - w)``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
     lambda lies in the simplex over all N clients and starts at 1/N. For a participant, F_k is the
     loss over all of its training examples at w, and for an absent client, F_k is 0. The recorded
     parameters are the running average of w, and the server state holds w itself.
 
     Args:
-      local: eta_w, B and the other settings of `local_sgd`, except `epochs` and `optimizer`.
-        Clients always take 1 step.
+      local: eta_w, B and the other settings of `local_sgd`. By default clients take 1 step, as in
+        the paper.
       mixture_rate: eta_lambda, the step size of the weights lambda.
+      server_optimizer: an optimizer that gets minus the sum above as its gradient; None adds it.
 
     Raises:
       ValueError: if a number is not positive.
@@ -59,14 +66,14 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
 
     Reference: Mohri, Sivek, Suresh, "Agnostic Federated Learning" (2019), Stochastic-AFL.
     """
-    sgd = check_local("afl", local)
-    sgd = sgd._replace(steps=1) if sgd.steps is None else sgd
-    if whole(steps_of("afl", sgd, only_sgd=True)) != 1:
-        raise ValueError(f"{sgd.steps} local steps are given, but afl takes 1; leave steps out")
+    sgd, optimizer = check_local("afl", local, default=1), server_optimizer
+    if optimizer is not None:
+        check_optimizer("server_optimizer", optimizer)
 
     def init(task: Task, params: Params) -> tuple[AFLState, LastLoss]:
         uniform = jnp.full(task.num_clients, 1 / task.num_clients)
-        return AFLState(params, uniform, jnp.int32(0)), LastLoss(jnp.int32(0), jnp.zeros(()))
+        own = () if optimizer is None else optimizer.init(params)
+        return AFLState(params, uniform, jnp.int32(0), own), LastLoss(jnp.int32(0), jnp.zeros(()))
 
     def client(
         context: ClientContext, server_state: AFLState, client_state: LastLoss
@@ -74,21 +81,23 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
         context = context._replace(params=server_state.iterate)
         loss, trained = context.loss().astype(client_state.loss.dtype), sgd.train(context)
         update = scale_update(trained.update, context.scale * server_state.mixture[context.client])
-        sent = Contribution(update, jnp.ones(()), jnp.int32(1), trained.report)
+        num_gradients = jnp.int32(sgd.num_steps(context.task, context.client))
+        sent = Contribution(update, jnp.ones(()), num_gradients, trained.report)
         # The losses of clients that do not participate are ignored in this round.
         last = jnp.where(context.takes_part, context.round, client_state.round)
         return sent, LastLoss(jnp.asarray(last, jnp.int32), loss)
 
     def server(context: base.ServerContext) -> tuple[Params, AFLState]:
-        iterate, mixture, count = context.server_state
-        iterate, count = optax.apply_updates(iterate, context.total.update), count + 1
+        iterate, mixture, count, own = context.server_state
+        count += 1
+        iterate, own = optimized(optimizer, iterate, context.total.update, own)
         step = jax.tree.map(lambda new, old: (new - old) / count, iterate, context.params)
         # Read the losses from the clients' states, because the server sees only sums of
         # contributions.
         last = context.client_states
         losses = jnp.where(last.round == context.round, last.loss, 0)
         mixture = optax.projections.projection_simplex(mixture + mixture_rate * losses)
-        state = AFLState(iterate, mixture.astype(losses.dtype), count)
+        state = AFLState(iterate, mixture.astype(losses.dtype), count, own)
         return optax.apply_updates(context.params, step), state
 
-    return Algorithm(init, client, server)
+    return Algorithm(init, client, server, sgd.num_steps)

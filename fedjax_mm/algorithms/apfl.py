@@ -18,14 +18,29 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Mixture, part
-from fedjax_mm.local import LocalSGD, loss_and_gradient, plain_server, steps_of, unit_steps
+from fedjax_mm.local import (
+    LocalSGD,
+    adding,
+    check_local,
+    each_by,
+    loss_and_gradient,
+    mean_update,
+    weighing,
+)
 
 ApflState = dict[str, Any]
 """State of a client: its own model ``v``, and ``alpha``."""
 
 
 @part
-def apfl(local: LocalSGD, *, alpha: Mixture = 0.5, adaptive: bool = True) -> Algorithm:
+def apfl(
+    local: LocalSGD,
+    *,
+    alpha: Mixture = 0.5,
+    adaptive: bool = True,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = True,
+) -> Algorithm:
     """APFL: clients evaluate with ``alpha_k v_k + (1 - alpha_k) w`` and train all three.
 
     A local step computes the gradients at w_k and at ``u = alpha_k v_k + (1 - alpha_k) w_k``, and
@@ -35,9 +50,12 @@ def apfl(local: LocalSGD, *, alpha: Mixture = 0.5, adaptive: bool = True) -> Alg
     participate.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, except `epochs` and `optimizer`.
+      local: eta, E and the other settings of `local_sgd`. Momentum, clipping, weight decay and the
+        optimizer are those of w_k and v_k, each by itself.
       alpha: the initial alpha_k, from 0 (FedAvg, if it is not adaptive) to 1 (local training).
       adaptive: whether clients train alpha_k.
+      server_optimizer: an optimizer that gets minus the mean update as its gradient; None adds it.
+      weighted: whether client k has weight n_k in the mean, rather than 1.
 
     Raises:
       ValueError: if `alpha` is not between 0 and 1 or another number is not positive.
@@ -55,7 +73,8 @@ def apfl(local: LocalSGD, *, alpha: Mixture = 0.5, adaptive: bool = True) -> Alg
     1. The gradient of v_k there has a factor alpha_k, which FedJAX's implementation leaves out, as
     here; alpha_k is one number for each client.
     """
-    steps = steps_of("apfl", local, only_sgd=True)
+    check_local("apfl", local)
+    weight_of = weighing(weighted)
 
     def init(task: Task, params: Params) -> tuple[ServerState, ApflState]:
         del task
@@ -74,21 +93,21 @@ def apfl(local: LocalSGD, *, alpha: Mixture = 0.5, adaptive: bool = True) -> Alg
             away = jax.tree.map(jnp.subtract, own["v"], own["w"])
             slope = optax.tree.vdot(away, of_mixed) if adaptive else 0.0
             new = jnp.clip(own["alpha"] - rate * slope, 0, 1)
-            moves = [jax.tree.map(lambda g: rate * g, x) for x in (of_shared, of_mixed)]
             step = (own["alpha"] - new).astype(own["alpha"].dtype)
-            return loss, {"w": moves[0], "v": moves[1], "alpha": step}
+            return loss, {"w": of_shared, "v": of_mixed, "alpha": step}
 
-        # Moves already have the rate, because a rate of 0 could not be divided out of alpha's.
-        trained = local._replace(optimizer=unit_steps).train(
-            context, gradient_fn=gradient_fn, start={"w": context.params, **client_state}
-        )
-        shared, weight = trained.update.pop("w"), context.weight()
+        optimizer = each_by(local.optimizer_at(context.round), "w", "v")
+        start = {"w": context.params, **client_state}
+        trained = local.train(context, gradient_fn=gradient_fn, start=start, optimizer=optimizer)
+        shared, weight = trained.update.pop("w"), weight_of(context)
         new = jax.tree.map(jnp.add, client_state, trained.update)
         new = context.next_state(new, client_state)
         sent = scale_update(shared, weight)
-        return Contribution(sent, weight, jnp.int32(2 * steps), trained.report), new
+        num_gradients = jnp.int32(2 * local.num_steps(context.task, context.client))
+        return Contribution(sent, weight, num_gradients, trained.report), new
 
-    return Algorithm(init, client, plain_server(), personal=mixed)
+    made = adding(client, mean_update, server_optimizer, init=init, num_steps=local.num_steps)
+    return made._replace(personal=mixed)
 
 
 def mixed(params: Params, state: ApflState) -> Params:

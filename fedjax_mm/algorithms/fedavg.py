@@ -1,17 +1,15 @@
 """Federated averaging, the method behind MFA-Rand and MFA-RR."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Steps, Task
-from fedjax_mm.base.sums import scale_update
+from fedjax_mm.base import Algorithm, Params, Scalar, Steps
 from fedjax_mm.checks.annotations import TracedCount, check_argument, part
-from fedjax_mm.checks.instances import check_optimizer
-from fedjax_mm.local import LocalSGD, equal_weight, local_sgd
+from fedjax_mm.local import LocalSGD, averaging, check_local, local_sgd, weighing
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.tasks.view import client_weights
 
@@ -32,8 +30,7 @@ def fedavg(
     Args:
       local: eta, E and the other settings of `local_sgd`; or only eta, with `local_steps`.
       local_steps: E, if `local` is only eta.
-      server_optimizer: an optimizer that receives the negative mean update as its gradient; None
-        takes a step of size 1.
+      server_optimizer: an optimizer that gets minus the mean update as its gradient; None adds it.
       server_scale: "mean" divides by the sum of the participants' weights. "1/N" divides by the sum
         of all clients' weights, as eq. (19) and Theorem 2 do.
       weighted: whether client k has weight n_k, its number of examples, rather than 1.
@@ -54,34 +51,17 @@ def fedavg(
     Reference: McMahan et al. (2017); Bhuyan, Moharir, Joshi, Algorithm 1.
     """
     sgd = _settings(local, local_steps)
-    optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-    check_optimizer("server_optimizer", optimizer)
-    weight_of = ClientContext.weight if weighted else equal_weight
 
-    def init(task: Task, params: Params) -> tuple[Any, base.ClientState]:
-        del task
-        return optimizer.init(params), ()
-
-    def client(
-        context: ClientContext, server_state: Any, client_state: base.ClientState
-    ) -> tuple[Contribution, base.ClientState]:
-        del server_state
-        trained, weight = sgd.train_or_solve(context), weight_of(context)
-        num_gradients = jnp.int32(sgd.num_steps(context.task, context.client))
-        update = scale_update(trained.update, weight)
-        return Contribution(update, weight, num_gradients, trained.report), client_state
-
-    def server(context: base.ServerContext) -> tuple[Params, Any]:
+    def mean(context: base.ServerContext) -> tuple[Params, base.ServerState]:
         weight = context.total.weight
         if server_scale == "1/N":
             weights = client_weights(context.task)
             weight = jnp.sum(weights if weighted else jnp.ones_like(weights))
-        # Negate the mean update, because optax descends.
-        gradient = jax.tree.map(lambda update: -update / weight, context.total.update)
-        updates, state = optimizer.update(gradient, context.server_state, context.params)
-        return optax.apply_updates(context.params, updates), state
+        added = jax.tree.map(lambda update: update / weight, context.total.update)
+        return added, context.server_state
 
-    return Algorithm(init, client, server, lambda task, k, _: sgd.num_steps(task, k))
+    how = sgd.train_or_solve, weighing(weighted), server_optimizer
+    return averaging(*how, num_gradients=sgd.num_steps, mean=mean)
 
 
 def _settings(local: LocalSGD | Scalar | Schedule, local_steps: Steps | None) -> LocalSGD:
@@ -91,6 +71,4 @@ def _settings(local: LocalSGD | Scalar | Schedule, local_steps: Steps | None) ->
         return settings
     if local_steps is not None:
         raise ValueError(f"local_steps is {local_steps}; give it to local_sgd, as steps")
-    if local.steps is None:
-        raise ValueError("neither local steps nor epochs are given; give one of the two")
-    return local
+    return check_local("fedavg", local)

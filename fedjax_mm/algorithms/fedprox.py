@@ -1,17 +1,27 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
+import optax
+
 from fedjax_mm.base import Algorithm, ClientContext
 from fedjax_mm.checks.annotations import NonNegative, part
-from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, proximal, steps_of
+from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, check_local, proximal, weighing
 
 
 @part
-def fedprox(local: LocalSGD, *, mu: NonNegative) -> Algorithm:
+def fedprox(
+    local: LocalSGD,
+    *,
+    mu: NonNegative,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = True,
+) -> Algorithm:
     """FedProx: local steps ``w_k <- w_k - eta (grad F_k(w_k) + mu (w_k - w))``, then FedAvg's mean.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, except `epochs`.
+      local: eta, E and the other settings of `local_sgd`.
       mu: the strength of the pull towards the global model; 0 is FedAvg.
+      server_optimizer: an optimizer that gets minus the mean update as its gradient; None adds it.
+      weighted: whether client k has weight n_k in the mean, rather than 1.
 
     Raises:
       ValueError: if `mu` is negative or another number is not positive.
@@ -28,9 +38,10 @@ def fedprox(local: LocalSGD, *, mu: NonNegative) -> Algorithm:
 
     Reference: Li et al., "Federated Optimization in Heterogeneous Networks" (2020).
     """
-    steps = steps_of("fedprox", local)
+    check_local("fedprox", local)
 
     def train(context: ClientContext) -> LocalUpdate:
         return local.train(context, gradient_fn=proximal(context, mu))
 
-    return averaging(train, num_gradients=steps)
+    weight = weighing(weighted)
+    return averaging(train, weight, server_optimizer, num_gradients=local.num_steps)

@@ -1,4 +1,4 @@
-"""MaxFL: a global model that appeals to as many clients as possible."""
+"""MaxFL: the global model with the largest GM-Appeal, the share of clients it appeals to."""
 
 from typing import Literal
 
@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, ClientContext, Params, Steps, Task
 from fedjax_mm.checks.annotations import NonNegative, Positive, TracedCount, part
-from fedjax_mm.local import LocalSGD, averaging, steps_of
+from fedjax_mm.local import LocalSGD, averaging, check_local
 
 
 @part
@@ -21,6 +22,7 @@ def maxfl(
     weight: Literal["derivative", "sigmoid"] = "derivative",
     slope: Positive = 1.0,
     tuning_steps: TracedCount | None = None,
+    server_optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
@@ -30,7 +32,7 @@ def maxfl(
     it almost none. Clients need thresholds, so wrap the task with `requiring`.
 
     Args:
-      local: eta_l, tau steps and the other settings of `local_sgd`, except `epochs`.
+      local: eta_l, tau steps and the other settings of `local_sgd`.
       server_rate: eta_g, the step size of the server.
       eps: shrinks the step in rounds where all weights are small. The theoretical value, ``N L_c^2
         / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly in practice.
@@ -38,6 +40,7 @@ def maxfl(
       slope: the steepness of the sigmoid.
       tuning_steps: for clients that fine-tune the model (section 5.1), the number of local steps
         from w before ``F_k`` in q_k is evaluated. None evaluates ``F_k(w)``.
+      server_optimizer: an optimizer that gets minus the step above as its gradient; None takes it.
 
     Raises:
       ValueError: if `eps` is negative, another number is not positive, or `weight` is unknown.
@@ -54,7 +57,7 @@ def maxfl(
 
     Reference: Cho et al., "Maximizing Global Model Appeal in Federated Learning", Algorithm 1.
     """
-    num_gradients = steps = steps_of("maxfl", local)
+    check_local("maxfl", local)
 
     def tuned(context: ClientContext) -> ClientContext:
         if tuning_steps is None:
@@ -67,17 +70,16 @@ def maxfl(
         s = jax.nn.sigmoid(x)  # 1 - s would lose all precision for large x
         return context.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
-    def server(params: Params, total: Contribution) -> Params:
-        divisor = total.weight + eps
+    def mean(context: base.ServerContext) -> tuple[Params, base.ServerState]:
+        divisor = context.total.weight + eps
         # All weights may underflow with eps = 0. All updates are then 0 too, so divide by 1.
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
-        return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
+        added = jax.tree.map(lambda x: rate * x, context.total.update)
+        return added, context.server_state
 
-    # Fine-tuning and local training begin with the same steps and batches. Count only the longer.
-    if tuning_steps is not None:
-        each = steps, tuning_steps
-        # Compare Python numbers without jnp, because a grid checks its methods on import, and jnp
-        # would initialize a backend.
-        known = all(isinstance(number, int) for number in each)
-        num_gradients = max(each) if known else jnp.maximum(*each)
-    return averaging(local.train, q, num_gradients=num_gradients, server=server)
+    def num_gradients(task: Task, client: base.Index) -> Steps:
+        num_steps = local.num_steps(task, client)
+        # Fine-tuning and local training begin with the same steps and batches. Count the longer.
+        return num_steps if tuning_steps is None else jnp.maximum(num_steps, tuning_steps)
+
+    return averaging(local.train, q, server_optimizer, num_gradients=num_gradients, mean=mean)

@@ -3,17 +3,23 @@
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import part
-from fedjax_mm.local import LocalSGD, steps_of
+from fedjax_mm.local import LocalSGD, adding, check_local, weighing
 from fedjax_mm.tasks.view import client_weights
 
 
 @part
-def mifa(local: LocalSGD) -> Algorithm:
+def mifa(
+    local: LocalSGD,
+    *,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = True,
+) -> Algorithm:
     """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, where h_k is client k's latest update.
 
     ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
@@ -22,7 +28,9 @@ def mifa(local: LocalSGD) -> Algorithm:
     that do not participate keep their h_k. `noisy` does not change the h_k.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, except `epochs`.
+      local: eta, E and the other settings of `local_sgd`.
+      server_optimizer: an optimizer that gets minus the sum above as its gradient; None adds it.
+      weighted: whether d_k is as above, or else 1 / N.
 
     Raises:
       ValueError: if a number is not positive.
@@ -40,7 +48,8 @@ def mifa(local: LocalSGD) -> Algorithm:
     Reference: Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device
     Unavailability" (2021).
     """
-    steps = steps_of("mifa", local)
+    check_local("mifa", local)
+    weight_of = weighing(weighted)
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
         del task
@@ -50,28 +59,37 @@ def mifa(local: LocalSGD) -> Algorithm:
         context: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
-        trained, weight = local.train(context), context.weight()
+        trained, weight = local.train(context), weight_of(context)
         update = scale_update(trained.update, weight)
-        sent = Contribution(update, weight, jnp.int32(steps), trained.report)
+        num_gradients = jnp.int32(local.num_steps(context.task, context.client))
+        sent = Contribution(update, weight, num_gradients, trained.report)
         new = context.next_state(trained.update, client_state)
         return sent, new
 
-    def server(context: base.ServerContext) -> tuple[Params, ServerState]:
+    def mean(context: base.ServerContext) -> tuple[Params, ServerState]:
         # Adding only differences would accumulate rounding errors over rounds.
-        step = weighted_sum(context.task, context.client_states)
-        return optax.apply_updates(context.params, step), context.server_state
+        step = weighted_sum(context.client_states, all_weights(context.task, weighted))
+        return step, context.server_state
 
-    return Algorithm(init, client, server, steps_idle=True)
+    made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
+    return made._replace(steps_idle=True)
 
 
-def weighted_sum(task: Task, updates: Params, factors: Scalar = 1.0) -> Params:
-    """Returns ``sum_k d_k factor_k h_k`` over all clients.
+def all_weights(task: Task, weighted: bool) -> Float[Array, " clients"]:
+    """The clients' weights in sums over all of them, n_k or 1."""
+    weights = client_weights(task)
+    return weights if weighted else jnp.ones_like(weights)
+
+
+def weighted_sum(
+    updates: Params, weights: Float[Array, " clients"], factors: Scalar = 1.0
+) -> Params:
+    """``sum_k d_k factor_k h_k`` over all clients.
 
     Args:
-      task: gives the clients' weights.
       updates: h, with a leading axis of clients.
+      weights: the clients' weights.
       factors: one per client, or one for all.
     """
-    weights = client_weights(task)
     d = weights * factors / weights.sum()
     return jax.tree.map(lambda h: jnp.tensordot(d.astype(h.dtype), h, 1), updates)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from fedjax_mm.base import (
@@ -19,11 +20,18 @@ from fedjax_mm.base import (
 from fedjax_mm.base.capabilities import FeaturesTask
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import NonNegative, Positive, part
-from fedjax_mm.local import LocalSGD, plain_server, steps_of
+from fedjax_mm.local import LocalSGD, adding, check_local, mean_update, weighing
 
 
 @part
-def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Algorithm:
+def moon(
+    local: LocalSGD,
+    *,
+    mu: NonNegative,
+    temperature: Positive = 0.5,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = True,
+) -> Algorithm:
     """MOON: FedAvg whose local steps descend ``F_k(w_k) + mu l_con``.
 
     Each example adds ``l_con = -log(e^(s_g / T) / (e^(s_g / T) + e^(s_p / T)))``, where s_g and s_p
@@ -34,9 +42,11 @@ def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Al
     batch norms use the statistics of the batch.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, except `epochs`.
+      local: eta, E and the other settings of `local_sgd`.
       mu: the weight of the contrast; 0 makes it FedAvg.
       temperature: T, by which cosines are divided.
+      server_optimizer: an optimizer that gets minus the mean update as its gradient; None adds it.
+      weighted: whether client k has weight n_k in the mean, rather than 1.
 
     Raises:
       ValueError: if a number has the wrong sign, or, in a run, if the task gives no features.
@@ -56,7 +66,8 @@ def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Al
 
     Reference: Li, He, Song, "Model-Contrastive Federated Learning" (2021).
     """
-    steps = steps_of("moon", local)
+    check_local("moon", local)
+    weight_of = weighing(weighted)
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
         del task
@@ -82,13 +93,14 @@ def moon(local: LocalSGD, *, mu: NonNegative, temperature: Positive = 0.5) -> Al
             (_, loss), gradient = jax.value_and_grad(total, has_aux=True)(own)
             return loss, gradient
 
-        weight, trained = context.weight(), local.train(context, gradient_fn=gradient_fn)
+        weight, trained = weight_of(context), local.train(context, gradient_fn=gradient_fn)
         new = jax.tree.map(jnp.add, context.params, trained.update)
         new = context.next_state(new, client_state)
         sent = scale_update(trained.update, weight)
-        return Contribution(sent, weight, jnp.int32(steps), trained.report), new
+        num_gradients = jnp.int32(local.num_steps(task, context.client))
+        return Contribution(sent, weight, num_gradients, trained.report), new
 
-    return Algorithm(init, client, plain_server())
+    return adding(client, mean_update, server_optimizer, init=init, num_steps=local.num_steps)
 
 
 def contrast(

@@ -4,6 +4,7 @@ from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import optax
 from annotated_types import Gt
 from jaxtyping import Array, Float, Int
 
@@ -11,7 +12,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import part
-from fedjax_mm.local import LocalSGD, add_mean, steps_of
+from fedjax_mm.local import LocalSGD, adding, check_local, mean_update
 from fedjax_mm.tasks.view import client_losses, thresholds
 
 Weights: TypeAlias = Float[Array, " clients"]
@@ -21,7 +22,12 @@ _LEAST_WEIGHT = 1e-30  # avoids division by 0 if all weights in a round underflo
 
 
 @part
-def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorithm:
+def mwfed(
+    local: LocalSGD,
+    *,
+    growth: Annotated[Scalar, Gt(1)] = 4.0,
+    server_optimizer: optax.GradientTransformation | None = None,
+) -> Algorithm:
     """MW-Fed: FedAvg with weights v_k and local steps that grow while ``F_k(w) >= rho_k``.
 
     Weights start at 1/N. Before round 1 and after each round with participants, the weights of
@@ -31,9 +37,10 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
     Clients need thresholds, so wrap the task with `requiring`.
 
     Args:
-      local: tau, the steps of a client with average weight, and the other settings of `local_sgd`,
-        except `epochs`.
+      local: tau, the steps of a client with average weight, and the other settings of `local_sgd`;
+        with `epochs`, every client has its own tau.
       growth: multiplies the weights of unsatisfied clients; greater than 1.
+      server_optimizer: an optimizer that gets minus the mean update as its gradient; None adds it.
 
     Raises:
       ValueError: if a number is not positive or `growth` is not greater than 1.
@@ -51,7 +58,7 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
     Reference: Blum et al., "One for One, or All for All" (2021), in the form that Cho et al. use as
     a baseline.
     """
-    tau = steps_of("mwfed", local)
+    check_local("mwfed", local)
 
     def grown(task: Task, params: Params, log_weights: Weights) -> Weights:
         is_satisfied = client_losses(task, params) < thresholds(task)
@@ -62,7 +69,7 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
         return grown(task, params, uniform).astype(uniform.dtype), ()
 
     def num_steps(task: Task, client: base.Index, server_state: Weights) -> Int[Array, ""]:
-        share = task.num_clients * jnp.exp(server_state[client])
+        tau, share = local.num_steps(task, client), task.num_clients * jnp.exp(server_state[client])
         return jnp.clip(jnp.round(tau * share), 1, _MOST * tau).astype(jnp.int32)
 
     def client(
@@ -74,8 +81,8 @@ def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorit
         update = scale_update(trained.update, weight)
         return Contribution(update, weight, steps, trained.report), client_state
 
-    def server(context: base.ServerContext) -> tuple[Params, Weights]:
-        params, old = add_mean(context.params, context.total), context.server_state
-        return params, grown(context.task, params, old).astype(old.dtype)
+    def after(context: base.ServerContext, params: Params, old: Weights) -> Weights:
+        return grown(context.task, params, old).astype(old.dtype)
 
-    return Algorithm(init, client, server, num_steps)
+    own = mean_update, server_optimizer
+    return adding(client, *own, init=init, num_steps=num_steps, after=after)

@@ -3,17 +3,18 @@
 from typing import Any, Literal
 
 import jax
+import optax
 from jaxtyping import Array, Float
 
-from fedjax_mm.base import Algorithm, ClientContext, Params, Scalar
+from fedjax_mm.base import Algorithm, ClientContext, Index, Params, Scalar, Steps, Task
 from fedjax_mm.checks.annotations import NonNegative, Positive, part
 from fedjax_mm.local import (
     LocalSGD,
     LocalUpdate,
     averaging,
-    equal_weight,
+    check_local,
     loss_and_gradient,
-    steps_of,
+    weighing,
 )
 
 
@@ -24,6 +25,8 @@ def perfedavg(
     alpha: NonNegative = 1e-2,
     variant: Literal["FO", "HF"] = "FO",
     delta: Positive = 1e-3,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = False,
 ) -> Algorithm:
     """Per-FedAvg: local steps on ``F_k(w - alpha grad F_k(w))``, then the unweighted mean.
 
@@ -33,11 +36,13 @@ def perfedavg(
     differences ("HF").
 
     Args:
-      local: beta, E meta steps and the other settings of `local_sgd`, except `epochs`. Each batch
-        of a step has B examples.
+      local: beta, E meta steps and the other settings of `local_sgd`. Each batch of a step has B
+        examples, so an epoch of ``ceil(n_k / B)`` steps passes over the examples several times.
       alpha: the learning rate of the inner step; 0 is unweighted FedAvg.
       variant: "FO" (2 gradients per step) or "HF" (4).
       delta: the finite-difference step of "HF".
+      server_optimizer: an optimizer that gets minus the mean update as its gradient; None adds it.
+      weighted: whether client k has weight n_k in the mean, rather than 1.
 
     Raises:
       ValueError: if `alpha` is negative, another number is not positive, or `variant` is unknown.
@@ -55,7 +60,7 @@ def perfedavg(
     Reference: Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical
     Guarantees" (2020).
     """
-    steps = steps_of("perfedavg", local)
+    check_local("perfedavg", local)
     num_batches, gradients_per_step = (2, 2) if variant == "FO" else (3, 4)
 
     def train(context: ClientContext) -> LocalUpdate:
@@ -77,7 +82,11 @@ def perfedavg(
         # D, D' and D'' are consecutive batches of the task, so that their draws are independent.
         return local.train(context, gradient_fn=gradient_fn, num_batches=num_batches)
 
-    return averaging(train, equal_weight, num_gradients=steps * gradients_per_step)
+    def num_gradients(task: Task, client: Index) -> Steps:
+        return local.num_steps(task, client) * gradients_per_step
+
+    weight = weighing(weighted)
+    return averaging(train, weight, server_optimizer, num_gradients=num_gradients)
 
 
 def _plus(tree: Params, factor: Scalar, other: Params) -> Params:

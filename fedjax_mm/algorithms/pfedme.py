@@ -8,16 +8,24 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
+from fedjax_mm.base import (
+    Algorithm,
+    ClientContext,
+    Contribution,
+    Params,
+    ServerContext,
+    ServerState,
+    Task,
+)
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Count, Positive, part
 from fedjax_mm.local import (
     LocalSGD,
-    equal_weight,
+    adding,
+    check_local,
+    each_by,
     loss_and_gradient,
-    plain_server,
-    steps_of,
-    unit_steps,
+    weighing,
 )
 
 
@@ -29,6 +37,8 @@ def pfedme(
     inner_steps: Count = 5,
     lam: Positive = 15.0,
     server_rate: Positive = 1.0,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = False,
 ) -> Algorithm:
     """pFedMe: ``theta_k = argmin F_k(theta) + lam/2 |theta - w_k|^2``, and w_k moves towards it.
 
@@ -39,11 +49,15 @@ def pfedme(
     client does not participate.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, except `epochs` and `optimizer`.
+      local: eta, E and the other settings of `local_sgd`. Momentum, clipping, weight decay and the
+        optimizer are those of w_k, whose gradient is ``lam (w_k - theta_k)``.
       inner_rate: a, the rate of the steps of theta_k.
       inner_steps: K, the number of these steps.
       lam: the strength of the pull of theta_k towards w_k.
       server_rate: beta.
+      server_optimizer: an optimizer that gets minus ``beta mean (w_k - w)`` as its gradient; None
+        adds it.
+      weighted: whether client k has weight n_k in the mean, rather than 1.
 
     Raises:
       ValueError: if a number is not positive.
@@ -60,7 +74,8 @@ def pfedme(
 
     Reference: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes" (2020).
     """
-    steps = steps_of("pfedme", local, only_sgd=True)
+    check_local("pfedme", local)
+    weight_of = weighing(weighted)
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
         del task
@@ -70,7 +85,7 @@ def pfedme(
         context: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
-        both, rate = loss_and_gradient(context.task), local.rate(context.round)
+        both = loss_and_gradient(context.task)
 
         def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
             def inner(theta: Params, _: None) -> tuple[Params, Array]:
@@ -82,28 +97,27 @@ def pfedme(
                 return jax.tree.map(step, theta, gradient, own["w"]), loss
 
             theta, losses = lax.scan(inner, own["theta"], length=inner_steps)
-            pull = jax.tree.map(
-                lambda w, x: (rate * lam * (w - x)).astype(w.dtype), own["w"], theta
-            )
+            pull = jax.tree.map(lambda w, x: (lam * (w - x)).astype(w.dtype), own["w"], theta)
             return losses[0], {"w": pull, "theta": jax.tree.map(jnp.subtract, own["theta"], theta)}
 
         start = {"w": context.params, "theta": client_state}
-        # Moves already have the rate, because a rate of 0 could not be divided out of theta's.
-        trained = local._replace(optimizer=unit_steps).train(
-            context, gradient_fn=gradient_fn, start=start
-        )
+        optimizer = each_by(local.optimizer_at(context.round), "w")
+        trained = local.train(context, gradient_fn=gradient_fn, start=start, optimizer=optimizer)
         new = jax.tree.map(jnp.add, client_state, trained.update["theta"])
-        weight = equal_weight(context)
+        weight = weight_of(context)
         new = context.next_state(new, client_state)
         sent = scale_update(trained.update["w"], weight)
-        return Contribution(sent, weight, jnp.int32(steps * inner_steps), trained.report), new
+        num_gradients = jnp.int32(local.num_steps(context.task, context.client) * inner_steps)
+        return Contribution(sent, weight, num_gradients, trained.report), new
 
-    def step(params: Params, total: Contribution) -> Params:
-        mean = jax.tree.map(lambda x: server_rate / total.weight * x, total.update)
-        return optax.apply_updates(params, mean)
+    def mean(context: ServerContext) -> tuple[Params, ServerState]:
+        total = context.total
+        step = jax.tree.map(lambda x: server_rate / total.weight * x, total.update)
+        return step, context.server_state
 
     def personal(params: Params, state: Params) -> Params:
         del params
         return state
 
-    return Algorithm(init, client, plain_server(step), personal=personal)
+    made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
+    return made._replace(personal=personal)

@@ -4,25 +4,33 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import NonNegative, part
-from fedjax_mm.local import LocalSGD, stateless, steps_of
+from fedjax_mm.local import LocalSGD, adding, check_local, weighing
 
 _LEAST_LOSS = 1e-10  # added to losses, because a negative power of 0 is infinite
 
 
 @part
-def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
+def qffl(
+    local: LocalSGD,
+    *,
+    q: NonNegative,
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = False,
+) -> Algorithm:
     """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
 
     ``dw_k = (w - w_k) / eta`` after local steps, ``h_k = q F_k^(q-1) |dw_k|^2 + F_k^q / eta``, and
-    F_k is the loss over all the client's training examples at w. The number of examples n_k is not
-    used as a weight.
+    F_k is the loss over all the client's training examples at w.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, except `epochs` and `optimizer`.
-      q: the exponent of the losses in the weights; 0 is unweighted FedAvg.
+      local: eta, E and the other settings of `local_sgd`.
+      q: the exponent of the losses in the weights; 0 is FedAvg.
+      server_optimizer: an optimizer that gets minus the step above as its gradient; None takes it.
+      weighted: whether client k has weight n_k rather than 1 in the objective and in both sums.
 
     Raises:
       ValueError: if `q` is negative or another number is not positive.
@@ -39,20 +47,25 @@ def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
 
     Reference: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning" (2020).
     """
-    steps = steps_of("qffl", local, only_sgd=True)
+    check_local("qffl", local)
+    weight_of = weighing(weighted)
 
-    def client(context: ClientContext) -> Contribution:
-        loss = context.loss() + _LEAST_LOSS
+    def client(
+        context: ClientContext, server_state: base.ServerState, client_state: base.ClientState
+    ) -> tuple[Contribution, base.ClientState]:
+        del server_state
+        loss, weight = context.loss() + _LEAST_LOSS, weight_of(context)
         trained, rate, power = local.train(context), local.rate(context.round), loss**q
         step = jax.tree.map(lambda x: x / rate, trained.update)  # -dw
         squares = sum(jnp.sum(x**2) for x in jax.tree.leaves(step))
-        h = context.scale * (q * loss ** (q - 1) * squares + power / rate)
-        update = scale_update(step, power * context.scale)
-        return Contribution(update, h, jnp.int32(steps), trained.report)
+        h = weight * (q * loss ** (q - 1) * squares + power / rate)
+        num_gradients = jnp.int32(local.num_steps(context.task, context.client))
+        update = scale_update(step, power * weight)
+        return Contribution(update, h, num_gradients, trained.report), client_state
 
-    def server(params: Params, total: Contribution) -> Params:
+    def mean(context: base.ServerContext) -> tuple[Params, base.ServerState]:
         # If powers of small losses underflow to 0, divide by 1, because all updates are 0 too.
-        h = jnp.where(total.weight == 0, 1, total.weight)
-        return optax.apply_updates(params, jax.tree.map(lambda x: x / h, total.update))
+        h = jnp.where(context.total.weight == 0, 1, context.total.weight)
+        return jax.tree.map(lambda x: x / h, context.total.update), context.server_state
 
-    return stateless(client, server)
+    return adding(client, mean, server_optimizer, num_steps=local.num_steps)

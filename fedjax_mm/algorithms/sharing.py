@@ -236,9 +236,9 @@ def _check_inner(algorithm: Algorithm) -> None:
         raise ValueError(
             "the algorithm has personal models already; use one without, such as fedavg"
         )
-    if algorithm.call is not None and algorithm.call.factory.__name__ in _NOT_MEANS:
+    if algorithm.origin is not None and algorithm.origin.factory.__name__ in _NOT_MEANS:
         raise ValueError(
-            f"{algorithm.call.factory.__name__} does not send weighted local changes; use an "
+            f"{algorithm.origin.factory.__name__} does not send weighted local changes; use an "
             "algorithm that does, such as fedavg"
         )
 

@@ -8,12 +8,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_mm import base
-from fedjax_mm.algorithms.mifa import weighted_sum
+from fedjax_mm.algorithms.mifa import all_weights, weighted_sum
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import part
-from fedjax_mm.local import LocalSGD, steps_of
-from fedjax_mm.tasks.view import client_weights
+from fedjax_mm.local import LocalSGD, adding, check_local, weighing
 
 
 class Past(NamedTuple):
@@ -38,6 +37,8 @@ def stalevr(
     local: LocalSGD,
     *,
     beta: Literal["estimated", "exact", "one"] = "estimated",
+    server_optimizer: optax.GradientTransformation | None = None,
+    weighted: bool = True,
 ) -> Algorithm:
     """StaleVR and variants: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
 
@@ -50,13 +51,15 @@ def stalevr(
     models per run for N clients and M models. `noisy` does not change them.
 
     Args:
-      local: eta, E and the other settings of `local_sgd`, except `epochs`.
+      local: eta, E and the other settings of `local_sgd`.
       beta: "exact" is StaleVR, ``beta_k = <G_k, h_k> / |h_k|^2``. All clients must train in every
         round, whether drawn or not, as with ``variance_reduced(inactive="train")``; otherwise the
         model becomes NaN. "estimated" is StaleVRE: participants measure ``(1 - beta_k) / age``, the
         decay of their beta per round since they sent h_k, and ``beta_k = 1 - c age_k``, clipped to
         [0, 1], where c is the mean of all clients' last measurements, or 0 before the first one.
         "one" is FedVARP, ``beta_k = 1``.
+      server_optimizer: an optimizer that gets minus the step above as its gradient; None takes it.
+      weighted: whether d_k is as above, or else 1 / N.
 
     Raises:
       ValueError: if a number is not positive or `beta` is unknown; in a run, if the assignment
@@ -78,7 +81,8 @@ def stalevr(
     Learning" (2025); Jhunjhunwala et al., "FedVARP: Tackling the Variance Due to Partial Client
     Participation in Federated Learning" (2022).
     """
-    steps = steps_of("stalevr", local)
+    check_local("stalevr", local)
+    weight_of = weighing(weighted)
 
     def init(task: Task, params: Params) -> tuple[Stale, Past]:
         del task
@@ -95,10 +99,11 @@ def stalevr(
         beta_k = measured if beta == "exact" else _faded(server_state.decline, t - last)
         stale = scale_update(h, beta_k)
         fresh = jax.tree.map(jnp.subtract, trained.update, stale)
-        sent = scale_update(fresh, context.weight())
+        weight = weight_of(context)
+        sent = scale_update(fresh, weight)
         if beta == "exact":
             # Add the client's term of sum d_k beta_k h_k, because the server does not know beta_k.
-            n_k = context.task.weight(context.client)
+            n_k = weight_of(context._replace(scale=1.0))
             sent = jax.tree.map(jnp.add, sent, scale_update(stale, n_k))
         if beta == "estimated":
             now, measured = is_active & is_known, (1 - measured) / jnp.maximum(t - last, 1)
@@ -106,25 +111,27 @@ def stalevr(
             is_measured |= now
         new = context.next_state(trained.update, h)
         last = jnp.where(is_active | (beta == "exact"), t, last)
-        num_gradients = jnp.int32(steps)
-        message = Contribution(sent, context.weight(), num_gradients, trained.report)
+        num_gradients = jnp.int32(local.num_steps(context.task, context.client))
+        message = Contribution(sent, weight, num_gradients, trained.report)
         return message, Past(new, last, decline, is_measured)
 
-    def server(context: base.ServerContext) -> tuple[Params, Stale]:
+    def mean(context: base.ServerContext) -> tuple[Params, Stale]:
         t, past = jnp.asarray(context.round, jnp.int32), context.client_states
-        old, weight = context.server_state, client_weights(context.task).sum()
+        old, weights = context.server_state, all_weights(context.task, weighted)
+        weight = weights.sum()
         step = jax.tree.map(lambda s, x: s + x / weight, old.update, context.total.update)
         if beta == "exact":
             # Make the model NaN if a client is absent, because the sum would silently omit its h_k.
             weight = jnp.where(jnp.all(past.round == t), 1, jnp.nan)
-            return optax.apply_updates(context.params, scale_update(step, weight)), old
+            return scale_update(step, weight), old
         # Clients without a measurement do not affect the sum, because their decline is 0.
         decline = past.decline.sum() / jnp.maximum(past.is_measured.sum(), 1)
         decline = decline.astype(old.decline.dtype)
-        stale = weighted_sum(context.task, past.update, _faded(decline, t + 1 - past.round))
-        return optax.apply_updates(context.params, step), Stale(stale, decline)
+        stale = weighted_sum(past.update, weights, _faded(decline, t + 1 - past.round))
+        return step, Stale(stale, decline)
 
-    return Algorithm(init, client, server, steps_idle=True)
+    made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
+    return made._replace(steps_idle=True)
 
 
 def _check_factors(context: ClientContext) -> None:
@@ -137,7 +144,7 @@ def _check_factors(context: ClientContext) -> None:
 
 
 def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-    """Returns ``<g, h> / |h|^2``, or 0 if h is 0, and whether h is nonzero."""
+    """``<g, h> / |h|^2``, or 0 if h is 0, and whether h is nonzero."""
     square = optax.tree.norm(h, squared=True)
     is_known = square > 0
     factor = optax.tree.vdot(g, h) / jnp.where(is_known, square, 1)
@@ -145,5 +152,5 @@ def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]
 
 
 def _faded(decline: Float[Array, ""], age: Int[Array, "*clients"]) -> Float[Array, "*clients"]:
-    """Returns beta for an update of this age in rounds."""
+    """Beta for an update of this age in rounds."""
     return jnp.clip(1 - decline * age, 0, 1)

@@ -11,7 +11,7 @@ from fedjax_mm.base import Assignment
 
 @cache
 def assignments() -> dict[str, Callable[..., Assignment]]:
-    """Returns the factories of all assignments, by name.
+    """Factories of all assignments, by name.
 
     A factory is a function that returns an assignment and whose first parameter is `num_clients`.
     New files are discovered automatically.

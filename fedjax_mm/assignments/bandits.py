@@ -151,7 +151,7 @@ def bandit(
 
 
 def upper_bounds(heard: Heard) -> Float[Array, "models clients"]:
-    """Returns A for every model and client, infinite for pairs without an observed loss."""
+    """A for every model and client, infinite for pairs without an observed loss."""
     bounds = heard.loss / heard.number + jnp.sqrt(2 * jnp.log(heard.time) / heard.number)
     return jnp.where(heard.number > 0, bounds, jnp.inf)
 
@@ -222,7 +222,7 @@ def rank_list(
 
 
 def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
-    """Returns p, the weights of the weighted sum."""
+    """Weights p of the weighted sum."""
     # Use NumPy unless a JAX array is given, because factories must not initialize a backend.
     if weights is None:
         return np.full(num_models, 1 / num_models)
@@ -237,7 +237,7 @@ def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
 
 
 def loss_in(reports: Any) -> Float[Array, "*places"]:
-    """The losses in clients' reports, or `ValueError` if there are none."""
+    """The losses in clients' reports. Raises `ValueError` for reports without losses."""
     if not isinstance(reports, dict) or "loss" not in reports:
         raise ValueError(
             f"the algorithm reports {jax.tree.structure(reports)}, but assignments need losses; "

@@ -95,7 +95,7 @@ def fedfair(
 
 
 def rarities(counts: Float[Array, "slots models"]) -> Float[Array, "slots models"]:
-    """Returns ``1 - s_km / sum_m s_km``, or 1 if a client has no past.
+    """``1 - s_km / sum_m s_km``, or 1 if a client has no past.
 
     Example:
       >>> rarities(jnp.array([[4.0, 2.0], [0.0, 0.0]])).tolist()
@@ -111,7 +111,7 @@ def chances(
     active: bool | Bool[Array, " models"] = True,
     rarity: int | Float[Array, "slots models"] = 1,
 ) -> Float[Array, "*slots models"]:
-    """Returns probabilities proportional to f_m^(alpha - 1), for the active models.
+    """Probabilities proportional to f_m^(alpha - 1), for the active models.
 
     A model with f_m = 0 is drawn only if alpha is 1 or all f_m are 0. `rarity` multiplies them.
 

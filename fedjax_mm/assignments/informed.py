@@ -95,7 +95,7 @@ class Utilities(NamedTuple):
 
     Attributes:
       utility: U, from the latest training of each pair.
-      last: the round of that training; 0 if there is none.
+      last: the round of that training; 0 before the first.
       weight: n_k.
     """
 
@@ -240,7 +240,7 @@ def oort(
 _QUANTILE = 0.9  # utilities above this quantile are clipped
 _CUT_OFF = 0.05  # of the score at the last slot
 _POOL = 10  # clients in the pool for each slot
-_LEAST_SCORE = 1e-12  # so that clients with score 0 can be drawn if there are no others
+_LEAST_SCORE = 1e-12  # lets clients with score 0 be drawn when no others are left
 
 
 def scores(
@@ -267,7 +267,7 @@ def scores(
 
 
 def _width(num_models: int, cohort_size: int, may_rest: bool, most: int) -> int:
-    """Slots of each model; if other models may rest, one model may have all clients."""
+    """Slots of each model: all clients if other models may rest, otherwise an equal share."""
     return min(cohort_size, most) if may_rest else -(-cohort_size // num_models)
 
 
@@ -278,7 +278,7 @@ def _in_turn(
     active: Bool[Array, " models"],
     choose: Choice,
 ) -> Int[Array, "models width"]:
-    """Lets the active models choose clients in turn, each without those that are taken."""
+    """Lets the active models choose clients in turn, each from the ones not yet taken."""
     number, order, _ = Dealt.to(active)
 
     def turn(is_taken: Array, j: Array) -> tuple[Array, Any]:

@@ -135,9 +135,9 @@ def mfa_rr(
         partition in every round, as in the paper's text on partial participation. Groups are then
         distributed as in MFA-Rand. With "never", all clients stay in the groups of one partition,
         and the K clients of each round are drawn from all groups; this is the round-robin
-        allocation of FedFairMMFL's authors, who partition the clients in order.
-      on_change: what happens to a frame when the active models change. "cut" ends it and
-        begins a new one with as many groups as active models. ``frames_cut`` counts these ends.
+        allocation of FedFairMMFL's authors, with a partition of the clients in order.
+      on_change: how a frame reacts to a change of the active models. "cut" ends it and
+        begins a new one with one group per active model. ``frames_cut`` counts these ends.
         With "wait", the frame goes on to its end without the finished and the new models.
       active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
@@ -237,7 +237,7 @@ def _rotated_jobs(
     on_change: Literal["cut", "wait"],
     active: Any,
 ) -> Assignment:
-    """MFA-RR with frames of as many rounds as models are active."""
+    """MFA-RR with frames of one round per active model."""
     size, _, drawn = cohort_sizes(num_clients, num_models, cohort_size)
 
     def draw(rng_key: PRNGKeyArray, number: Any) -> Cohort:

@@ -1,4 +1,4 @@
-"""Rotations and draws that favour pairs of clients and models by what is known of their data."""
+"""Rotations and draws that favour pairs of clients and models by statistics of their data."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias

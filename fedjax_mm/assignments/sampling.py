@@ -48,7 +48,7 @@ class Dealt(NamedTuple):
     """Active models, which are numbered first while clients are dealt to them.
 
     Attributes:
-      number: their number, or 1 if there are none.
+      number: their number, at least 1.
       models: all models, the active ones first.
       active: whether each model is active.
     """
@@ -156,7 +156,7 @@ def cohort_sizes(
 
 
 def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " clients"]:
-    """Returns B_k for all clients.
+    """B_k for all clients.
 
     Raises:
       ValueError: if `processors` is neither a positive integer nor one per client.

@@ -1,4 +1,4 @@
-"""Schedulers of jobs: models ask for a number of clients, which check in one after another."""
+"""Schedulers of jobs, in which each model requests clients and the clients check in one by one."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -34,7 +34,7 @@ class Requests(NamedTuple):
 
 
 class Supply(NamedTuple):
-    """Who may serve whom: a class is a distinct row of `eligible`, a type a distinct column.
+    """Eligibility by classes and types, the distinct rows and the distinct columns of `eligible`.
 
     Attributes:
       class_of: the class of each model. Classes are in ascending order of their eligible clients,
@@ -72,15 +72,15 @@ def scheduled(
 ) -> Assignment:
     """Schedulers of jobs: FIFO, random, SRSF, LAS and Venn.
 
-    In every round each active model asks for a number of clients. The clients check in one after
+    In every round each active model requests a number of clients. The clients check in one after
     another, in a new uniform order, and each serves one model that it is eligible for and that
-    still lacks clients. The policy says which. A model that gets fewer clients than it asked for
+    still lacks clients. The policy says which. A model that gets fewer clients than it requested
     trains with them, and one that gets none keeps its parameters.
 
     Args:
       num_clients: N.
       num_models: M.
-      demand: d_m, the clients that a model asks for per round; one number, or one per model.
+      demand: d_m, the clients that a model requests per round; one number, or one per model.
       cohort_size: K of the N clients check in, drawn uniformly each round; None means all of them.
       policy: "fifo" serves the model first that asked first. "random" draws the models' order
         once. "srsf" serves the smallest demand first, and "las" the model that got the fewest
@@ -143,7 +143,7 @@ def scheduled(
 def serve(
     may: Bool[Array, "models places"], lacks: Int[Array, " models"], key: Array
 ) -> Int[Array, " places"]:
-    """Returns the model that each client serves, or M.
+    """The model that each client serves, or M if none.
 
     Models are served in ascending order of `key`. Each takes the first clients that may serve it
     and that no model before took, which is the same as to let each client serve the first model

@@ -109,7 +109,7 @@ def variance_reduced(
 def optimal_probabilities(
     sizes: Float[Array, "models processors"], expected_trainings: Scalar
 ) -> Float[Array, "models processors"]:
-    """Returns the sampling probabilities that minimize the variance of an unbiased sum.
+    """Sampling probabilities that minimize the variance of an unbiased sum.
 
     With ``M_v = sum_m U_mv`` sorted in ascending order, q is the largest number of processors for
     which ``0 < m - V + q <= sum_{j<=q} M_j / M_q``. The q smallest have the probabilities
@@ -151,7 +151,7 @@ def draw_models(
 def _sizes(
     by: str, look: Look
 ) -> tuple[Float[Array, "models clients"], Int[Array, " models"] | None]:
-    """Returns d_k g for every model and client, and the gradients computed for it, if any."""
+    """D_k g for every model and client, and the gradients computed for it, if any."""
     if by == "update":
         return look.updates()
     losses, weights = look.losses(), look.weights()

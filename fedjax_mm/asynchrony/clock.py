@@ -17,7 +17,7 @@ from fedjax_mm.wrap import wrap_assignment
 def delays_of(
     delay: Delay, rng_key: PRNGKeyArray, cohort: Cohort, num_models: int
 ) -> Float[Array, " slots"]:
-    """Returns the delays of a round's local trainings for a `delays_key`, with 0 for padding."""
+    """Delays of a round's local trainings for a `delays_key`, with 0 for padding."""
 
     def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
         is_padding = (client < 0) | (model < 0)
@@ -38,8 +38,8 @@ def on_clock(
 ) -> Assignment:
     """Adds the metric `time`, the simulated time, to an assignment.
 
-    A round lasts as long as the longest delay of its local trainings. A client that trains several
-    models trains them in parallel. Time is simulated as in asynchronous runs. A round in which no
+    A round takes the longest delay of its local trainings. A client that trains several models
+    trains them in parallel. Time is simulated as in asynchronous runs. A round in which no
     client trains takes no time.
 
     With `first` or `deadline`, clients can be too late. Late clients do not participate, but their
@@ -105,14 +105,14 @@ def on_clock(
 
 
 def _taking_part(cohort: Cohort, does: Bool[Array, " slots"]) -> Cohort:
-    """Returns the cohort in which only a subset of the participants still participates."""
+    """The cohort in which only a subset of the participants still participates."""
     return dataclasses.replace(cohort, takes_part=cohort.participates() & does)
 
 
 def _places(
     groups: Int[Array, " n"], times: Float[Array, " n"], numbers: Int[Array, " n"]
 ) -> Int[Array, " n"]:
-    """Returns each entry's rank within its group, from 0, ordered by time and then by number."""
+    """Rank of each entry within its group, from 0, ordered by time and then by number."""
     order = jnp.lexsort((numbers, times, groups))
     ordered, places = groups[order], jnp.arange(len(groups), dtype=jnp.int32)
     first = jnp.searchsorted(ordered, ordered).astype(jnp.int32)  # first position of the group

@@ -38,7 +38,7 @@ class Delay(Protocol):
     """Function that draws the duration of one local training."""
 
     def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
-        """Returns a non-negative duration for a model and a client, both counted from 0."""
+        """Non-negative duration for a model and a client, both counted from 0."""
 
 
 def shifted_exponential(
@@ -122,7 +122,6 @@ class _ShiftedExponential(_Law):
     fast_factor: Scalar
 
     def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
-        """Returns how long a local training takes."""
         # Compute the client's rank in a fixed random order, because an array of all ranks would be
         # a large constant in the program.
         place = shuffled(hash_words(jax.random.key(0)), jnp.asarray(client), self.num_clients)
@@ -157,17 +156,17 @@ def device_time(
 
     The delay of model m on client k is ``latency_k + steps_mk flops_m / speed_k + 8 bytes_down_m /
     down_k + 8 bytes_up_m / up_k``, in seconds. It has no random part, so that equal jobs of a
-    client take equally long. A client that trains several models has as many devices.
+    client take equally long. A client that trains several models has a device for each.
 
     If `speed` is one number it is the median, and ``speed_k = speed exp(speed_spread z_k)`` with
-    standard normal z_k. If `down` or `up` is one number, the same holds for it, with a second
-    normal that both share. The normals are drawn independently of the run's seed.
+    standard normal z_k. `down` and `up` are drawn like this too if they are one number, with a
+    second normal that both share. The normals are drawn independently of the run's seed.
 
     Args:
       num_clients: N.
       steps: the number of local steps; one number, one per model, or ``[models, clients]``.
       flops: the floating-point operations of one step; one number, or one per model. A backward
-        pass takes about twice as many as a forward pass.
+        pass takes about two forward passes.
       bytes_down: the bytes that a client downloads; one number, or one per model. See
         `compression.message_bytes`.
       bytes_up: the bytes that a client uploads, after compression; one number, or one per model.
@@ -234,7 +233,7 @@ def _rate(name: str, value: Any) -> Any:
 def _numbers(
     name: str, value: Any, most_dims: int, is_allowed: Callable[[Any], Any], allowed: str
 ) -> Any:
-    """Checks one number or an array in float32, and returns it; `check_numbers` allows no inf."""
+    """Checks a number or an array in float32 that may be infinite, unlike in `check_numbers`."""
     is_traced = isinstance(value, jax.core.Tracer)
     found: Any = value if is_traced else np.asarray(value)
     if found.dtype.kind not in "iuf":
@@ -269,7 +268,6 @@ class _DeviceTime(_Law):
     spreads: tuple[Scalar, Scalar]
 
     def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
-        """Returns how long a local training takes, with both transfers."""
         del rng_key
         own_key = jax.random.fold_in(jax.random.key(0), client)
         normals = jax.random.normal(own_key, (2,), jnp.float32).astype(float)

@@ -225,7 +225,7 @@ class Clock(NamedTuple):
         return jnp.sum(self.arrived, dtype=jnp.int32)
 
     def next_number(self, num_arrived: Int[Array, ""]) -> Int[Array, ""]:
-        """Returns the number of the next job to begin after `num_arrived` updates."""
+        """Number of the next job to begin after `num_arrived` updates."""
         number = len(self.jobs.number) + num_arrived
         return number + self.lives.replaced if isinstance(self.lives, Lives) else number
 
@@ -236,7 +236,7 @@ class Clock(NamedTuple):
         return max(1, period) if isinstance(period, int) else jnp.maximum(1, period)
 
     def buffer_sizes(self, ratio: int) -> Int[Array, " models"]:
-        """Returns b_m, which is 1 for inactive models."""
+        """Buffer sizes b_m, which are 1 for inactive models."""
         sizes = -(-self.targets // ratio)
         return sizes if self.active is None else jnp.maximum(1, sizes)
 
@@ -267,7 +267,7 @@ def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jo
 
 
 def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
-    """Returns the clock at time 0, when all jobs begin."""
+    """The clock at time 0, when all jobs begin."""
     M, lives = dispatch.num_models, first_lives(dispatch)
     number = jnp.arange(dispatch.num_jobs, dtype=jnp.int32)
     model = jnp.asarray(np.repeat(np.arange(M), dispatch.at_work), jnp.int32)
@@ -302,7 +302,7 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
 
 
 def first_lives(dispatch: Dispatch) -> Lives | tuple[()]:
-    """Returns which models are active at time 0."""
+    """Marks the models that are active at time 0."""
     if not dispatch.lifetimes:
         return ()
     each = dispatch.lifetimes, dispatch.num_models
@@ -313,20 +313,20 @@ def first_lives(dispatch: Dispatch) -> Lives | tuple[()]:
 
 
 def lacking_model(lacks: Int[Array, " models"], number: Int[Array, " jobs"]) -> Int[Array, " jobs"]:
-    """Returns the models of consecutive new jobs, which go to the first models that lack jobs."""
+    """Models of consecutive new jobs, which go to the first models that lack jobs."""
     ends = jnp.cumsum(jnp.maximum(lacks, 0), dtype=jnp.int32)
     return jnp.sum(number[:, None] >= ends, axis=1, dtype=jnp.int32)
 
 
 def jobs_of(jobs: Jobs, num_models: int) -> Bool[Array, "jobs models"]:
-    """Returns which model each job trains."""
+    """The model that each job trains."""
     return jobs.model[:, None] == jnp.arange(num_models, dtype=jnp.int32)
 
 
 def between_rounds(
     dispatch: Dispatch, clock: Clock, rng_key: PRNGKeyArray, round: Int[Array, ""], look: Look
 ) -> Clock:
-    """Returns the clock after models have arrived and finished, between two rounds.
+    """Updates the clock for models that have arrived and finished between two rounds.
 
     Args:
       dispatch: the dispatch rule.
@@ -367,7 +367,7 @@ def replace_jobs(
     stays: Bool[Array, " models"],
     begins: Bool[Array, ""],
 ) -> Clock:
-    """Deletes jobs of models that have finished, and begins as many others in their place.
+    """Deletes the jobs of finished models, and begins one new job for each.
 
     The new jobs begin at the time of the last arrival, and go to the first models that have fewer
     than their R_m.
@@ -409,7 +409,7 @@ def replace_jobs(
 def share_out(
     dispatch: Dispatch, clock: Clock, variances: Float[Array, " models"]
 ) -> Int[Array, " models"]:
-    """Returns R_m in proportion to relative variances, or the old R_m if these are undefined.
+    """Sets R_m in proportion to relative variances, or keeps R_m if these are undefined.
 
     Inactive models get none.
     """

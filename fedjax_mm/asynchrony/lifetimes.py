@@ -1,4 +1,4 @@
-"""Lifetimes: which models are active, and who gets the jobs of those that finish or arrive.
+"""Lifetimes of models, and the redistribution of jobs when models finish or arrive.
 
 R_m is the number of jobs of model m, and A are the active models. These rules only count jobs;
 `dispatch.py` ends and begins them.
@@ -25,7 +25,7 @@ class Lifetime(NamedTuple):
         model arrived or finished, or NaN before.
       event: ``(round, before, look, active) -> event`` after a number of rounds, given the one
         before, and the models that may work.
-      is_active: tells from the event which models are active, among those that may work.
+      is_active: ``event -> active``, the active models among the ones that may work.
       active: the models that may work; None means all.
     """
 
@@ -43,7 +43,7 @@ class Lives(NamedTuple):
     Attributes:
       events: the event of each lifetime, from the inside out.
       active: A, the active models.
-      replaced: the number of jobs that were deleted and replaced, apart from those that arrived.
+      replaced: the number of deleted and replaced jobs, without the ones that arrived.
     """
 
     events: tuple[Float[Array, " models"], ...]
@@ -56,7 +56,7 @@ def observed(
     num_models: int,
     event_of: Callable[[int, Lifetime, Bool[Array, " models"]], Array],
 ) -> tuple[tuple[Float[Array, " models"], ...], Bool[Array, " models"]]:
-    """Returns the events of all lifetimes, and the active models.
+    """Events of all lifetimes, and the active models.
 
     Args:
       lifetimes: the lifetimes, from the inside out.
@@ -79,7 +79,7 @@ def given_up(
     active: Bool[Array, " models"],
     rng_key: PRNGKeyArray,
 ) -> Int[Array, " models"]:
-    """Returns R_m after some models have left their jobs to the active ones, one after another.
+    """R_m after some models have left their jobs to the active ones, one after another.
 
     When model f leaves, model i of A gets ``floor(R_f R_i / sum_A R)`` of its R_f jobs. The rest,
     which are fewer than A, go to different models of A, drawn uniformly.
@@ -115,7 +115,7 @@ def made_room(
     active: Bool[Array, " models"],
     num_jobs: int,
 ) -> Int[Array, " models"]:
-    """Returns R_m after active models have left some of their jobs to new ones.
+    """R_m after active models have left some of their jobs to new ones.
 
     Models arrive one after another. A new model gets ``floor(R / |A|)`` jobs, where A includes it,
     from the others in proportion to their R_m. The rest come one by one from the largest R_m. If

@@ -152,7 +152,7 @@ def draw_candidates(
     pool_key, shuffle_key = jax.random.split(rng_key)
     size = shape[0] * shape[1]
     pool = permutation(pool_key, num_clients, min(num_clients, size + 5))
-    # Draw a flat array, because XLA takes ten times as long to compile a draw with two axes.
+    # Draw a flat array, because XLA compiles a draw with two axes ten times more slowly.
     lots = jax.random.bits(shuffle_key, (CANDIDATES * len(pool),), jnp.uint32)
     places = jnp.argsort(lots.reshape(CANDIDATES, -1), axis=1).astype(jnp.int32)[:, :size]
     return pool, places.reshape(CANDIDATES, *shape)
@@ -163,7 +163,7 @@ def common_pairs(
     pool: Int[Array, " pool"],
     places: Int[Array, "candidates models cohort"],
 ) -> Int[Array, "candidates plans"]:
-    """Returns the number of (model, client) pairs that candidates share with kept plans."""
+    """Counts the (model, client) pairs that candidates share with kept plans."""
     # Compare only clients in the pool, because all candidates come from it.
     inside = jnp.any(kept[..., None] == pool, axis=2)
     models = jnp.arange(kept.shape[1])[:, None]
@@ -177,7 +177,7 @@ def variances(
     number: Int[Array, ""],
     plans: Int[Array, "candidates models cohort"],
 ) -> Float[Array, " candidates"]:
-    """Returns F of each plan, ``sum_m mean_k (s_mk - mean)^2``, where s includes this round."""
+    """F of each plan, ``sum_m mean_k (s_mk - mean)^2``, where s includes this round."""
     num_clients, share = counts.shape[1], plans.shape[2] / counts.shape[1]
     # Subtract the mean first, because squares of large counts lose precision in float32.
     excess = counts - number * share
@@ -193,7 +193,7 @@ def posterior(
     is_kept: Bool[Array, " plans"],
     shape: tuple[int, int],
 ) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"]]:
-    """Returns the mean and the standard deviation of each candidate's cost.
+    """Mean and standard deviation of each candidate's cost.
 
     The squared distance between two plans, as 0/1 vectors, is ``2 (M K - overlap)``.
     """
@@ -222,7 +222,7 @@ def predict(
     values: Float[Array, " plans"],
     outer: Float[Array, "candidates plans"],
 ) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"]]:
-    """Returns each candidate's mean, and the variance explained by the plans."""
+    """Each candidate's mean, and the variance explained by the plans."""
     factor = cho_factor(inner, lower=True)
     explained = jnp.sum(solve_triangular(factor[0], outer.T, lower=True) ** 2, axis=0)
     return outer @ cho_solve(factor, values), explained
@@ -246,7 +246,7 @@ def _predict_for_replicas(
 def expected_improvement(
     mean: Float[Array, " candidates"], deviation: Float[Array, " candidates"], best: Scalar
 ) -> Float[Array, " candidates"]:
-    """Returns ``(best - mean) Phi(Z) + deviation phi(Z)``, ``Z = (best - mean) / deviation``.
+    """``(best - mean) Phi(Z) + deviation phi(Z)``, ``Z = (best - mean) / deviation``.
 
     The result is 0 if the deviation is 0.
 
@@ -265,7 +265,7 @@ def remember(
     overlaps: Int[Array, " plans"],
     cost: Scalar,
 ) -> Plans:
-    """Returns the state after a plan, which replaces the oldest one."""
+    """Replaces the oldest plan of the state by a new one."""
     place = state.number % MEMORY
     overlaps = overlaps.at[place].set(clients.size)
     models = jnp.arange(len(clients))[:, None]

@@ -136,7 +136,7 @@ def arriving(
 ) -> Rule:
     """Models arrive over time, and get clients from then on.
 
-    In asynchronous runs, the jobs of time 0 belong to the models that are there, as if the others
+    In asynchronous runs, the jobs of time 0 belong to the models of round 1, as if the others
     had finished. A model that arrives as one of A active models gets ``R_m = floor(R / A)``, from
     the others in proportion to their R_m, and the rest from the largest. Its jobs begin as theirs
     end, or at once if nobody else is active.

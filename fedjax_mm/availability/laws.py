@@ -212,7 +212,7 @@ def timetable(
 
 
 def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " clients"]:
-    """Returns availability probabilities that depend on dataset size, ``n_k^b / max_j n_j^b``.
+    """Availability that grows with dataset size, ``n_k^b / max_j n_j^b``.
 
     Args:
       weights: n_k of each client, ``float[clients]``, such as a row of `Look.weights`.

@@ -114,7 +114,7 @@ def _is_choosy(assignment: Assignment) -> bool:
     inner = assignment
     while inner.wraps is not None:
         inner = inner.wraps.inner
-    return inner.call is not None and inner.call.arguments.get("eligible") is not None
+    return inner.origin is not None and inner.origin.arguments.get("eligible") is not None
 
 
 def _thinned(sampling: Sampling | None, law: Law, when_absent: str) -> Sampling | None:

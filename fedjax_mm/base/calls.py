@@ -67,7 +67,7 @@ def _rules(factory: Callable[..., Any]) -> tuple[dict[int, Any], dict[str, Any]]
 def _is_structure(may_be_traced: bool, takes_tuples: bool, value: Any) -> bool:
     """Whether a number must be known, or a tuple of numbers stands for a list."""
     if type(value) is tuple:
-        return not takes_tuples and all(map(_is_number, value))
+        return not takes_tuples and _are_numbers(value)
     return not may_be_traced and _is_number(value)
 
 
@@ -97,6 +97,10 @@ def kinds_of(annotation: Any) -> Iterator[Any]:
             yield from kinds_of(each)
     else:
         yield annotation
+
+
+def _are_numbers(value: Any) -> bool:
+    return all(map(_are_numbers, value)) if type(value) is tuple else _is_number(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -168,6 +172,7 @@ class Part:
     Attributes:
       call: the call that made the part, or None. A part with a call prints as it, and `pickle`
         saves only the call. ``part._replace(...)`` has none, because the call made another part.
+      origin: the call, or that of the part that `_replace` has changed.
 
     Example:
       >>> from fedjax_mm import mfa_rr
@@ -177,6 +182,19 @@ class Part:
     """
 
     call: Call | None = None
+    _changed: Call | None = None
+
+    @property
+    def origin(self) -> Call | None:
+        """The call, or that of the part that `_replace` has changed."""
+        return self.call or self._changed
+
+    def _replace(self, **changes: Any) -> Self:
+        """Another part, without a call and statements."""
+        fields: Any = super()
+        made: Self = fields._replace(**changes)
+        vars(made).update(_changed=self.origin)
+        return made
 
     def stating(self, **statements: Any) -> Self:
         """A copy of the part with statements about it, which `_replace` drops."""

@@ -200,10 +200,6 @@ def _sort(kind: type) -> tuple[bool, bool, bool]:
     return is_tracer, is_tracer or issubclass(kind, jax.Array), is_number
 
 
-class _CircleError(Exception):
-    """Raised at a value that refers to itself, with its identity."""
-
-
 class _Walk:
     """Collects the leaves and the structure of values.
 
@@ -222,6 +218,7 @@ class _Walk:
         self._opens, self._traced = opens, traced
         self._places: dict[int, int] = {}
         self._visited: dict[Any, tuple[int, Rebuild | None, Any]] = {}
+        self._circles: set[int] = set()
 
     def visit(self, x: Any, mode: Mode) -> Rebuild | None:
         """Returns a function that makes the value from new leaves, or None if it has no leaf."""
@@ -243,29 +240,20 @@ class _Walk:
         name = id(x), mode
         if name in self._visited:
             number, rebuild, _ = self._visited[name]
-            if rebuild is _unfinished:
-                raise _CircleError(id(x))
             self.key.append(("again", number))
-            return rebuild
+            if rebuild is not _unfinished:
+                return rebuild
+            self._circles.add(number)
+            return None
         number = len(self._visited)
         # Keep the value, because its identity is its name.
         self._visited[name] = number, None if mode == "fixed" else _unfinished, x
-        sizes = len(self.key), len(self.leaves), len(self._places), len(self._visited)
-        try:
-            rebuild = self._open(x, mode)
-        except _CircleError as error:
-            if error.args != (id(x),):
-                raise
-            self._forget(*sizes)
+        rebuild = self._open(x, mode)
+        if number in self._circles:  # It refers to itself, so it cannot be made from new leaves.
             self._keep(x)
             rebuild = None
         self._visited[name] = number, rebuild, x
         return rebuild
-
-    def _forget(self, keys: int, leaves: int, places: int, visited: int) -> None:
-        del self.key[keys:], self.leaves[leaves:]
-        self._places = dict(itertools.islice(self._places.items(), places))
-        self._visited = dict(itertools.islice(self._visited.items(), visited))
 
     def _leaf(self, x: Any, is_array: bool) -> Rebuild:
         new = len(self.leaves)
@@ -309,7 +297,7 @@ def _or_kept(rebuild: Rebuild | None, x: Any) -> Rebuild:
 
 
 def _unfinished(_: dict[Any, Any]) -> Any:
-    """Stands for the value that is being visited, which must not refer to itself."""
+    """Stands for the value that is being visited."""
 
 
 class _Same:
@@ -426,7 +414,7 @@ def _opened_call(call: Call, mode: Mode) -> _Opened:
         return factory(*new[:stop], **dict(zip(names, new[stop:], strict=True)))
 
     modes: list[Mode] = ["fixed" if is_fixed else mode for is_fixed in call.fixed]
-    tag = _Same(factory), stop, names, _read_by(inspect.unwrap(factory))
+    tag = _Same(factory), stop, names, _read_by(factory)
     return _Opened(tag, [*args, *kwargs.values()], make, modes)
 
 
@@ -494,9 +482,17 @@ def _opened_object(x: Any) -> _Opened:
             fields = {name: getattr(x, name, None) for name in names}
             fields |= {} if is_flax else own
             return _fixed((*fields, _read_by(kind)), [*fields.values()], is_declared)
-    elif kind.__eq__ is not object.__eq__ and kind.__hash__ is not None:
+    elif kind.__eq__ is not object.__eq__ and _is_comparable(x):
         return _Opened(x, is_declared=is_declared)
     return _OWN
+
+
+def _is_comparable(x: Any) -> bool:
+    try:
+        hash(x)
+        return (x == x) is True
+    except Exception:  # a user's methods may raise anything
+        return False
 
 
 def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
@@ -518,11 +514,14 @@ def _read_by(x: Any) -> Hashable:
         for name, value in vars(each).items()
     }
     for value in [*own.values()] or [x]:
-        found = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        function = inspect.unwrap(found) if callable(found) else found
-        if type(function) is FunctionType and not _is_of_library(function):
-            space = function.__globals__
-            own |= {name: space[name] for name in _names(function.__code__) if name in space}
+        # Of properties, of cached properties, and of static and class methods.
+        each = (getattr(value, name, None) for name in ("fget", "func", "__func__"))
+        found, wrappers = next(filter(None, each), value), list[Any]()
+        last = inspect.unwrap(found, stop=wrappers.append) if callable(found) else None
+        for function in (*wrappers, last):
+            if type(function) is FunctionType and not _is_of_library(function):
+                space = function.__globals__
+                own |= {name: space[name] for name in _names(function.__code__) if name in space}
     return tuple((name, token) for name, value in own.items() if (token := _plain(value)))
 
 

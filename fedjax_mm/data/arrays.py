@@ -27,7 +27,7 @@ def _is_list(x: Any) -> bool:
 
 
 def array_of(name: str, values: Any, *, check: bool = True) -> Any:
-    """Returns numbers as an array with JAX's dtype: 32 bits, unless x64 is enabled.
+    """Converts numbers to an array with JAX's dtype: 32 bits, unless x64 is enabled.
 
     Args:
       name: the argument's name, for error messages.
@@ -55,7 +55,7 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
 
 
 def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
-    """Returns numbers as a NumPy array, or raises a `ValueError` that says what to give."""
+    """Converts numbers to a NumPy array, or raises a `ValueError` with the remedy."""
     if np.ma.is_masked(values):
         raise ValueError(
             f"{name} has {np.ma.count_masked(values)} masked entries; drop or fill them, as by "
@@ -86,7 +86,7 @@ def check_fits(name: str, x: np.ndarray, kind: np.dtype) -> None:
 
 
 def is_known(x: Any) -> bool:
-    """Returns whether an array's values can be read: not traced, and not on another host."""
+    """Whether an array's values can be read: not traced, and not on another host."""
     is_here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return isinstance(x, np.ndarray) or (is_here and x.is_fully_addressable)
 

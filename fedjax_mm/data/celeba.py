@@ -13,6 +13,7 @@ from fedjax_mm.checks.annotations import Count, Fraction, checked
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import by_id, generator
+from fedjax_mm.tools.files import located
 
 _ATTRIBUTES = "list_attr_celeba.txt"
 _IDENTITIES = "identity_CelebA.txt"
@@ -93,28 +94,23 @@ def check_celeba(directory: str | Path) -> None:
 
 
 def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Returns the file names, and the labels ``[images, attributes]`` of the given attributes."""
-    path = directory / _ATTRIBUTES
-    lines = _lines(path)
-    if len(lines) < 3 or not lines[0].strip().isdecimal():
-        raise ValueError(f"{path}: line 1 must be the number of images, line 2 the attributes")
-    names, rows = lines[1].split(), [line.split() for line in lines[2:]]
-    if int(lines[0]) != len(rows):
-        raise ValueError(
-            f"{path}: line 1 declares {lines[0].strip()} images, but there are {len(rows)}"
-        )
-    columns = [1 + names.index(_known(name, names)) for name in attributes]
-    if not columns:
+    """File names, and the labels ``[images, attributes]`` of the given attributes."""
+    if not attributes:
         raise ValueError("attributes is empty; name at least one")
-    for number, row in enumerate(rows, start=3):
-        if len(row) != 1 + len(names) or not {"1", "-1"}.issuperset(row[1:]):
-            raise ValueError(
-                f"{path}: line {number} must be a file name and {len(names)} values 1 or -1"
-            )
-        if PureWindowsPath(row[0]).name != row[0]:  # understands both kinds of slashes
-            raise ValueError(f"{path}: line {number}: {row[0]!r} is a path; give a file's name")
-    labels = np.array([[row[column] == "1" for column in columns] for row in rows], np.int32)
-    return [row[0] for row in rows], labels
+    path = _find(directory / _ATTRIBUTES)
+    with located(path), path.open(encoding="utf-8") as file:
+        number, names = int(file.readline()), file.readline().split()
+        columns = [names.index(_known(name, names)) for name in attributes]
+        kind = [("file", object), ("values", np.float32, (len(names),))]
+        images = np.loadtxt(file, kind, comments=None, ndmin=1)
+        if len(images) != number:
+            raise ValueError(f"line 1 declares {number} images, but there are {len(images)}")
+        for name, row in images:
+            if not (np.abs(row) == 1).all():
+                raise ValueError(f"{name} has values other than 1 and -1")
+            if PureWindowsPath(name).name != name:  # understands both kinds of slashes
+                raise ValueError(f"{name!r} is a path; give a file's name")
+    return images["file"].tolist(), (images["values"][:, columns] == 1).astype(np.int32)
 
 
 def _known(name: str, names: list[str]) -> str:
@@ -126,16 +122,13 @@ def _known(name: str, names: list[str]) -> str:
 
 
 def _read_identities(directory: Path, files: list[str]) -> np.ndarray:
-    path = directory / _IDENTITIES
-    owners: dict[str, int] = {}
-    for number, line in enumerate(_lines(path), start=1):
-        row = line.split()
-        if len(row) != 2 or not row[1].isdecimal():
-            raise ValueError(f"{path}: line {number} must be a file name and a number")
-        owners[row[0]] = int(row[1])
-    missing = [file for file in files if file not in owners]
-    if missing:
-        raise ValueError(f"{path}: no line for {missing[0]}, which {_ATTRIBUTES} lists")
+    path = _find(directory / _IDENTITIES)
+    with located(path):
+        kind = [("file", object), ("owner", np.uint64)]
+        images = np.loadtxt(path, kind, comments=None, ndmin=1, encoding="utf-8")
+        owners = dict(zip(images["file"], images["owner"], strict=True))
+        if missing := [file for file in files if file not in owners]:
+            raise ValueError(f"no line for {missing[0]}, which {_ATTRIBUTES} lists")
     return np.array([owners[file] for file in files])
 
 
@@ -145,13 +138,6 @@ def _find(path: Path) -> Path:
             f"no {path.name} in {path.parent}: give the folder of CelebA's own files"
         )
     return path
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return _find(path).read_text().splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a text file: {error}") from error
 
 
 def _select(
@@ -215,7 +201,7 @@ def _thinned(
 
 
 def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns the indices of the larger class and its surplus over the other class."""
+    """Indices of the larger class and its surplus over the other class."""
     places = np.flatnonzero(y == (2 * y.sum() > len(y)))
     return places, 2 * len(places) - len(y)
 
@@ -223,7 +209,7 @@ def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
 def _decoded(
     paths: list[Path], image_size: int, cache: Path, progress: Callable[[int, int], None]
 ) -> np.ndarray:
-    """Returns the images ``uint8[images, size, size, 3]``, from the cache if possible."""
+    """Reads the images ``uint8[images, size, size, 3]``, from the cache if possible."""
     shape = (len(paths), image_size, image_size, 3)
     target = cache / f"images-{_digest(paths, image_size)}.npy"
     if target.is_file():

@@ -80,7 +80,7 @@ def check_cifar(
 
 
 def _find(directory: Path, dataset: CIFARName, labels: CIFARLabels) -> tuple[list[Path], Path]:
-    """Returns the paths of the training files and the test file."""
+    """Paths of the training files and the test file."""
     if labels not in _CLASSES[dataset]:
         raise ValueError(
             f"labels is {labels!r}, but {dataset} has one kind of labels; leave it out"

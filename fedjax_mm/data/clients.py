@@ -50,7 +50,7 @@ class ClientData:
         return self.counts.shape[-1]
 
     def select(self, index: Any) -> "ClientData":
-        """Returns one store from a stack made by `stack_client_data`; `index` may be traced."""
+        """Takes one store from a stack made by `stack_client_data`, where `index` may be traced."""
         order = None if self.order is None else self.order[index]
         return dataclasses.replace(
             self, offsets=self.offsets[index], counts=self.counts[index], order=order
@@ -64,7 +64,7 @@ class ClientData:
         return len(jax.tree.leaves(self.examples)[0])
 
     def gathered(self) -> "ClientData":
-        """Returns the store with examples sorted by client, copying them if necessary."""
+        """Sorts the examples by client, copying them if necessary."""
         if self.order is None:
             return self
         if self.order.ndim != 1:
@@ -73,7 +73,7 @@ class ClientData:
         return dataclasses.replace(self, examples=examples, order=None)
 
     def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """Returns ``ceil(n_k / B)`` batches per epoch, as an int if equal for all clients.
+        """Batches per epoch, ``ceil(n_k / B)``, as an int if equal for all clients.
 
         Example:
           >>> client_data([np.ones(20), np.ones(11)]).num_batches(jnp.int32(1), 10)
@@ -87,7 +87,7 @@ class ClientData:
     def batch(
         self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
-        """Returns the rows of one local step, for `take`, and their weights, 1 or 0.
+        """Draws the rows of one local step, for `take`, and their weights, 1 or 0.
 
         Rows with weight 0 are padding, which consists of examples of the same client.
         """
@@ -95,7 +95,7 @@ class ClientData:
         return self.offsets[client] + rows, is_there.astype(float)
 
     def take(self, rows: Int[Array, " batch"]) -> Any:
-        """Returns the examples in the given rows."""
+        """Reads the examples in the given rows."""
         rows = rows if self.order is None else self.order[rows]
 
         def taken(x: Array) -> Array:
@@ -109,7 +109,7 @@ class ClientData:
         return jax.tree.map(taken, self.examples)
 
     def block(self, start: Int[Array, ""], size: int) -> Any:
-        """Returns the examples of `size` consecutive rows starting at `start`."""
+        """Reads the examples of `size` consecutive rows starting at `start`."""
         if self.order is not None:
             return self.take(start + jnp.arange(size))
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), self.examples)

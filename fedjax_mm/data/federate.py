@@ -122,7 +122,7 @@ def federate(
 
 @checked
 def flipped_clients(num_clients: Count, *, fraction: Share, seed: int = 0) -> np.ndarray:
-    """Returns the sorted indices of the clients whose labels `flip_labels` flips.
+    """Sorted indices of the clients whose labels `flip_labels` flips.
 
     Args:
       num_clients: N, the number of clients.
@@ -186,7 +186,7 @@ def flip_labels(
 
 
 def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:
-    """Returns each client's rows as arrays, or raises an error if they do not fit the examples."""
+    """Converts each client's rows to arrays, or raises an error if they do not fit the examples."""
     if not isinstance(parts, Sequence | np.ndarray) or isinstance(parts, str):
         raise TypeError(
             f"{name} is {described(parts)}; give each client's rows, such as "

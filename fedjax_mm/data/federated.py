@@ -55,7 +55,7 @@ class FederatedData:
         )
 
     def select(self, index: Any) -> "FederatedData":
-        """Returns one dataset from a stack made by `stack_data`; `index` may be traced."""
+        """Takes one dataset from a stack made by `stack_data`, where `index` may be traced."""
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
@@ -136,7 +136,7 @@ class Pool(NamedTuple):
 
 
 def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:
-    """Stacks datasets with the same number of clients, such as several draws; see `select`.
+    """Stacks datasets with the same number of clients, for `select` to choose from.
 
     Raises:
       ValueError: if the numbers of clients differ.

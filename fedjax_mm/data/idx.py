@@ -5,9 +5,9 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -15,13 +15,11 @@ import psutil
 from fedjax_mm.checks.annotations import checked
 from fedjax_mm.checks.values import check_choice
 from fedjax_mm.data.federated import Pool
-from fedjax_mm.tools.files import check_regular
+from fedjax_mm.tools.files import check_regular, located
 
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_PART = 2**26  # bytes to read at a time
-_MOST_REST = 2**16  # the most bytes to count after the last record
 # EMNIST's splits and their numbers of classes.
 _EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
@@ -49,24 +47,24 @@ def read_idx(path: str | Path) -> np.ndarray:
       LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats.
     """
     path = Path(path)
-    with _opened(path) as file:
-        dtype, shape = _header(path, file)
-        expected = math.prod(shape) * dtype.itemsize
+    with located(path), _opened(path) as file:
+        dtype, shape = _header(file)
+        number, needed = shape[0], math.prod(shape) * dtype.itemsize
+        # Require twice the memory, because swapping bytes and transposing images make a copy.
+        if 2 * needed > (room := psutil.virtual_memory().available):
+            raise ValueError(f"the header declares {needed:,} bytes, but {room:,} are free")
         # Read no more than the header declares, because a small compressed file may expand
         # indefinitely.
-        raw = bytearray(_read(path, file, expected, f"the header declares {expected} bytes"))
-        rest = len(_read(path, file, _MOST_REST, ""))
-    size, record = len(raw), math.prod(shape[1:]) * dtype.itemsize
-    if size < expected:
-        raise ValueError(
-            f"{path}: record {size // record} of {shape[0]} is cut off: "
-            f"the header declares {expected} bytes of values, but there are {size}"
-        )
-    if rest:
-        more = " or more" * (rest == _MOST_REST)
-        raise ValueError(f"{path}: {rest} bytes{more} follow the last of {shape[0]} records")
-    array = np.frombuffer(raw, dtype).reshape(shape)
-    return array.astype(dtype.newbyteorder("="), copy=False)
+        raw = np.empty(needed, np.uint8)
+        size = file.readinto(raw.data)
+        if size < needed:
+            raise ValueError(
+                f"record {size * number // needed} of {number} is cut off: the header declares "
+                f"{needed} bytes of values, but there are {size}"
+            )
+        if file.read(1):
+            raise ValueError(f"bytes follow the last of {number} records")
+        return raw.view(dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
 @checked
@@ -118,7 +116,7 @@ def check_idx(directory: str | Path, *, dataset: Name = "mnist", split: str = "b
 
 
 def _files(directory: Path, dataset: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
-    """Returns the paths of the training and test images and labels, the title, and C."""
+    """Paths of the training and test images and labels, the title, and C."""
     files, title, num_classes = ("train", "t10k"), str(dataset), 10
     if dataset == "emnist":
         check_choice("split", split, *_EMNIST)
@@ -166,41 +164,23 @@ def _find(places: list[Path], file: str) -> Path:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
     """Opens a file, compressed or not, and converts errors of damaged files to `ValueError`."""
     check_regular(path)
     with path.open("rb") as plain:
         is_compressed = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
-        if not is_compressed:
-            yield plain
-            return
         try:
-            with gzip.open(plain) as file:
-                yield BufferedReader(file)
+            yield gzip.GzipFile(fileobj=plain) if is_compressed else plain
         except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{path}: the compressed file is damaged: {error}") from error
+            raise ValueError(f"the file is damaged: {error}") from error
 
 
-def _header(path: Path, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
-    """Returns the dtype and the shape of the values that follow."""
+def _header(file: BufferedIOBase) -> tuple[np.dtype, tuple[int, ...]]:
+    """Dtype and shape of the values that follow."""
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _DTYPES or head[3] == 0:
-        raise ValueError(f"{path}: not an IDX file: it begins with {head.hex(' ') or 'nothing'}")
-    sizes = file.read(4 * head[3])
-    if len(sizes) < 4 * head[3]:
-        start = 4 + 4 * head[3]
-        raise ValueError(f"{path}: the header is cut off after {4 + len(sizes)} of {start} bytes")
-    shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
-    return np.dtype(_DTYPES[head[2]]), shape
-
-
-def _read(path: Path, file: BinaryIO, most: int, why: str) -> bytearray:
-    """Returns at most `most` bytes, or raises `ValueError` if they do not fit in memory."""
-    found = bytearray()
-    while len(found) < most and (part := file.read(min(most - len(found), _PART))):
-        found += part
-        # Require as much memory again, because swapping bytes and transposing images make a copy.
-        if len(found) % _PART == 0 and (room := psutil.virtual_memory().available) < len(found):
-            raise ValueError(f"{path}: {why}, but {room:,} bytes of memory are free")
-    return found
+        raise ValueError(f"not an IDX file: it begins with {head.hex(' ') or 'nothing'}")
+    with located("header"):
+        sizes = np.frombuffer(file.read(4 * head[3]), ">u4", head[3])
+    return np.dtype(_DTYPES[head[2]]), tuple(sizes.tolist())

@@ -3,14 +3,17 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from annotated_types import MinLen
+from pydantic import BaseModel, ValidationError
 
 from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.data.arrays import check_finite, check_labels, plain_array
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.tools.files import check_regular
+from fedjax_mm.tools.files import check_regular, located
 
 LeafName = Literal["femnist", "shakespeare"]
 
@@ -69,25 +72,24 @@ def load_leaf(
     Reference:
       Caldas et al., "LEAF: a benchmark for federated settings", 2018.
     """
-    read = _FORMS[dataset].read
+    read, known = _FORMS[dataset]
     train, test = _split(Path(directory, "train"), read), _split(Path(directory, "test"), read)
-    for one, other, place in ((train, test, "test"), (test, train, "train")):
-        for user, (path, *_) in one.items():
-            if user not in other:
-                raise ValueError(f"{path}: user {user!r}: missing from the {place} files")
+    if alone := sorted(train.keys() ^ test.keys()):
+        folder = Path(directory, "test" if alone[0] in train else "train")
+        raise ValueError(f"{folder}: user {alone[0]!r} is missing")
     first = next(iter(train.values()))[1].shape[1:]
     for users in (train, test):
         for user, (path, x, _) in users.items():
             if x.shape[1:] != first:
-                raise _error(path, user, f"x has shape {x.shape[1:]}, the first user's {first}")
-    known = num_classes or _FORMS[dataset].num_classes
-    num_classes = _classes(Path(directory), [train, test], known)
+                raise ValueError(
+                    f"{path}: user {user!r}: x has shape {x.shape[1:]}, the first user's {first}"
+                )
+    num_classes = _classes(Path(directory), [train, test], num_classes or known)
     stores = [client_data([users[user][1:] for user in train]) for users in (train, test)]
     return FederatedData(name or dataset or "leaf", "real", num_classes, *stores)
 
 
 def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
-    """Returns the given or inferred C."""
     labels = [np.unique(y) for users in splits for _, _, y in users.values()]
     found = np.unique(np.concatenate(labels))
     needed = 1 + int(found[-1])
@@ -108,7 +110,7 @@ def check_leaf(directory: str | Path) -> None:
 
 
 def json_files(folder: Path) -> list[Path]:
-    """Returns the JSON files in a directory, sorted by name.
+    """JSON files in a directory, sorted by name.
 
     Raises:
       FileNotFoundError: if the directory contains no JSON file.
@@ -121,133 +123,102 @@ def json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path, read: Callable[..., _Examples]) -> _Users:
     users: _Users = {}
-    # Reject a user who occurs in two files, because the second would silently replace the first.
+    # Reject a user in two files, because the later entry would silently replace the earlier one.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
-            if user in users:
-                raise _error(path, user, f"already in {users[user][0].name}")
-            users[user] = path, *read(path, user, x, y)
+            with located(path, f"user {user!r}"):
+                if user in users:
+                    raise ValueError(f"already in {users[user][0].name}")
+                users[user] = path, *read(x, y)
     if not users:
         raise ValueError(f"{folder}: the files have no users")
     return users
 
 
+class _User(BaseModel):
+    x: Annotated[list[Any], MinLen(1)]
+    y: list[Any]
+
+
+class _File(BaseModel):
+    users: list[str]
+    num_samples: list[int]
+    user_data: dict[str, _User]
+
+
 def read_users(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Returns every user's x and y in a file, unchanged and with equal positive lengths.
+    """Every user's x and y in a file, unchanged and with equal positive lengths.
 
     Raises:
       ValueError: if the file is inconsistent; the message names file, user and reason.
     """
     check_regular(path)
     try:
-        content = json.loads(path.read_bytes())
-        users, sizes, data = (content[key] for key in ("users", "num_samples", "user_data"))
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"no entry {error}" if isinstance(error, KeyError) else f"{error}"
-        raise ValueError(f"{path}: not a LEAF file: {reason}") from error
-    if not isinstance(users, list) or not isinstance(sizes, list) or not isinstance(data, dict):
-        raise ValueError(f"{path}: not a LEAF file: users or num_samples or user_data is malformed")
-    if len(users) != len(sizes):
-        raise ValueError(f"{path}: {len(users)} users, but num_samples has {len(sizes)} entries")
-    if sorted(map(str, users)) != sorted(data):
-        user = sorted({*map(str, users)} ^ set(data)) or ["listed twice"]
-        raise _error(path, user[0], "users and user_data do not agree")
-    return {
-        user: _lists(path, user, data[user], size)
-        for user, size in zip(map(str, users), sizes, strict=True)
-    }
+        # Parse with `json`, because pydantic refuses half a surrogate pair, which tweets may have.
+        file = _File.model_validate(json.loads(path.read_bytes()), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise ValueError(f"{path}: not a LEAF file: {where}: {first['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a LEAF file: {error}") from error
+    if sorted(file.users) != sorted(file.user_data) or len(file.users) != len(file.num_samples):
+        raise ValueError(f"{path}: users, num_samples and user_data do not have the same users")
+    for user, size in zip(file.users, file.num_samples, strict=True):
+        lengths = [len(file.user_data[user].x), len(file.user_data[user].y), size]
+        if len({*lengths}) > 1:
+            raise ValueError(
+                f"{path}: user {user!r}: the lengths of x and y, and num_samples, are {lengths}"
+            )
+    return {user: (file.user_data[user].x, file.user_data[user].y) for user in file.users}
 
 
-def _lists(path: Path, user: str, entry: Any, size: Any) -> tuple[list[Any], list[Any]]:
-    if not isinstance(entry, dict) or not {"x", "y"} <= set(entry):
-        raise _error(path, user, "no entries x and y")
-    x, y = entry["x"], entry["y"]
-    if not isinstance(x, list) or not isinstance(y, list):
-        raise _error(path, user, "x and y must be lists")
-    if not len(x) == len(y) == size:
-        raise _error(path, user, f"{len(x)} x and {len(y)} y, but num_samples says {size}")
-    if not size:
-        raise _error(path, user, "no examples; leave out such users")
-    return x, y
-
-
-def _examples(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Examples:
-    x, y = _numbers(path, user, "x", inputs), _numbers(path, user, "y", labels)
-    if y.ndim != 1:
-        raise _error(path, user, f"x has {x.ndim} dimensions, y has {y.ndim}; y must have 1")
-    if (y < 0).any() or (y != np.rint(y)).any():
-        raise _error(path, user, "y must be class numbers 0, 1, ...")
-    if y.max() > np.iinfo(np.int32).max:
-        raise _error(path, user, "y is too large for a class number")
-    # Let numbers beyond float32 become infinite, so that the check below names the user.
+def _examples(inputs: list[Any], labels: list[Any]) -> _Examples:
+    x, y = plain_array("x", inputs), plain_array("y", labels)
+    if y.ndim != 1 or "b" in (x.dtype.kind, y.dtype.kind):
+        raise ValueError("there must be numbers x, and one number y for each")
+    check_labels("y", y)
+    # Let numbers beyond float32 become infinite, so that the check names them.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
-    if not np.isfinite(x).all():
-        raise _error(path, user, "x is too large for single precision")
+    check_finite("x", x)
     return x, y.astype(np.int32)
 
 
-def _numbers(path: Path, user: str, key: str, values: Any) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise _error(path, user, f"{key} is ragged: rows have different lengths") from error
-    if array.dtype.kind not in "iuf":
-        raise _error(path, user, f"{key} is not numbers; turn text into vectors first")
-    if not np.isfinite(array).all():
-        raise _error(path, user, f"{key} is not finite")
-    return array
-
-
-def _images(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Examples:
-    x, y = _examples(path, user, inputs, labels)
+def _images(inputs: list[Any], labels: list[Any]) -> _Examples:
+    x, y = _examples(inputs, labels)
     if x.shape[1:] != (_SIDE**2,):
-        raise _error(path, user, f"x has shape {x.shape[1:]}; images of FEMNIST have {_SIDE**2}")
+        raise ValueError(f"x has shape {x.shape[1:]}; images of FEMNIST have {_SIDE**2}")
     # Convert pixels back to bytes, which LEAF divides by 255, to use a quarter of the memory.
     pixels = np.rint(x * 255)
     if x.min() < 0 or x.max() > 1 or np.abs(x * 255 - pixels).max() > 1e-3:
-        raise _error(path, user, "x must be bytes divided by 255, as LEAF's scripts write them")
+        raise ValueError("x must be bytes divided by 255, as LEAF's scripts write them")
     return pixels.astype(np.uint8).reshape(-1, _SIDE, _SIDE, 1), y
 
 
-def _texts(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Examples:
-    x, y = (
-        _characters(path, user, name, values, length)
-        for name, values, length in (("x", inputs, _LENGTH), ("y", labels, 1))
-    )
+def _texts(inputs: list[Any], labels: list[Any]) -> _Examples:
+    x, y = _characters("x", inputs, _LENGTH), _characters("y", labels, 1)
     return x, y[:, 0].astype(np.int32)
 
 
-def _characters(path: Path, user: str, name: str, texts: list[Any], length: int) -> np.ndarray:
-    """Returns the vocabulary indices of the texts' characters, ``uint8[texts, length]``."""
+def _characters(name: str, texts: list[Any], length: int) -> np.ndarray:
+    """Vocabulary indices of the texts' characters, ``uint8[texts, length]``."""
     for i, text in enumerate(texts):
         if not isinstance(text, str) or len(text) != length:
-            given = f"{len(text)} characters" if isinstance(text, str) else "no text"
-            raise _error(path, user, f"{name}[{i}] is {given}; it must be a text of {length}")
+            raise ValueError(f"{name}[{i}] must be a text of {length} characters")
     everything = "".join(texts)
     codes = np.frombuffer(everything.encode("utf-32-le", "surrogatepass"), np.uint32)
     # Map codes beyond ASCII to a control character, which is not in the vocabulary.
     numbers = _NUMBERS[np.where(codes < len(_NUMBERS), codes, 0)]
-    unknown = np.flatnonzero(numbers == _UNKNOWN)
-    if len(unknown):
+    if len(unknown := np.flatnonzero(numbers == _UNKNOWN)):
         place, character = unknown[0] // length, everything[unknown[0]]
-        raise _error(path, user, f"{name}[{place}] has {character!r}, not in LEAF's vocabulary")
+        raise ValueError(f"{name}[{place}] has {character!r}, not in LEAF's vocabulary")
     return numbers.reshape(len(texts), length)
 
 
-class _Form(NamedTuple):
-    """A function that converts a dataset's x and y, and its number of classes if known."""
-
-    read: Callable[[Path, str, list[Any], list[Any]], _Examples]
-    num_classes: int | None
-
-
-_FORMS: dict[str | None, _Form] = {
-    None: _Form(_examples, None),
-    "femnist": _Form(_images, 62),
-    "shakespeare": _Form(_texts, len(CHARACTERS)),
+# For each dataset, the function that converts x and y, and its number of classes if known.
+_FORMS: dict[str | None, tuple[Callable[[list[Any], list[Any]], _Examples], int | None]] = {
+    None: (_examples, None),
+    "femnist": (_images, 62),
+    "shakespeare": (_texts, len(CHARACTERS)),
 }
-
-
-def _error(path: Path, user: str, reason: str) -> ValueError:
-    return ValueError(f"{path}: user {user!r}: {reason}")

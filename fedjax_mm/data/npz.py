@@ -8,7 +8,7 @@ import psutil
 from fedjax_mm.checks.annotations import Count, checked
 from fedjax_mm.data.federated import Pool
 from fedjax_mm.data.pools import pool_of
-from fedjax_mm.tools.files import check_regular
+from fedjax_mm.tools.files import check_regular, located
 
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 
@@ -42,10 +42,8 @@ def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
     check_npz(file)
     path = Path(file)
     x, y, x_test, y_test = _arrays(path)
-    try:
+    with located(path):
         pool, _ = pool_of(((_images(x), y), (_images(x_test), y_test)), num_classes)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return pool._replace(name=path.stem)
 
 

@@ -6,6 +6,7 @@ may assign an example to several clients.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -96,10 +97,21 @@ def dirichlet(
     rng = generator(seed)
     by_label = [rng.permutation(rows) for rows in by_id(labels)]
     sizes = np.array([len(rows) for rows in by_label])
-    for _ in range(_MAX_DRAWS):
+
+    def draw() -> np.ndarray:
         shares = rng.dirichlet(np.full(num_clients, alpha), len(sizes))
         cuts = (np.cumsum(shares[:, :-1], axis=1) * sizes[:, None]).astype(np.int64)
-        counts = np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])
+        return np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])
+
+    return _divided(by_label, draw, alpha, min_examples)
+
+
+def _divided(
+    by_label: Parts, draw: Callable[[], np.ndarray], alpha: float, min_examples: int
+) -> Parts:
+    """Draws counts ``[labels, clients]`` until all clients have enough, and divides the rows."""
+    for _ in range(_MAX_DRAWS):
+        counts = draw()
         if counts.sum(axis=0).min() >= min_examples:
             break
     else:
@@ -107,6 +119,7 @@ def dirichlet(
             f"in {_MAX_DRAWS} draws of Dirichlet({alpha}) a client had fewer than {min_examples} "
             "examples; raise alpha, or lower min_examples or num_clients"
         )
+    cuts = np.cumsum(counts[:, :-1], axis=1)
     pieces = [np.split(rows, cut) for rows, cut in zip(by_label, cuts, strict=True)]
     return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
@@ -230,18 +243,9 @@ def extended_dirichlet(
             f"in {_MAX_DRAWS} draws a label had fewer than {least} clients; raise "
             "labels_per_client or num_clients"
         )
-    for _ in range(_MAX_DRAWS):
-        counts = _balanced_counts(rng, alpha, [len(rows) for rows in by_label], has_label)
-        if counts.sum(axis=0).min() >= min_examples:
-            break
-    else:
-        raise ValueError(
-            f"in {_MAX_DRAWS} draws of Dirichlet({alpha}) a client had fewer than {min_examples} "
-            "examples; raise alpha, or lower min_examples or num_clients"
-        )
-    cuts = np.cumsum(counts[:, :-1], axis=1)
-    pieces = [np.split(rows, cut) for rows, cut in zip(by_label, cuts, strict=True)]
-    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+    sizes = [len(rows) for rows in by_label]
+    draw = partial(_balanced_counts, rng, alpha, sizes, has_label)
+    return _divided(by_label, draw, alpha, min_examples)
 
 
 def _balanced_counts(
@@ -287,7 +291,7 @@ def sizes(
       sigma: the standard deviation of the logarithm of a lognormal size.
       beta: the concentration parameter of Dirichlet sizes; the smaller, the less equal.
       min_examples: the minimum number of examples per client.
-      shuffled: whether it is random who is large. If false, sizes are in the order of the law.
+      shuffled: whether clients get the sizes at random, instead of in the order of the law.
       seed: the seed of all draws.
 
     Returns:
@@ -322,7 +326,7 @@ def sizes(
     }[law]()
     quotas = share / share.sum() * num_examples
     is_small = np.zeros(num_clients, bool)
-    # Repeat, because what the small clients gain may bring others below the minimum.
+    # Repeat, because the examples that small clients gain may leave others below the minimum.
     while ((made := _rounded(quotas)) < min_examples).any():
         is_small |= made < min_examples
         rest = num_examples - is_small.sum() * min_examples
@@ -335,7 +339,7 @@ def _exp(x: np.ndarray) -> np.ndarray:
 
 
 def _rounded(quotas: Float[np.ndarray, " clients"]) -> Int64[np.ndarray, " clients"]:
-    """Rounds numbers with a whole sum by the largest remainder; the first of equal ones gains."""
+    """Rounds numbers with a whole sum by the largest remainder, and breaks ties by position."""
     floors = np.floor(quotas + 1e-9).astype(np.int64)
     missing = round(float(quotas.sum())) - int(floors.sum())
     first = np.argsort(floors - quotas, kind="stable")[:missing]
@@ -577,7 +581,7 @@ def iid_clients(
 
 
 def by_id(ids: np.ndarray) -> Parts:
-    """Returns the natural partition, with one client per distinct id, in sorted order.
+    """Divides examples by their ids, with one client per distinct id, in sorted order.
 
     Args:
       ids: ``[examples]``, numbers or text.
@@ -640,12 +644,12 @@ def _check(labels: np.ndarray, num_clients: int, *, examples_per_client: int = 1
 
 
 def consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
-    """Returns the rows of each client, for examples sorted by client."""
+    """Rows of each client, for examples sorted by client."""
     return np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
 
 
 def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
-    """Returns NumPy's PCG64 generator with a given seed."""
+    """Makes NumPy's PCG64 generator with a given seed."""
     if not isinstance(seed, np.random.SeedSequence):
         seed = seed_sequence(seed)
     # Avoid `default_rng`, because NumPy may change it, and a seed must always give the same data.
@@ -653,7 +657,7 @@ def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
 
 
 def seed_sequence(seed: int, *key: int) -> np.random.SeedSequence:
-    """Returns NumPy's seed sequence for a seed and a key; different keys give independent draws.
+    """Makes NumPy's seed sequence, which gives independent draws for different keys.
 
     Raises:
       ValueError: if the seed is not a nonnegative integer.
@@ -663,7 +667,7 @@ def seed_sequence(seed: int, *key: int) -> np.random.SeedSequence:
 
 
 def _is_missing(ids: np.ndarray) -> np.ndarray:
-    """Returns a mask of the ids that are None, NaN or pandas' NA."""
+    """Marks the ids that are None, NaN or pandas' NA."""
     if ids.dtype.kind in "fcM":
         return ids != ids
     if ids.dtype != object:

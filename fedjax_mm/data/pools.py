@@ -22,9 +22,9 @@ _NAME = "own arrays"
 def pool_of(
     data: Any, num_classes: Count | None = None, *, check: bool = True
 ) -> tuple[Pool, bool]:
-    """Returns data as a checked pool, and whether it has test examples.
+    """Converts data to a checked pool, and returns whether it has test examples.
 
-    If there are no test examples, the pool's test set is empty.
+    Without test examples, the pool's test set is empty.
 
     Args:
       data: ``(X, y)`` or ``((X, y), (X_test, y_test))``, a scikit-learn `Bunch`, or a pool. Images
@@ -56,7 +56,7 @@ def pool_of(
 
 
 def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features and labels with the dtypes that tasks expect."""
+    """Converts features and labels to the dtypes that tasks expect."""
     names = f"X{suffix}", f"y{suffix}"
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise ValueError(f"data has {described(arrays)}; give the tuple ({', '.join(names)})")
@@ -128,7 +128,6 @@ def _check_alike(x: np.ndarray, x_test: np.ndarray) -> None:
 
 
 def _num_classes(labels: np.ndarray, num_classes: int | None) -> int:
-    """Returns the given or inferred C."""
     largest = int(labels.max())
     if num_classes is None:
         found = np.unique(labels)

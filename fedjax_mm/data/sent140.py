@@ -204,12 +204,13 @@ def _tweets(directory: Path) -> Iterator[tuple[str, int, str]]:
             if first is not path:
                 raise ValueError(f"{path}: user {user!r}: already in {first.name}")
             for i, (row, label) in enumerate(zip(x, y, strict=True)):
-                place = f"{path}: user {user!r}: tweet {i}"
-                if not (isinstance(row, list) and len(row) > _TEXT and isinstance(row[_TEXT], str)):
-                    raise ValueError(f"{place}: x must be a list: id, date, query, user, text")
-                if label not in (0, 1):
-                    raise ValueError(f"{place}: y is {label!r}; it must be 0 or 1")
-                yield user, int(label), row[_TEXT]
+                text = row[_TEXT] if isinstance(row, list) and len(row) > _TEXT else None
+                if not isinstance(text, str) or label not in (0, 1):
+                    raise ValueError(
+                        f"{path}: user {user!r}: tweet {i}: x must be a list: id, date, query, "
+                        f"user, text; y is {label!r}, and must be 0 or 1"
+                    )
+                yield user, int(label), text
 
 
 def _official(path: Path) -> Iterator[tuple[str, int, str]]:
@@ -227,9 +228,8 @@ def _official(path: Path) -> Iterator[tuple[str, int, str]]:
                 label = _LABELS[row[0]]
                 if label is not None:
                     yield row[4], label, row[5]
-    except csv.Error as error:
-        raise ValueError(f"{path}: record {record + 1}: {error}") from error
-    except ValueError as error:
+    except (csv.Error, ValueError) as error:
+        record += isinstance(error, csv.Error)  # the record that cannot be read is not counted yet
         raise ValueError(f"{path}: record {record}: {error}") from error
 
 
@@ -253,12 +253,11 @@ def _vectors_file(directory: Path, glove: str | Path | None, dim: int) -> Path |
         return path
     lengths = {path: _dimension(path) for path in sorted(directory.glob("glove*.txt"))}
     found = [path for path, length in lengths.items() if length == dim]
-    if lengths and not found:
+    if lengths and len(found) != 1:
         names = " and ".join(f"{path.name} has {length}" for path, length in lengths.items())
-        raise ValueError(f"{directory}: {names} numbers a word, but dim is {dim}; make them equal")
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise ValueError(f"{directory}: {names} have {dim} numbers; say which by glove")
+        raise ValueError(
+            f"{directory}: {names} numbers a word, and dim is {dim}; give one that fits as glove"
+        )
     return found[0] if found else None
 
 
@@ -271,32 +270,30 @@ def _dimension(path: Path) -> int:
 def _read_vectors(
     path: Path, number: dict[str, int], dim: int
 ) -> tuple[Float32[np.ndarray, "words dim"], Bool[np.ndarray, " words"]]:
-    """Returns the word vectors, and whether each word is in the file."""
+    """Word vectors, and whether each word is in the file."""
     # Read bytes, because one of GloVe's words, U+0085, is a line break in text mode. Keep only the
     # vectors of words that occur, because the whole file would fill the memory.
     wanted = {word.encode(errors="surrogatepass"): i for word, i in number.items()}
     table, known = np.zeros((len(number), dim), np.float32), np.zeros(len(number), bool)
     line, record = b"", 0
     with path.open("rb") as file:
-        for record, line in enumerate(file, start=1):
-            if line.count(b" ") != dim:
-                raise ValueError(
-                    f"{path}: line {record}: a word and {line.count(b' ')} numbers; dim is {dim}"
-                )
-            word, _, numbers = line.partition(b" ")
-            row = wanted.get(word)
-            if row is None:
-                continue
-            try:
+        try:
+            for line in file:
+                record += 1
+                if line.count(b" ") != dim:
+                    raise ValueError(f"a word and {line.count(b' ')} numbers; dim is {dim}")
+                word, _, numbers = line.partition(b" ")
+                if (row := wanted.get(word)) is None:
+                    continue
                 with np.errstate(over="ignore"):
                     table[row] = np.array([float(value) for value in numbers.split(b" ")])
-            except ValueError as error:
-                raise ValueError(f"{path}: line {record}: {error}") from error
-            if not np.isfinite(table[row]).all():
-                raise ValueError(f"{path}: line {record}: not finite in single precision")
-            known[row] = True
-    if not line.endswith(b"\n"):
-        raise ValueError(f"{path}: line {record}: cut off: the file must end with a line break")
+                if not np.isfinite(table[row]).all():
+                    raise ValueError("not finite in single precision")
+                known[row] = True
+            if not line.endswith(b"\n"):
+                raise ValueError("cut off: the file must end with a line break")
+        except ValueError as error:
+            raise ValueError(f"{path}: line {record}: {error}") from error
     return table, known
 
 

@@ -58,7 +58,7 @@ class PartitionSummary(NamedTuple):
 
 @checked
 def partition_summary(labels: np.ndarray, parts: Sequence[np.ndarray]) -> PartitionSummary:
-    """Returns how unequal the clients of a partition are in size and in labels.
+    """Measures how unequal the clients of a partition are in size and in labels.
 
     Args:
       labels: ``[examples]``.

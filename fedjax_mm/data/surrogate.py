@@ -26,7 +26,7 @@ _BLOCK_IMAGES = 256  # images to draw at a time, which does not affect the data
 
 _TOPICS = 20
 _WORDS = 100  # words per list
-_SENTIMENT, _SHARED = 2, 1  # numbers of word lists: negative and positive; neutral
+_SENTIMENT, _SHARED = 2, 1  # numbers of word lists, negative and positive, and neutral
 _TELLING = (0.05, 0.5)  # range of the fraction of a client's words with sentiment
 _CLARITY = 0.75
 _BLOCK_TWEETS = 2048  # tweets to average at a time, which does not affect the data

@@ -94,7 +94,7 @@ def synthetic(
 def sample_counts(
     num_clients: Count, *, generator: Generator = "fedprox", seed: int = 0
 ) -> Int64[np.ndarray, " clients"]:
-    """Returns each client's number of examples in `synthetic`, n_k, including test examples.
+    """Draws each client's number of examples in `synthetic`, n_k, including test examples.
 
     FedProx: ``int(LogNormal(4, 2)) + 50``; LEAF: ``min(int(LogNormal(3, 2)) + 5, 1000)``.
 
@@ -168,7 +168,7 @@ def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: i
 
 
 def _clients(law: _Law, seed: int) -> Callable[[int], _Clients]:
-    """Returns a function that draws the next `n` clients."""
+    """Makes a function that draws the next `n` clients."""
     shared, rng = _stream(seed, 1), _stream(seed, 2)
     d, C = law.dim, law.num_classes
     loc, offset = shared.standard_normal(2)

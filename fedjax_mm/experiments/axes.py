@@ -12,11 +12,8 @@ from fedjax_mm.base import Padded
 from fedjax_mm.base.shuffles import RANK_LIMIT
 from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.fields import Config, Number
-from fedjax_mm.experiments.methods import Method
-from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import replaced, settings_of, validate
 from fedjax_mm.experiments.point import Point
-from fedjax_mm.experiments.tasks import QuadraticConfig
 from fedjax_mm.sweeps.grid import check_values
 
 NOT_SWEPT = (
@@ -83,13 +80,12 @@ Axes = dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | R
 
 
 class Points:
-    """All points of a sweep, after validation.
+    """All points of a sweep, each of them a table in which the axes replace values.
 
     Attributes:
       base: the settings varied by the axes.
       values: the validated values of every axis, by key.
       names: maps the names of the result's dimensions to keys.
-      data_axes: the keys of axes that change only the data.
       draws: the validated settings of all points, without axes of floats, in lists of those that
         differ on data axes alone.
       joined: the keys of count axes whose values share a program, as given by `together`.
@@ -99,7 +95,7 @@ class Points:
     def __init__(
         self, base: Point, axes: Mapping[str, Any], together: Sequence[str] | None = None
     ) -> None:
-        """Validates all points, raising a `ValueError` that names the first invalid one.
+        """Validates the points on each axis, and raises a `ValueError` about the first invalid one.
 
         Args:
           base: the settings varied by the axes.
@@ -125,7 +121,7 @@ class Points:
                 'axes.task.data_seed: "seed" cannot be one of several; write it without a list'
             )
         real = [key for key, values in self.values.items() if all(type(v) is float for v in values)]
-        self.data_axes = [
+        of_data = [
             key
             for key in at
             if ((key in real and key.startswith("task.")) or key == "task.data_seed")
@@ -133,17 +129,16 @@ class Points:
         ]
         everywhere = [here for each in at.values() for here in each] or [base]
         self.joined = self._joined(everywhere, together)
-        # Only floats, rather than tables, are checked one by one; all other points are checked.
-        self._free = [key for key in real if key not in self.data_axes]
-        self._structural = [key for key in at if key not in (*self._free, *self.data_axes)]
-        self._check_number("programs", self._structural)
-        self.every = [self._at(places) for places in self._places(self._structural)]
-        by_seed = any(each.is_drawn_by_seed for here in self.every for each in here.kinds_of_task)
-        self._check_number("draws of the data", self.data_axes, base.num_seeds if by_seed else 1)
+        # Floats, rather than tables, are not combined until a grid is built.
+        structural = [key for key in at if key not in (*real, *of_data)]
+        self._check_number("programs", structural)
+        by_seed = any(each.is_drawn_by_seed for here in everywhere for each in here.kinds_of_task)
+        self._check_number("draws of the data", of_data, base.num_seeds if by_seed else 1)
         self.draws = [
-            [self._at(places | there) for there in self._places(self.data_axes)]
-            for places in self._places(self._structural)
+            [self._at(places | there) for there in self._places(of_data)]
+            for places in self._places(structural)
         ]
+        self.every = [first for first, *_ in self.draws]
         for name, key in self.names.items():
             check_values(name, self.values[key])
 
@@ -153,7 +148,7 @@ class Points:
         Raises:
           ValueError: if the values of an axis in `named` cannot share a program.
         """
-        able = [key for key in self.names.values() if all(_can_join(key, x) for x in everywhere)]
+        able = [key for key in self.names.values() if all(x.can_join(key) for x in everywhere)]
         if named is None:
             # Exclude M, because rounds with a traced M take up to 2.7 times longer.
             return [key for key in able if key != "num_models"]
@@ -197,57 +192,54 @@ class Points:
         for places in itertools.product(*(range(len(self._raw[key])) for key in keys)):
             yield dict(zip(keys, places, strict=True))
 
-    def _most(self, key: str, value: Any) -> int:
-        """Returns the largest number of models that shares a program with this one."""
-        # Numbers of models below and above the limit are drawn by different methods.
-        return max(x for x in self.values[key] if (x > RANK_LIMIT) == (value > RANK_LIMIT))
-
     def name_of(self, key: str) -> str:
         """Returns the name of the result's dimension for an axis."""
         return key.rpartition(".")[2]
 
     def at(self, point: Mapping[str, Any]) -> Point:
-        """Returns the settings of a point.
+        """Returns the validated settings of a point.
 
         Args:
           point: values by dimension name, with a `TracedInt` on joined axes. An axis that is not a
             setting of the experiment is a setting of the point's `algorithm`.
         """
-        places = {
-            key: self.values[key].index(point[name])
-            for name, key in self.names.items()
-            if key not in self._free
-        }
-        here = self._at(places)
-        for key in (*self._free, *self.joined):
+        places = {key: self.values[key].index(point[name]) for name, key in self.names.items()}
+        here = self._at(places, keep=False)  # a grid may have many more points than its axes
+        for key in self.joined:
             value = point[self.name_of(key)]
             if key == "num_models":
-                value = Padded(self._most(key, value), value)
-            here = _updated(here, _path_of(key, here, point["algorithm"]), value)
+                # Numbers of models below and above the limit are drawn by different methods.
+                alike = [x for x in self.values[key] if (x > RANK_LIMIT) == (value > RANK_LIMIT)]
+                changed: dict[str, Any] = {key: Padded(max(alike), value)}
+            else:
+                _, label, name = _path_of(key, here, point["algorithm"])
+                method = here.algorithms[label].model_copy(update={name: value})
+                changed = {"algorithms": {**here.algorithms, label: method}}
+            here = here.model_copy(update=changed)
         return here
 
-    def _at(self, places: Mapping[str, int]) -> Point:
+    def _at(self, places: Mapping[str, int], *, keep: bool = True) -> Point:
         """Returns the validated settings at some axis positions, which default to the first."""
         # Set a value on every axis, because a rate swept within a table must be a table at all
         # points.
         place = tuple(places.get(key, 0) for key in self._raw)
-        if place not in self._made:
-            axes = zip(self._raw.items(), place, strict=True)
-            self._made[place] = self._checked({key: values[i] for (key, values), i in axes})
-        return self._made[place]
+        axes = zip(self._raw.items(), place, strict=True)
+        here = self._made.get(place) or self._checked({key: x[i] for (key, x), i in axes})
+        if keep:
+            self._made[place] = here
+        return here
 
     def _checked(self, point: Mapping[str, Any]) -> Point:
         """Returns the validated settings with some values replaced."""
-        base = self.base
         if not point:
-            return base
+            return self.base
         # Validate only tables on the paths of axes, because the others have been validated already.
-        values: Mapping[str, Any] = settings_of(base)
+        values: Mapping[str, Any] = settings_of(self.base)
         values = {key: value for key, value in values.items() if key in Point.model_fields}
         for key, value in point.items():
-            for label in base.algorithms:
-                head, *rest = _path_of(key, base, label)
-                if head == "task" and base.tasks is not None:  # applies to every model
+            for label in self.base.algorithms:
+                head, *rest = _path_of(key, self.base, label)
+                if head == "task" and self.base.tasks is not None:  # applies to every model
                     each_task = [replaced(task, rest, value) for task in values["tasks"]]
                     values = values | {"tasks": each_task}
                 else:
@@ -265,53 +257,6 @@ class Points:
         for name in rest:
             value = value[name] if isinstance(value, dict) else getattr(value, name)
         return value
-
-
-def _updated(table: Any, path: Sequence[str], value: Any) -> Any:
-    """Returns validated settings with another value at a path, which has been validated."""
-    head, *rest = path
-    if isinstance(table, dict):
-        return {**table, head: _updated(table[head], rest, value) if rest else value}
-    if head == "task" and table.task is None:  # applies to every model
-        return table.model_copy(
-            update={"tasks": [_updated(each, rest, value) for each in table.tasks]}
-        )
-    inner = _updated(getattr(table, head), rest, value) if rest else value
-    return table.model_copy(update={head: inner})
-
-
-def _can_join(key: str, here: Point) -> bool:
-    """Returns whether the values of a count axis can be arguments of one program.
-
-    This holds for E and M if FedAvg has a closed form. M also needs a partition-based assignment.
-    """
-    in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.kinds_of_task)
-    if not in_closed_form or here.requirement is not None or here.byzantine is not None:
-        return False
-    if not all(map(_is_plain_fedavg, here.algorithms.values())):
-        return False
-    if key != "num_models":
-        return key.rpartition(".")[2] == "local_steps"
-    assigned = [each.assignment or here.assignment for each in here.algorithms.values()]
-    return here.params is None and all(
-        each is not None
-        and each.name in ("mfa_rand", "mfa_rr")
-        and each.appealing is None
-        and each.available is None
-        and getattr(each, "processors", 1) == 1
-        for each in assigned
-    )
-
-
-def _is_plain_fedavg(method: Method) -> bool:
-    """Returns whether a method is FedAvg with only a rate and a number of local steps."""
-    own = {"name", "assignment", "learning_rate", "local_steps"}
-    rest = {key: field for key, field in type(method).model_fields.items() if key not in own}
-    return (
-        method.name == "fedavg"
-        and isinstance(method.learning_rate, float | InverseTime)
-        and all(getattr(method, key) == field.default for key, field in rest.items())
-    )
 
 
 def _check_known(base: Point, axes: Mapping[str, Any]) -> None:

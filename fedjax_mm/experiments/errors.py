@@ -99,26 +99,20 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
     return f"{path} = {shown}: {message[0].lower()}{message[1:]}" if path else message
 
 
-def _paths_to(key: str, values: dict[str, Any]) -> Iterator[str]:
-    """Yields all paths to a key in the tables of a file, including nested ones."""
-    for name, table in _tables_in(values):
-        yield from [f"{name}.{key}"] if key in table else []
-        yield from (f"{name}.{inner}.{key}" for inner, x in _tables_in(table) if key in x)
+def _inside(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the keys in the tables of a file, including nested ones, and their paths."""
+    for name, table in values.items():
+        if isinstance(table, dict):
+            yield from ((key, f"{name}.{key}") for key in table)
+            yield from ((key, f"{name}.{path}") for key, path in _inside(table))
 
 
-def _elsewhere(key: str, values: dict[str, Any], *, alike: bool) -> list[str]:
+def _elsewhere(key: str, values: Mapping[str, Any], *, alike: bool) -> list[str]:
     """Returns the paths to a key in the tables of a file, or to the key most similar to it."""
-    paths = list(_paths_to(key, values))
-    if alike and not paths:
-        tables = [table for _, table in _tables_in(values)]
-        tables += [table for each in tables for _, table in _tables_in(each)]
-        known = sorted({name for table in tables for name in table})
-        paths = [path for name in closest(key, known) for path in _paths_to(name, values)]
-    return paths
-
-
-def _tables_in(values: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, x) for name, x in values.items() if isinstance(x, dict)]
+    places = [*_inside(values)]
+    known = {name for name, _ in places}
+    names = [key] if key in known or not alike else closest(key, sorted(known))
+    return [path for name, path in places if name in names]
 
 
 def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str], list[str]]:

@@ -1,5 +1,6 @@
 """An experiment as data, from a file for `run CONFIG.toml` or from the definition of a figure."""
 
+from functools import cached_property
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -76,4 +77,8 @@ class Experiment(Point):
 
     def points(self) -> Points:
         """Returns all checked points of the axes, without their data."""
+        return self._points
+
+    @cached_property
+    def _points(self) -> Points:
         return Points(self, self.axes, self.together)

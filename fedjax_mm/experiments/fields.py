@@ -2,10 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache, reduce
 from operator import or_
-from types import NoneType
+from types import GenericAlias, NoneType
 from typing import (
     Annotated,
     Any,
@@ -112,6 +112,18 @@ class Config(BaseModel):
     factory: ClassVar[Any] = None
     renamed: ClassVar[Mapping[str, str]] = {}
 
+    @property
+    def changed(self) -> Set[str]:
+        """The keys whose values are not the defaults."""
+        fields = type(self).model_fields
+        return {key for key, value in self if value != fields[key].default}
+
+    def arguments(self, factory: Callable[..., Any]) -> dict[str, Any]:
+        """Returns the settings that are parameters of a function."""
+        renamed, takes = type(self).renamed, parameters_of(factory)
+        named = {renamed.get(key, key): value for key, value in self}
+        return {key: value for key, value in named.items() if key in takes}
+
     def call(self, **given: Any) -> Any:
         """Calls the factory with the settings that are among its parameters.
 
@@ -124,10 +136,8 @@ class Config(BaseModel):
           >>> table.call(num_clients=6, num_models=2).num_models
           2
         """
-        kind = type(self)
-        takes = parameters_of(kind.factory)
-        settings = {kind.renamed.get(key, key): value for key, value in self}
-        return kind.factory(**{key: x for key, x in settings.items() if key in takes} | given)
+        factory = type(self).factory
+        return factory(**self.arguments(factory) | given)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> Any:
@@ -153,11 +163,8 @@ def meanings(table: type[Config]) -> dict[str, str]:
     for kind in reversed(table.__mro__):
         if vars(kind).get("factory"):
             of_factory = _arguments(vars(kind)["factory"])
-            found |= {
-                key: x
-                for key in table.model_fields
-                if (x := of_factory.get(table.renamed.get(key, key)))
-            }
+            keys = {key: table.renamed.get(key, key) for key in table.model_fields}
+            found |= {key: of_factory[x] for key, x in keys.items() if x in of_factory}
         found |= _arguments(kind) if issubclass(kind, Config) else {}
     return {key: meaning for key, meaning in found.items() if key in table.model_fields}
 
@@ -174,10 +181,19 @@ def _arguments(described: Any) -> dict[str, str]:
 
 
 class WithFiles(Config):
-    """Settings that may name data files, which must exist before a run but not after it."""
+    """Settings that may name data files, which must exist before a run but not after it.
+
+    Attributes:
+      checker: raises `OSError` if files are missing, or `ValueError` if they do not fit.
+    """
+
+    checker: ClassVar[Any] = None
 
     def check_files(self) -> None:
-        """Raises `OSError` if data files are missing, or `ValueError` if they do not fit."""
+        """Checks the data files."""
+        checker = type(self).checker
+        if checker is not None:
+            checker(**self.arguments(checker))
 
     def with_files(self, info: ValidationInfo) -> Self:
         """Returns the settings after checking the files, except for a finished result.
@@ -256,29 +272,40 @@ class Seeded(WithFiles):
 Table = TypeVar("Table", bound=Config)
 
 # An int without bounds always means a count.
-_FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, NoneType: None}
-_FROM_FILE[tuple[float, ...]] = tuple[Number, ...]
+_FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, str: str}
 
 
-def _field_type(annotation: Any) -> Any:
-    """Returns the type of a parameter's field, or None if a file cannot express it."""
+def _field_type(annotation: Any, limits: Any = None) -> Any:
+    """Returns the type of a parameter's field, or None if a file cannot express it.
+
+    Args:
+      annotation: the annotation of a parameter.
+      limits: the bounds of all numbers in it, if there are any.
+    """
     members = members_of(annotation)
     if complex in members:  # in a file, an array-like value is a number
         members = tuple(each for each in members if each not in (bool, int))
-    literals = [each for each in members if get_origin(each) is Literal]
-    annotated = [_within(each) for each in members if get_origin(each) is Annotated]
-    types = [*literals, *annotated, *(_FROM_FILE[each] for each in members if each in _FROM_FILE)]
+    types = [
+        None if each is NoneType else type_
+        for each in members
+        if (type_ := _member_type(each, limits)) is not None or each is NoneType
+    ]
     return reduce(or_, types) if any(types) else None
 
 
-def _within(annotation: Any) -> Any:
-    """Returns the type of a field for one or several annotated numbers, with their bounds."""
-    limits, members = limits_of(annotation), members_of(get_args(annotation)[0])
-    if float in members:
-        return Annotated[float, limits, _FINITE]
-    if int in members:
-        return Annotated[int, limits, _STRICT]
-    return tuple[Annotated[float, limits, _FINITE], ...] if tuple[float, ...] in members else None
+def _member_type(annotation: Any, limits: Any) -> Any:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return annotation
+    if origin is Annotated:
+        return _field_type(inner[0], limits_of(annotation))
+    if origin in (tuple, Sequence):
+        types = tuple(each if each is ... else _field_type(each, limits) for each in inner)
+        types += (...,) if origin is Sequence else ()
+        return None if None in types else GenericAlias(tuple, types)
+    if limits is None or annotation not in (int, float):
+        return _FROM_FILE.get(annotation)
+    return Annotated[annotation, limits, _FINITE if annotation is float else _STRICT]
 
 
 def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[str, Any]:
@@ -287,39 +314,70 @@ def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[
     Args:
       function: a factory, whose parameters without a default are required.
       given: parameters that a file cannot set.
-      types: the types of fields that need stricter annotations.
+      types: the types of fields that annotations do not have, or the types and defaults.
     """
     columns: dict[str, Any] = {}
     for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
         type_ = types.get(key) or _field_type(parameter.annotation)
+        default = ... if parameter.default is parameter.empty else parameter.default
         if type_ is not None and key not in given:
-            columns[key] = type_, ... if parameter.default is parameter.empty else parameter.default
+            columns[key] = type_ if isinstance(type_, tuple) else (type_, default)
     return columns
+
+
+def keys_of(
+    factory: Callable[..., Any], *given: str, **types: Any
+) -> Callable[[type[Table]], type[Table]]:
+    """Decorator that adds to a table the keys of a factory that it does not have.
+
+    Args:
+      factory: the function that `call` calls.
+      given: parameters that a file cannot set.
+      types: the types of fields that annotations do not have, or the types and defaults.
+    """
+
+    def add(table: type[Table]) -> type[Table]:
+        key_of = {parameter: key for key, parameter in table.renamed.items()}
+        columns = {key_of.get(x, x): y for x, y in columns_of(factory, *given, **types).items()}
+        new: Any = {key: x for key, x in columns.items() if key not in table.model_fields}
+        new |= {"__doc__": table.__doc__, "__module__": table.__module__}
+        made = create_model(table.__name__, __base__=table, **new)
+        made.factory = factory
+        return made
+
+    return add
 
 
 def table_of(
     base: type[Table], function: Callable[..., Any], *given: str, **types: Any
 ) -> type[Table]:
-    """Returns the class of a function's table in a file, with the fields from `columns_of`.
+    """Returns the class of a function's table in a file, which has the function's name.
 
     Args:
       base: the fields shared by all such tables.
-      function: a factory, which gives the table its name.
+      function: a factory, which gives the table its other keys, see `columns_of`.
       given: parameters that a file cannot set.
-      types: the types of fields that need stricter annotations.
+      types: the types of fields that annotations do not have.
     """
-    columns = columns_of(function, *given, *base.model_fields, **types)
-    columns = {"name": (Literal[function.__name__], ...)} | columns
-    table = create_model(function.__name__, __base__=base, **columns)
-    table.factory = function
-    return table
+    name: Any = Literal[function.__name__], ...
+    table = create_model(function.__name__, __base__=base, name=name)
+    return keys_of(function, *given, **types)(table)
 
 
-def one_of(tables: Mapping[str, type[Config]]) -> GetPydanticSchema:
-    """Annotates a field that holds one of several tables, distinguished by `name`."""
-    # Annotate such fields with the tables' base class, because type checkers cannot read a union
+def tables_of(
+    base: type[Table], functions: Iterable[Callable[..., Any]], *given: str, **types: Any
+) -> dict[str, type[Table]]:
+    """Returns the tables of several functions, by name; see `table_of`."""
+    return {each.__name__: table_of(base, each, *given, **types) for each in functions}
+
+
+def one_of(tables: Mapping[str, type[Config]] | type[Config]) -> GetPydanticSchema:
+    """Annotates a field that holds a table, or one of several, distinguished by `name`."""
+    # Annotate such fields with the tables' base class, because type checkers cannot read classes
     # built at run time.
-    choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
+    choice: Any = tables
+    if isinstance(tables, Mapping):
+        choice = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(choice))
 
 

@@ -1,5 +1,6 @@
 """Algorithms in an experiment file: methods, assignments, attackers and requirements."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -16,20 +17,15 @@ from fedjax_mm.algorithms.sharing import personal
 from fedjax_mm.assignments import assignments
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.asynchrony.clock import on_clock
-from fedjax_mm.asynchrony.delays import Delay, device_time, shifted_exponential
+from fedjax_mm.asynchrony.delays import device_time, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
+from fedjax_mm.availability import laws
 from fedjax_mm.availability.jobs import arriving, finishing
-from fedjax_mm.availability.laws import Law, bernoulli, cyclic, markov, timetable
 from fedjax_mm.availability.wrappers import available, dropping
-from fedjax_mm.base import (
-    Algorithm,
-    Assignment,
-    Index,
-    Padded,
-    Task,
-)
-from fedjax_mm.compression import Compressor, compressed, qsgd, random_k, sign, top_k
+from fedjax_mm.base import Algorithm, Assignment, Index, Padded, Task
+from fedjax_mm.checks.annotations import members_of
+from fedjax_mm.compression import compressed, qsgd, random_k, sign, top_k
 from fedjax_mm.data.partition import generator
 from fedjax_mm.experiments import fields
 from fedjax_mm.experiments.fields import (
@@ -37,98 +33,66 @@ from fedjax_mm.experiments.fields import (
     Count,
     NonNegative,
     Positive,
-    columns_of,
+    keys_of,
     named,
     one_of,
     parameters_of,
     table_of,
+    tables_of,
 )
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
 from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
+from fedjax_mm.robust import attacks, rules
 from fedjax_mm.robust.aggregation import robust
-from fedjax_mm.robust.attacks import (
-    alie,
-    attacking,
-    gaussian,
-    ipm,
-    scaling,
-    sign_flip,
-)
 from fedjax_mm.robust.backdoor import backdoored
-from fedjax_mm.robust.rules import (
-    Rule,
-    bucketing,
-    bulyan,
-    centered_clipping,
-    geometric_median,
-    krum,
-    mean,
-    median,
-    multi_krum,
-    nearest_neighbor_mixing,
-    trimmed_mean,
-)
 from fedjax_mm.schedules import value_at
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 
-class Appealing(Config):
-    """Settings of `appealing`: clients opt out of models that do not appeal to them."""
+class Wrapper(Config):
+    """Settings of a wrapper of algorithms or assignments, and of its part, selected by name.
 
-    factory = appealing
-    cohort_size: Count
-    from_round: Count = 10
+    Attributes:
+      wrapper: the wrapper, whose first argument is what it wraps, and whose second one is the part,
+        if there is one, which is made by `factory`.
+    """
 
+    wrapper: ClassVar[Any] = None
 
-_Targets = fields.Number | tuple[fields.Number, ...]
-
-
-class Finishing(Config):
-    """Settings of `finishing`: models that meet a target leave their clients to the others."""
-
-    factory = finishing
-    metric: str
-    at_least: _Targets | None = None
-    at_most: _Targets | None = None
-    every: Count = 1
+    def wrap(self, inside: Any) -> Any:
+        """Wraps an algorithm or an assignment."""
+        kind = type(self)
+        part = [] if kind.factory is kind.wrapper else [self.call()]
+        given = self.arguments(kind.wrapper).items()
+        own = {key: x.call() if isinstance(x, Config) else x for key, x in given}
+        return kind.wrapper(inside, *part, **own)
 
 
-class Available(Config):
-    """An availability law, selected by name, and settings of `available`."""
+class Choosing(Wrapper):
+    """Settings of a wrapper whose part is selected by name."""
 
-    factory = available
     name: str
-    when_absent: Literal["skip", "replace"] = "skip"
-    unbiased: fields.Flag = False
 
-    def wrap(self, assignment: Assignment) -> Assignment:
-        """Wraps an assignment with `available`."""
-        law: Law = self.call()
-        return available(assignment, law, when_absent=self.when_absent, unbiased=self.unbiased)
 
+def _wrapper(wrapper: Callable[..., Any], base: Any = Choosing, **types: Any) -> type[Wrapper]:
+    """Returns the table of a wrapper, for the keys of its signature."""
+    made = keys_of(wrapper, **types)(create_model(wrapper.__name__, __base__=base))
+    made.wrapper = wrapper
+    return made
+
+
+_FINISHING = _wrapper(finishing, Wrapper)
+_APPEALING = _wrapper(appealing, Wrapper)
 
 _EACH = fields.Share | tuple[fields.Share, ...]
-_INTERVALS = tuple[tuple[tuple[fields.NonNegative, Positive], ...], ...]
-_LAW_TYPES = {"probability": _EACH, "comes": _EACH, "leaves": _EACH, "intervals": _INTERVALS}
-_LAW_TABLES = {
-    law.__name__: table_of(Available, law, **_LAW_TYPES)
-    for law in (bernoulli, markov, cyclic, timetable)
+_LAW_TYPES: dict[str, Any] = {
+    **dict.fromkeys(["probability", "comes", "leaves"], _EACH),
+    "intervals": tuple[tuple[tuple[NonNegative, Positive], ...], ...],
 }
-"""The tables of all availability laws, by `name`."""
-
-
-class Delays(Config):
-    """A law of delays, the durations of local trainings, selected by name."""
-
-    factory = shifted_exponential
-    name: str
-
-    def build(self, num_clients: int) -> Delay:
-        """Builds the delays."""
-        return self.call(num_clients=num_clients)
-
+_LAWS = (laws.bernoulli, laws.markov, laws.cyclic, laws.timetable)
+_AVAILABLE = tables_of(_wrapper(available), _LAWS, **_LAW_TYPES)
 
 DEFAULT_DELAYS = "shifted_exponential"
 """The law of a table without a `name`."""
@@ -142,11 +106,13 @@ _DELAY_TYPES: dict[str, Any] = {
     "up": _RATES | None,
     **dict.fromkeys(["speed_spread", "bandwidth_spread"], NonNegative),
 }
-_DELAY_TABLES = {
-    law.__name__: table_of(Delays, law, "num_clients", **_DELAY_TYPES)
-    for law in (shifted_exponential, device_time)
-}
-"""The tables of all laws of delays, by `name`."""
+
+
+class Delays(Config):
+    """A law of delays, the durations of local trainings, selected by name."""
+
+
+_DELAYS = tables_of(Delays, (shifted_exponential, device_time), "num_clients", **_DELAY_TYPES)
 
 
 class Assigned(Config):
@@ -163,14 +129,22 @@ class Assigned(Config):
 
     factory: ClassVar[Any] = on_clock
     name: str
-    finishing: Finishing | None = None
+    finishing: Annotated[Wrapper, one_of(_FINISHING)] | None = None
     arriving: tuple[fields.CountOrZero, ...] | None = None
-    appealing: Appealing | None = None
-    available: Annotated[Available, one_of(_LAW_TABLES)] | None = None
+    appealing: Annotated[Wrapper, one_of(_APPEALING)] | None = None
+    available: Annotated[Wrapper, one_of(_AVAILABLE)] | None = None
     dropping: fields.Share | None = None
     first: Count | None = None
     deadline: Positive | None = None
-    delay: Annotated[Delays, one_of(_DELAY_TABLES), named(DEFAULT_DELAYS)] | None = None
+    delay: Annotated[Delays, one_of(_DELAYS), named(DEFAULT_DELAYS)] | None = None
+
+    @property
+    def can_be_padded(self) -> bool:
+        """Whether the number of models may be the argument of a program."""
+        takes = inspect.signature(type(self).factory, eval_str=True).parameters
+        number = takes["num_models"].annotation if "num_models" in takes else None
+        others = self.changed & {"appealing", "available", "processors"}
+        return Padded in members_of(number) and not others
 
     def build(self, num_clients: int, num_models: int | Padded) -> Assignment | Dispatch:
         """Builds the assignment."""
@@ -183,7 +157,7 @@ class Assigned(Config):
             raise ValueError(
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
             )
-        delay = self.delay and self.delay.build(num_clients)
+        delay = self.delay and self.delay.call(num_clients=num_clients)
         if "delay" in parameters_of(factory):  # the factory has its own clock
             of_fedast = factory is fedast
             why = "draws clients one by one" if of_fedast else "plans with all its clients"
@@ -193,8 +167,8 @@ class Assigned(Config):
                     raise ValueError(f"{name} is not for {self.name}, which {why}")
             return self._as_jobs(self.call(**sizes, delay=delay))
         drawn: Assignment = self._as_jobs(self.call(**sizes))
-        drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
-        drawn = self.available.wrap(drawn) if self.available else drawn
+        for wrapper in filter(None, (self.appealing, self.available)):
+            drawn = wrapper.wrap(drawn)
         if delay:
             drawn = on_clock(drawn, delay, first=self.first, deadline=self.deadline)
         elif self.first is not None or self.deadline is not None:
@@ -204,84 +178,27 @@ class Assigned(Config):
         return drawn if self.dropping is None else dropping(drawn, self.dropping)
 
     def _as_jobs(self, rule: Any) -> Any:
-        rule = finishing(rule, **dict(self.finishing)) if self.finishing else rule
+        rule = self.finishing.wrap(rule) if self.finishing else rule
         return rule if self.arriving is None else arriving(rule, self.arriving)
 
 
-_OWN_TYPES: dict[str, Any] = {
-    **dict.fromkeys(["at_work", "demand", "processors"], Count | tuple[Count, ...]),
-    "eligible": tuple[tuple[fields.Flag, ...], ...] | None,
-    "heterogeneous": tuple[fields.Flag, ...],
-}
-
 _FACTORIES: dict[str, Any] = {**assignments(), "bods": bods, "fedast": fedast}
 
-ASSIGNMENT_TABLES = {
-    name: table_of(Assigned, factory, "num_clients", "num_models", "active", **_OWN_TYPES)
-    for name, factory in _FACTORIES.items()
-}
+ASSIGNMENT_TABLES = tables_of(Assigned, _FACTORIES.values(), "num_clients", "num_models")
 """The tables of all assignments in a file, and of the dispatch, by `name`."""
 
 AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 """The table of any assignment."""
 
+_PERSONAL = _wrapper(personal, Wrapper, where=str | Annotated[tuple[str, ...], Field(min_length=1)])
+_COMPRESSED = tables_of(_wrapper(compressed), (top_k, random_k, qsgd, sign))
+_ADAPTIVE = keys_of(AdaptiveClip)(create_model("AdaptiveClip", __base__=Config))
 
-class Compression(Config):
-    """A compressor, selected by name, and whether to use error feedback, as in `compressed`."""
-
-    factory = compressed
-    name: str
-    error_feedback: fields.Flag | None = None
-
-    def wrap(self, algorithm: Algorithm) -> Algorithm:
-        """Wraps an algorithm with `compressed`."""
-        rule: Compressor = self.call()
-        return compressed(algorithm, rule, error_feedback=self.error_feedback)
+Privacy = _wrapper(private, Wrapper, adaptive=_ADAPTIVE | None)
+"""The table of privacy."""
 
 
-_COMPRESSION_TABLES = {
-    rule.__name__: table_of(Compression, rule) for rule in (top_k, random_k, qsgd, sign)
-}
-"""The tables of all compressors, by `name`."""
-
-
-class Personal(Config):
-    """Settings of `personal`: clients keep a part of the model."""
-
-    factory = personal
-    where: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    named: Literal["own", "shared"] = "own"
-    own_steps: Count | None = None
-
-    def wrap(self, algorithm: Algorithm) -> Algorithm:
-        """Wraps an algorithm with `personal`."""
-        return self.call(algorithm=algorithm)
-
-
-class Adaptive(Config):
-    """Settings of `AdaptiveClip`, for an adaptive clipping norm."""
-
-    factory = AdaptiveClip
-    quantile: fields.Fraction = 0.5
-    rate: Positive = 0.2
-    count_noise: NonNegative = 0.0
-
-
-class Privacy(Config):
-    """Settings of `private`: clipped updates, with noise added by the server."""
-
-    factory = private
-    clip: Positive
-    noise_multiplier: NonNegative
-    clients_per_round: Positive
-    adaptive: Adaptive | None = None
-
-    def wrap(self, algorithm: Algorithm) -> Algorithm:
-        """Wraps an algorithm with `private`."""
-        return self.call(algorithm=algorithm, adaptive=self.adaptive and self.adaptive.call())
-
-
-class Robust(Config):
+class Robust(Choosing):
     """A rule of robust aggregation, selected by name, and what happens before it.
 
     Attributes:
@@ -290,25 +207,22 @@ class Robust(Config):
         its nearest neighbors; see `nearest_neighbor_mixing`. Mixing comes before buckets.
     """
 
-    factory = robust
-    name: str
     bucket_size: Count | None = None
     mixed_attackers: fields.CountOrZero | None = None
 
-    def wrap(self, algorithm: Algorithm) -> Algorithm:
-        """Wraps an algorithm with `robust`."""
-        rule: Rule = self.call()
-        if self.bucket_size is not None:
-            rule = bucketing(rule, self.bucket_size)
-        if self.mixed_attackers is not None:
-            rule = nearest_neighbor_mixing(rule, self.mixed_attackers)
-        return robust(algorithm, rule)
+    def call(self, **given: Any) -> rules.Rule:
+        """Builds the rule."""
+        rule: rules.Rule = super().call(**given)
+        rule = rule if self.bucket_size is None else rules.bucketing(rule, self.bucket_size)
+        mixed = self.mixed_attackers
+        return rule if mixed is None else rules.nearest_neighbor_mixing(rule, mixed)
 
 
-_RULES = (mean, median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping)
-
-_RULE_TABLES = {rule.__name__: table_of(Robust, rule) for rule in _RULES}
-"""The tables of all rules of robust aggregation, by `name`."""
+_RULES = (
+    *(rules.mean, rules.median, rules.trimmed_mean, rules.krum, rules.multi_krum, rules.bulyan),
+    *(rules.geometric_median, rules.centered_clipping),
+)
+_ROBUST = tables_of(_wrapper(robust, Robust), _RULES)
 
 
 class Method(OptimizingClients):
@@ -327,12 +241,13 @@ class Method(OptimizingClients):
     """
 
     name: str
-    personal: Personal | None = None
-    compression: Annotated[Compression, one_of(_COMPRESSION_TABLES)] | None = None
-    privacy: Privacy | None = None
-    robust: Annotated[Robust, one_of(_RULE_TABLES)] | None = None
+    personal: Annotated[Wrapper, one_of(_PERSONAL)] | None = None
+    compression: Annotated[Wrapper, one_of(_COMPRESSED)] | None = None
+    privacy: Annotated[Wrapper, one_of(Privacy)] | None = None
+    robust: Annotated[Wrapper, one_of(_ROBUST)] | None = None
     assignment: AssignmentConfig | None = None
     learning_rate: Rate
+    renamed: ClassVar = {"local_steps": "steps"}
 
     @property
     def needs_thresholds(self) -> bool:
@@ -350,35 +265,28 @@ class Method(OptimizingClients):
           num_models: M, the number of rounds per frame, for schedules per frame.
           num_rounds: T, the last round of schedules without a length.
         """
-        factory, rate = type(self).factory, self.schedule(num_models, num_rounds)
-        local = {argument: getattr(self, key) for argument, key in _LOCAL_KEYS.items()}
-        # Factories with a shorthand also have parameters for local training settings.
-        given: dict[str, Any] = dict.fromkeys({*_LOCAL_KEYS.values()} & parameters_of(factory))
+        rate, optimizer = self.schedule(num_models, num_rounds), self.local_optimizer()
+        how = self.arguments(local_sgd) | {"learning_rate": rate, "optimizer": optimizer}
+        given: dict[str, Any] = {"local": local_sgd(**how)}
         if isinstance(self, OptimizingServer):
             given["server_optimizer"] = self.build_server_optimizer(num_models, num_rounds)
-        given["local"] = local_sgd(rate, optimizer=self.local_optimizer(), **local)
         algorithm: Algorithm = self.call(**given)
-        algorithm = self.personal.wrap(algorithm) if self.personal else algorithm
-        algorithm = self.compression.wrap(algorithm) if self.compression else algorithm
-        algorithm = self.privacy.wrap(algorithm) if self.privacy else algorithm
-        return self.robust.wrap(algorithm) if self.robust else algorithm
+        for each in filter(None, (self.personal, self.compression, self.privacy, self.robust)):
+            algorithm = each.wrap(algorithm)
+        return algorithm
 
 
 DEFAULT_METHOD = "fedavg"
 """The method of a table without a `name`."""
 
-_LOCAL = columns_of(local_sgd, "learning_rate")
-_LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
-"""Maps the arguments of `local_sgd`, apart from rates and optimizers, to keys of a file."""
+_TRAINING = keys_of(local_sgd)(Method)
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
     """Builds a method's table, with its own arguments and those of `local_sgd`."""
-    mine = OptimizingServer.model_fields.keys() & parameters_of(factory)
-    bases = (Method, OptimizingServer) if mine else (Method,)
-    columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
-    base: Any = create_model("Method", __base__=bases, **columns)
-    base.factory, base.renamed = local_sgd, {"local_steps": "steps"}
+    base: Any = _TRAINING
+    if "server_optimizer" in parameters_of(factory):
+        base = create_model("Method", __base__=(_TRAINING, OptimizingServer))
     return table_of(base, factory, "local")
 
 
@@ -397,9 +305,6 @@ parameters, or else from those that a task draws."""
 class Attacking(Config):
     """An attack, selected by name, for `attacking`."""
 
-    factory: ClassVar[Any] = attacking
-    name: str
-
     def on_tasks(self, clients: Any) -> Callable[[Task], Task] | None:
         """Returns a function that wraps the task on which attackers train, or None."""
         del clients
@@ -407,7 +312,7 @@ class Attacking(Config):
 
     def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
         """Wraps an algorithm with `attacking`."""
-        return attacking(algorithm, clients, self.call())
+        return attacks.attacking(algorithm, clients, self.call())
 
 
 class Backdoor(Attacking):
@@ -427,21 +332,17 @@ class Backdoor(Attacking):
 
     def on_tasks(self, clients: Any) -> Callable[[Task], Task]:
         """Returns a function that wraps a task with `backdoored`."""
-        how = self.model_dump(include={"target", "size", "value", "share"})
-        return partial(backdoored, clients=clients, **how)
+        return partial(backdoored, clients=clients, **self.arguments(backdoored))
 
     def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
         """Scales the attackers' updates if there is a factor."""
         if self.factor is None:
             return algorithm
-        return attacking(algorithm, clients, scaling(self.factor))
+        return attacks.attacking(algorithm, clients, attacks.scaling(self.factor))
 
 
-_ATTACK_TABLES = {
-    attack.__name__: table_of(Attacking, attack)
-    for attack in (sign_flip, scaling, gaussian, alie, ipm)
-} | {"backdoor": Backdoor}
-"""The tables of all attacks, by `name`."""
+_SENT = (attacks.sign_flip, attacks.scaling, attacks.gaussian, attacks.alie, attacks.ipm)
+_ATTACKS = tables_of(Attacking, _SENT) | {"backdoor": Backdoor}
 
 
 class Byzantine(Config):
@@ -462,7 +363,7 @@ class Byzantine(Config):
     noise: NonNegative = 1.0
     stays: fields.Flag = True
     seed: fields.Seed = 0
-    attack: Annotated[Attacking, one_of(_ATTACK_TABLES)] | None = None
+    attack: Annotated[Attacking, one_of(_ATTACKS)] | None = None
 
     def attackers(self, num_clients: int) -> Any:
         """Returns a mask of the `num_clients` training clients that attack."""
@@ -474,8 +375,7 @@ class Byzantine(Config):
         """Returns a function that wraps a task with `attacked`, and with `backdoored`."""
         clients = self.attackers(num_clients)
         # Return a partial, whose numbers sweeps find.
-        how: Any = {"loss_factor": self.loss_factor, "stays": self.stays}
-        wrap = partial(attacked, clients=clients, **how)
+        wrap = partial(attacked, clients=clients, **self.arguments(attacked))
         inner = self.attack.on_tasks(clients) if self.attack else None
         return partial(_both, inner, wrap) if inner else wrap
 
@@ -483,7 +383,7 @@ class Byzantine(Config):
         """Wraps an algorithm with `noisy` or `attacking`, for attackers among `num_clients`."""
         clients = self.attackers(num_clients)
         if self.attack is None:
-            return noisy(algorithm, clients, noise=self.noise)
+            return noisy(algorithm, clients, **self.arguments(noisy))
         return self.attack.wrap(algorithm, clients)
 
 
@@ -525,14 +425,8 @@ class Requirement(Config):
             rate = value_at(rate, 1)
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
         # Give numbers one by one, because those in a dict would be structure.
-        return partial(
-            _demanding,
-            num_steps=self.num_steps,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            num_unseen=self.num_unseen,
-            tuning=tuning,
-        )
+        how = self.arguments(own_models)
+        return partial(_demanding, num_unseen=self.num_unseen, tuning=tuning, **how)
 
 
 def _demanding(

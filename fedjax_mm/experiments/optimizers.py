@@ -15,9 +15,10 @@ from fedjax_mm.experiments.fields import (
     CountOrZero,
     NonNegative,
     Positive,
-    columns_of,
+    keys_of,
     one_of,
     table_of,
+    tables_of,
 )
 from fedjax_mm.local import LocalOptimizer
 from fedjax_mm.optimizers import fedadagrad, fedadam, fedyogi
@@ -113,17 +114,18 @@ _SCHEDULES: dict[str, Callable[..., Any]] = {
 _LENGTHS = {"decay_steps", "transition_steps"}
 
 
+_SCHEDULE_TYPES: dict[str, Any] = {
+    **dict.fromkeys(_LENGTHS, (Count | None, None)),
+    "init_value": Positive,
+    "end_value": NonNegative | None,
+    "transition_begin": CountOrZero,
+}
+
+
 def _schedule_table(name: str, factory: Callable[..., Any]) -> type[Scheduled]:
-    types: dict[str, Any] = dict.fromkeys(_LENGTHS, Count | None)
-    types |= {"init_value": Positive, "end_value": NonNegative | None}
-    columns = columns_of(factory, **types, transition_begin=CountOrZero)
-    columns |= dict.fromkeys(_LENGTHS & columns.keys(), (Count | None, None))
-    ours = {value: key for key, value in Scheduled.renamed.items()}
-    columns = {ours.get(key, key): column for key, column in columns.items()}
-    columns["schedule"] = Literal[name], ...
-    table = create_model(name, __base__=Scheduled, **columns)
-    table.factory = factory
-    return table
+    schedule: Any = Literal[name], ...
+    table = create_model(name, __base__=Scheduled, schedule=schedule)
+    return keys_of(factory, **_SCHEDULE_TYPES)(table)
 
 
 SCHEDULE_TABLES = {name: _schedule_table(name, factory) for name, factory in _SCHEDULES.items()}
@@ -197,10 +199,8 @@ _RANGES: dict[str, Any] = {
     "momentum": BelowOne | None,
 }
 
-OPTIMIZER_TABLES = {
-    name: table_of(Optimizer, getattr(optax, name), "learning_rate", **_RANGES)
-    for name in _OPTIMIZERS
-}
+_OPTAX = [getattr(optax, name) for name in _OPTIMIZERS]
+OPTIMIZER_TABLES = tables_of(Optimizer, _OPTAX, "learning_rate", **_RANGES)
 """The tables of client optimizers, by `name`. They use the method's learning rate."""
 
 SERVER_OPTIMIZER_TABLES = {
@@ -212,33 +212,19 @@ SERVER_OPTIMIZER_TABLES = {
 class OptimizingClients(Config):
     """Settings of methods whose clients may use an optimizer other than SGD.
 
-    Gradients are clipped, `weight_decay` times the parameters is added, and the sum is passed to
-    the optimizer.
-
     Attributes:
       optimizer: the clients' optimizer, whose state is reset every round; SGD by default.
-      weight_decay: times the parameters is added to gradients.
-      clip: the global norm to which gradients are clipped.
     """
 
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
-    weight_decay: NonNegative | None = None
-    clip: Positive | None = None
 
     def local_optimizer(self) -> LocalOptimizer:
         """Returns a function that maps the round's rate to the clients' optimizer."""
-        make = optax.sgd
-        if self.optimizer is not None:
-            make = type(self.optimizer).factory
-            # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
-            settings = self.optimizer.settings
-            make = partial(make, **settings) if settings else make
-        first: tuple[optax.GradientTransformation, ...] = ()
-        if self.clip is not None:
-            first += (optax.clip_by_global_norm(self.clip),)
-        if self.weight_decay is not None:
-            first += (optax.add_decayed_weights(self.weight_decay),)
-        return (lambda rate: optax.chain(*first, make(rate))) if first else make
+        if self.optimizer is None:
+            return optax.sgd
+        # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
+        make, settings = type(self.optimizer).factory, self.optimizer.settings
+        return partial(make, **settings) if settings else make
 
 
 class OptimizingServer(Config):

@@ -1,16 +1,15 @@
 """A single point of a sweep: tasks, algorithms and seeds, without axes."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from typing import Annotated, Any, Literal, Self
+from functools import cache, cached_property, partial
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Interval
 from pydantic import Field, model_validator
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.base import Assignment, Padded, Task
+from fedjax_mm.base import Algorithm, Assignment, Task
 from fedjax_mm.checks.values import check_epochs
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import (
@@ -18,21 +17,21 @@ from fedjax_mm.experiments.fields import (
     Count,
     CountOrZero,
     Distinct,
-    Flag,
     NonNegative,
-    Number,
     Recorded,
     Seeded,
+    keys_of,
 )
 from fedjax_mm.experiments.methods import (
+    DEFAULT_METHOD,
     Assigned,
     AssignmentConfig,
     Byzantine,
     DemandFn,
-    Method,
     MethodConfig,
     Requirement,
 )
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.start import check_file
 from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Setup
@@ -42,28 +41,32 @@ from fedjax_mm.tasks.with_clients import ClientMetric, with_clients
 
 Precision = Literal["float32", "float64"]
 
+T = TypeVar("T")
 
+
+def _once(method: Callable[..., T]) -> "cached_property[Callable[..., T]]":
+    """Makes a method that a point calls once with the same arguments, in its precision."""
+
+    def calls(self: "Point") -> Callable[..., T]:
+        def call(*args: Any) -> T:
+            with jax.enable_x64(self.precision == "float64"):
+                return method(self, *args)
+
+        return cache(call)
+
+    return cached_property(calls)
+
+
+@keys_of(Until, min_delta=NonNegative, warmup=CountOrZero)
 class Target(Config):
     """The early stopping target of a run, as in `Until`."""
 
-    factory = Until
-    metric: str
-    at_least: Number | None = None
-    at_most: Number | None = None
-    patience: Count | None = None
-    mode: Literal["min", "max"] | None = None
-    min_delta: NonNegative = 0.0
-    warmup: CountOrZero = 0
 
-
+@keys_of(with_clients)
 class Clients(Config):
     """Metrics of every client, and how they are distributed over clients, as in `with_clients`."""
 
-    factory = with_clients
     metrics: Annotated[tuple[ClientMetric, ...], Distinct, Field(min_length=1)]
-    share: Annotated[float, Interval(gt=0, le=1), Field(strict=True)] = 0.1
-    weighted: Flag = False
-    each: Flag = True
 
     def record(self, tasks: Sequence[Task]) -> list[Task]:
         """Wraps all tasks with `with_clients`."""
@@ -118,16 +121,11 @@ class Point(Recorded, Seeded):
         if self.until is not None:
             self.until.call()
         self._check_tasks()
-        self._check_requirement()
-        self._check_clients()
-        for label, method in self.algorithms.items():
-            if method.assignment is None and self.assignment is None:
-                raise ValueError(
-                    f"algorithms.{label}.assignment: missing; give one, or a table assignment for "
-                    "all algorithms"
-                )
+        self._check_examples()
+        for label in self.algorithms:
+            assignment = self._assignment_of(label)
             try:
-                self._check_method(method)
+                self._check_method(label, assignment)
             except ValueError as error:
                 raise ValueError(f"algorithms.{label}: {error}") from error
         is_quadratic = [isinstance(each, QuadraticConfig) for each in self.kinds_of_task]
@@ -137,13 +135,19 @@ class Point(Recorded, Seeded):
             check_file(self.params)
         return self
 
+    def __copy__(self) -> Self:
+        """A copy without parts, because `model_copy` may change the settings of which they are."""
+        copied = super().__copy__()
+        for name in vars(copied).keys() - type(self).model_fields:
+            del vars(copied)[name]
+        return copied
+
     @property
     def each_task(self) -> list[AnyTask]:
         """The tasks of all models."""
         if self.task is None:
             return self.kinds_of_task
-        number: Any = self.num_models
-        return [self.task] * (number.size if isinstance(number, Padded) else number)
+        return [self.task] * getattr(self.num_models, "size", self.num_models)
 
     @property
     def kinds_of_task(self) -> list[AnyTask]:
@@ -154,6 +158,28 @@ class Point(Recorded, Seeded):
     def sources(self) -> list[Any]:
         """The data settings of each task, or None for a task without data."""
         return [each.source for each in self.kinds_of_task]
+
+    def can_join(self, key: str) -> bool:
+        """Returns whether the values of a count axis can be arguments of one program.
+
+        This holds for E and M if FedAvg has a closed form. M also needs an assignment that can be
+        padded.
+        """
+        plain = all(isinstance(each, QuadraticConfig) for each in self.kinds_of_task)
+        if not plain or self.requirement is not None or self.byzantine is not None:
+            return False
+        own = {"name", "assignment", "learning_rate", "local_steps"}
+        if not all(
+            method.name == DEFAULT_METHOD
+            and method.changed <= own
+            and isinstance(method.learning_rate, float | InverseTime)
+            for method in self.algorithms.values()
+        ):
+            return False
+        if key != "num_models":
+            return key.rpartition(".")[2] == "local_steps"
+        assigned = map(self._assignment_of, self.algorithms)
+        return self.params is None and all(each.can_be_padded for each in assigned)
 
     def _check_tasks(self) -> None:
         if (self.task is None) == (self.tasks is None):
@@ -181,49 +207,36 @@ class Point(Recorded, Seeded):
                 "a quadratic's start is 'normal', but other tasks draw their own; leave start out"
             )
 
-    def _check_requirement(self) -> None:
-        if self.requirement is None:
-            return
+    def _check_examples(self) -> None:
+        metrics = () if self.clients is None else self.clients.metrics
+        named = [f"clients.metrics has {name!r}" for name in metrics if name != "loss"]
+        tested = ["requirement: clients are asked one by one"] * (self.requirement is not None)
+        tested += [each for each in named if "test_" in each]
         for task in self.kinds_of_task:
             if isinstance(task, QuadraticConfig):
-                _check_on_quadratic(self.requirement, "requirement.")
-            elif not task.has_own_tests:
+                if self.requirement is not None:
+                    _check_on_quadratic(self.requirement, "requirement.")
+                if named:
+                    raise ValueError(f"{named[0]}; the quadratic has no examples: give 'loss'")
+            elif tested and not task.has_own_tests:
                 raise ValueError(
-                    "requirement: clients are asked one by one, but one pool of test examples "
-                    "stands for all; give task.test_fraction, such as 0.4, so that each has its own"
+                    f"{tested[0]}, but one pool of test examples stands for all; give "
+                    "task.test_fraction, such as 0.4, so that each has its own"
                 )
 
-    def _check_clients(self) -> None:
-        if self.clients is None:
-            return
-        names = [name for name in self.clients.metrics if name != "loss"]
-        for task in self.kinds_of_task:
-            if isinstance(task, QuadraticConfig) and names:
-                raise ValueError(
-                    f"clients.metrics has {names[0]!r}; the quadratic has no examples: give 'loss'"
-                )
-            tested = [name for name in names if name.startswith("test")]
-            if tested and not isinstance(task, QuadraticConfig) and not task.has_own_tests:
-                raise ValueError(
-                    f"clients.metrics has {tested[0]!r}, but one pool of test examples stands for "
-                    "all; give task.test_fraction, such as 0.4, so that each has its own"
-                )
-
-    def _check_method(self, method: Method) -> None:
-        trained = method.build(self.num_models, self.num_rounds)
+    def _check_method(self, label: str, assignment: Assigned) -> None:
+        method, trained = self.algorithms[label], self._trained(label)
         if self.byzantine is not None:
             self.byzantine.wrap(trained, num_clients=1)
-        assignment = self._assignment_of(method)
-        if self.requirement is None:
-            asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
-            if assignment.appealing or method.needs_thresholds:
-                raise ValueError(
-                    f"{asking} for clients with thresholds; add a table requirement, such as "
-                    "requirement = { num_steps = 100 }"
-                )
+        if self.requirement is None and (assignment.appealing or method.needs_thresholds):
+            asking = "assignment.appealing" if assignment.appealing else method.name
+            raise ValueError(
+                f"{asking} asks for clients with thresholds; add a table requirement, such as "
+                "requirement = { num_steps = 100 }"
+            )
         for task in self.kinds_of_task:
             if task.num_clients is not None:
-                self._assigned(method, task.num_clients)
+                self._assigned(label, task.num_clients)
             if isinstance(task, QuadraticConfig):
                 _check_on_quadratic(method)
                 if assignment.name == "ifca" and self.num_models > 1 and self.params is None:
@@ -232,15 +245,30 @@ class Point(Recorded, Seeded):
                         "do in a file; give params, or a task that draws each model's start"
                     )
 
-    def _assignment_of(self, method: Method) -> Assigned:
-        """Returns the method's own assignment, or else the default."""
-        assignment = method.assignment or self.assignment
+    def _assignment_of(self, label: str) -> Assigned:
+        """Returns an algorithm's own assignment, or else the default."""
+        assignment = self.algorithms[label].assignment or self.assignment
         if assignment is None:
-            raise ValueError("assignment: missing; give one, of the algorithm or of all")
+            raise ValueError(
+                f"algorithms.{label}.assignment: missing; give one, or a table assignment for all "
+                "algorithms"
+            )
         return assignment
 
-    def _assigned(self, method: Method, num_clients: int) -> Assignment | Dispatch:
-        """Builds the assignment over seen clients."""
+    @_once
+    def _trained(self, label: str) -> Algorithm:
+        """Builds an algorithm, without attackers."""
+        used: Any = self.num_models if self._used is None else self._used
+        return self.algorithms[label].build(used, self.num_rounds)
+
+    @property
+    def _used(self) -> Any:
+        """The number of models that train, if `num_models` is padded."""
+        return getattr(self.num_models, "number", None)
+
+    @_once
+    def _assigned(self, label: str, num_clients: int) -> Assignment | Dispatch:
+        """Builds an algorithm's assignment over seen clients."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -248,7 +276,8 @@ class Point(Recorded, Seeded):
                 f"most {num_clients - 1} may be unseen"
             )
         try:
-            return self._assignment_of(method).build(num_clients - num_unseen, self.num_models)
+            seen = num_clients - num_unseen
+            return self._assignment_of(label).build(seen, self.num_models)
         except ValueError as error:
             unseen = (
                 f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
@@ -268,20 +297,11 @@ class Point(Recorded, Seeded):
                 needed = self.num_models * 4 * (task.num_clients * task.block_size + 1)
                 check_fits(what, needed, limit, "take fewer clients or models")
         most = max((each.train.max_count for each in data), default=1)
-        self._check_epochs(most)
-        self._check_batches(max(map(_row_bytes, data), default=0.0), limit)
-
-    def _check_epochs(self, most_examples: int) -> None:
-        """Raises `ValueError` if int32 cannot count a client's local steps."""
+        row_bytes = max(map(_row_bytes, data), default=0.0)
         for label, method in self.algorithms.items():
-            epochs = getattr(method, "epochs", None) or 0
-            batches = -(-most_examples // (getattr(method, "batch_size", None) or most_examples))
-            check_epochs(epochs, batches, f"algorithms.{label}: ")
-
-    def _check_batches(self, row_bytes: float, limit: float | None) -> None:
-        """Raises `ValueError` if the rows of a client's batch are known not to fit in memory."""
-        for label, method in self.algorithms.items():
-            size = getattr(method, "batch_size", None) or 0
+            how = dict(method)
+            epochs, size = how["epochs"] or 0, how["batch_size"] or 0
+            check_epochs(epochs, -(-most // (size or most)), f"algorithms.{label}: ")
             what = f"algorithms.{label}: the {size:,} rows of a batch"
             check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
 
@@ -299,10 +319,8 @@ class Point(Recorded, Seeded):
     def setup(self, algorithm: str, tasks: list[Task]) -> Setup:
         """Builds the `Setup` of one run, including attackers and requirements."""
         method = self.algorithms[algorithm]
-        num_models: Any = self.num_models
-        used: Any = num_models.number if isinstance(num_models, Padded) else None
-        assignment = self._assigned(method, tasks[0].num_clients)
-        trained = method.build(num_models if used is None else used, self.num_rounds)
+        trained = self._trained(algorithm)
+        assignment = self._assigned(algorithm, tasks[0].num_clients)
         initial, attack, prepare = self.initial_params(), None, None
         if self.byzantine is not None:
             attack = self.byzantine.on_tasks(assignment.num_clients)
@@ -317,7 +335,7 @@ class Point(Recorded, Seeded):
                 tasks = self.clients.record(tasks)
             else:
                 prepare = partial(_with_clients, prepare, self.clients)
-        return Setup(tasks, trained, assignment, initial, used, prepare)
+        return Setup(tasks, trained, assignment, initial, self._used, prepare)
 
 
 def _with_thresholds(

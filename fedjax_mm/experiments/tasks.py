@@ -10,11 +10,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
-from fedjax_mm.data.cifar import CIFARLabels, CIFARName, check_cifar, load_cifar
+from fedjax_mm.data.cifar import check_cifar, load_cifar
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool
-from fedjax_mm.data.idx import Name, check_idx, load_idx
+from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.leaf import LeafName, check_leaf, load_leaf
 from fedjax_mm.data.npz import check_npz, load_npz
 from fedjax_mm.data.synthetic import Generator, sample_counts, synthetic
@@ -29,6 +29,7 @@ from fedjax_mm.experiments.fields import (
     Share,
     TwoOrMore,
     WithFiles,
+    keys_of,
     named,
     one_of,
     parameters_of,
@@ -288,51 +289,38 @@ class DigitsConfig(_Images):
         return digits(seed=self._seed)
 
 
+_SPLITS = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+
+
+@keys_of(load_idx, split=_SPLITS)
 class IDXConfig(_Images):
     """MNIST, Fashion-MNIST or EMNIST from a directory of the official files."""
 
-    factory = load_idx
+    checker = check_idx
     name: Literal["idx"]
-    directory: str
-    dataset: Name = "mnist"
-    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_idx(self.directory, dataset=self.dataset, split=self.split)
 
 
+@keys_of(load_cifar)
 class CIFARConfig(_Images):
     """CIFAR-10 or CIFAR-100 from a directory of the binary version."""
 
-    factory = load_cifar
+    checker = check_cifar
     name: Literal["cifar"]
-    directory: str
-    dataset: CIFARName = "cifar-10"
-    labels: CIFARLabels = "fine"
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_cifar(self.directory, dataset=self.dataset, labels=self.labels)
 
 
+@keys_of(load_npz)
 class NPZConfig(_Images):
     """Arrays x_train, y_train, x_test and y_test from an ``.npz`` file."""
 
-    factory = load_npz
+    checker = check_npz
     name: Literal["npz"]
-    file: str
-    num_classes: Count | None = None
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_npz(self.file)
 
 
 class LeafConfig(_Network):
     """The clients of a LEAF directory, some of them, chosen by `data_seed`, with flipped labels."""
 
     factory = load_leaf
+    checker = check_leaf
     name: Literal["leaf"]
     directory: str
     dataset: LeafName | None = None
@@ -341,10 +329,6 @@ class LeafConfig(_Network):
     def has_characters(self) -> bool:
         """Whether examples are texts."""
         return self.dataset == "shakespeare"
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_leaf(self.directory)
 
     @property
     def num_clients(self) -> None:

@@ -49,7 +49,7 @@ _SHIFT = 4.0  # points between neighboring error bars, so that they do not hide 
 _MOST_INSIDE = 3  # maximum number of legend entries inside a panel
 GRAY = "0.55"
 FORMATS = ("png", "pdf", "svg")
-WIDTH = 6.5  # inches: that of a column of text, in which figures are shown without scaling
+WIDTH = 6.5  # inches, the width of a column of text, which shows figures unscaled
 _IN_A_ROW = 2  # panels
 _DOTS = 110  # per inch, in notebooks
 
@@ -119,7 +119,7 @@ class Panel(NamedTuple):
 
 
 def diagonal(label: str, x: np.ndarray) -> Line:
-    """Returns the line y = x, dashed and gray."""
+    """Draws the line y = x, dashed and gray."""
     ends = np.array([x.min(), x.max()])
     return Line(label, ends, ends, style="--", color=GRAY)
 
@@ -127,7 +127,7 @@ def diagonal(label: str, x: np.ndarray) -> Line:
 def lines(
     values: xr.DataArray, errors: xr.DataArray | None = None, style: str = "-?", **how: Any
 ) -> list[Line]:
-    """Returns one line per coordinate of the first dimension, with the second one as x.
+    """Draws one line per coordinate of the first dimension, with the second one as x.
 
     Args:
       values: values over ``(series, x)``, or ``(x,)`` for one line.
@@ -163,7 +163,7 @@ def panels(
     style: str = "-?",
     **how: Any,
 ) -> list[Panel]:
-    """Returns one panel per coordinate of the first dimension.
+    """Draws one panel per coordinate of the first dimension.
 
     Args:
       values: values over ``(panel, series, x)``, with NaN for missing ones. All x become ticks if
@@ -247,7 +247,7 @@ def draw(
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Returns text in lines of a width, counting a formula by what is shown of it."""
+    """Breaks text into lines of a width, and counts a formula as wide as it is drawn."""
     shown = re.sub(r"\\[a-z]+", "x", text, flags=re.IGNORECASE)
     is_short = len(re.sub(r"[$^_{}]", "", shown)) <= width
     return text if is_short else textwrap.fill(text, width)
@@ -309,7 +309,7 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
 
 
 def _looks(panel: Panel) -> list[tuple[str, Any]]:
-    """Returns the entries of a panel's legend and their appearance."""
+    """Entries of a panel's legend and their appearance."""
     found: list[tuple[str, Any]] = []
     for number, line in enumerate(panel.lines):
         found += [(line.label, _look(line, number))] * bool(line.label)
@@ -317,7 +317,7 @@ def _looks(panel: Panel) -> list[tuple[str, Any]]:
 
 
 def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
-    """Returns a line's color, its style including marker, and its dashes if dotted."""
+    """The color of a line, its style including marker, and its dashes if dotted."""
     color, turn = number if line.color is None else line.color, 0
     if isinstance(color, int):
         turn, color = divmod(color, len(COLORS))
@@ -329,7 +329,7 @@ def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
 
 
 def _marked(panel: Panel, number: int) -> list[int]:
-    """Returns points of a long line that get a marker, to tell it from others without color."""
+    """Points of a long line that get a marker, which distinguishes it from others without color."""
     line = panel.lines[number]
     x = np.asarray(line.x, float)
     is_long = len(x) > _MOST_BARS // 2 and bool(np.isfinite(x).all())

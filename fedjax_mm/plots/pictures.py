@@ -109,7 +109,7 @@ def curves(
 
 
 def _metric(dataset: xr.Dataset, metric: str | None) -> str:
-    """Returns the metric to draw, which the dataset must have."""
+    """The metric to draw, which the dataset must have."""
     check_instance("dataset", dataset, xr.Dataset, "give the result of sweep or run")
     known = [name for name in (*PERSONAL, "excess_loss", "loss") if name in dataset]
     metric = metric or [*known, *map(str, dataset.data_vars)][0]
@@ -275,7 +275,7 @@ def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None =
 def timelines(result: xr.Dataset) -> Figure:
     """Draws the clients that train each model per round, stacked, from record to record.
 
-    With `finishing` and `arriving`, it shows who gets the clients of a model that is done.
+    With `finishing` and `arriving`, it shows which models get the clients of a finished model.
 
     Args:
       result: a result over ``(round, model)`` or ``(seed, round, model)``, over whose seeds numbers
@@ -379,7 +379,7 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
 
 
 def _shown(labels: xr.DataArray) -> list[str]:
-    """Returns an axis's labels, with numbers rounded to four digits if they stay distinct."""
+    """Labels of an axis, with numbers rounded to four digits if they stay distinct."""
     values = labels.values
     short = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values]
     return short if len(set(short)) == len(short) else list(map(str, values))

@@ -135,7 +135,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
 
 
 def _share_personal(dataset: xr.Dataset) -> None:
-    """Fills in the metrics of personal models where clients use the global model."""
+    """Copies the metrics of the global model to the personal models of clients that use it."""
     if "train_appeal" in dataset:  # the losses of `requiring` are other means, over test examples
         return
     for name in [str(name) for name in dataset.data_vars if str(name).startswith(PREFIX)]:
@@ -207,7 +207,7 @@ def _coordinates(
 
 
 def _rounds(rounds: Any) -> np.ndarray:
-    """Returns the rounds of the records, or raises `ValueError` if they are on another axis."""
+    """The rounds of the records, or raises `ValueError` if they are on another axis."""
     each = np.reshape(rounds, (-1, np.shape(rounds)[-1]))
     if (each != each[0]).any() or (np.diff(each[0]) <= 0).any():
         raise ValueError(

@@ -101,7 +101,7 @@ class _Tracker(Protocol):
     place: str
 
     def has(self, run: Run) -> bool:
-        """Returns whether an earlier export wrote the complete run."""
+        """Whether an earlier export wrote the complete run."""
 
     def write(self, run: Run) -> None:
         """Writes a run such that `has` ignores interrupted writes."""
@@ -200,7 +200,7 @@ class _MLflow:
             self.client.log_artifact(self.parent, str(self.result.figure))
 
     def has(self, run: Run) -> bool:
-        """Returns whether a child run for this point and seed has finished."""
+        """Whether a child run for this point and seed has finished."""
         return (run.point, str(run.seed)) in self.whole
 
     def write(self, run: Run) -> None:
@@ -283,7 +283,7 @@ class _TensorBoard:
         return self.root / point / seed
 
     def has(self, run: Run) -> bool:
-        """Returns whether the folder of the run exists."""
+        """Whether the folder of the run exists."""
         return self._folder(run).exists()
 
     def write(self, run: Run) -> None:

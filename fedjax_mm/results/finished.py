@@ -65,7 +65,7 @@ def open_result(directory: Path | str) -> xr.Dataset:
 
 
 def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) -> Finished | None:
-    """Returns the finished result in a directory, or None.
+    """Finds the finished result in a directory, or returns None.
 
     Args:
       path: the path of the file written by `save_about`.
@@ -89,7 +89,7 @@ def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) 
 
 
 def _identity(about: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
-    """Returns the manifest entries that identify a run, without settings that may differ."""
+    """Manifest entries that identify a run, without settings that may differ."""
     config = {key: value for key, value in about.get("config", {}).items() if key not in free}
     return {"config": config, **{name: about.get(name) for name in ("versions", "git_revision")}}
 
@@ -110,7 +110,7 @@ def _short(value: Any) -> str:
 
 
 def _manifest_of(path: Path) -> Mapping[str, Any]:
-    """Returns the manifest in a result's Dataset, or {} if it cannot be read."""
+    """The manifest in a result's Dataset, or {} if it cannot be read."""
     try:
         about = load_dataset(path).attrs["manifest"]
     except (OSError, ValueError, RuntimeError, KeyError):

@@ -1,4 +1,4 @@
-"""Manifests and summaries: what a result was made from and with, and digests of its files."""
+"""Manifests and summaries: settings and versions of a result, and digests of its files."""
 
 import hashlib
 import json
@@ -116,7 +116,7 @@ class Finished(NamedTuple):
 
     Attributes:
       content: the summary or manifest, empty if it cannot be read.
-      damage: a description of the damage, empty if there is none.
+      damage: a description of the damage, empty for an intact file.
     """
 
     content: Mapping[str, Any]
@@ -168,6 +168,6 @@ def read_about(path: Path, only: Sequence[str] | None = None) -> Finished:
 
 
 def digest_of(path: Path) -> str:
-    """Returns the SHA-256 digest of a file's content."""
+    """SHA-256 digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -95,7 +95,7 @@ def load_params(path: Path | str) -> SavedParams:
 
 
 def leaves_of(params: Sequence[Params]) -> dict[str, np.ndarray]:
-    """Returns the arrays of all models by ``MODEL/PATH``."""
+    """The arrays of all models by ``MODEL/PATH``."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(list(params))
     return {_name(path): np.asarray(x) for path, x in leaves}
 
@@ -105,7 +105,7 @@ def _name(path: Any) -> str:
 
 
 def params_like(arrays: Mapping[str, Any], model: int, like: Params) -> Params:
-    """Returns one model's parameters with the structure of a task's parameters.
+    """Restores one model's parameters with the structure of a task's parameters.
 
     Args:
       arrays: arrays by ``MODEL/PATH``.

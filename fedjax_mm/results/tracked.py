@@ -87,7 +87,7 @@ class Tracked(NamedTuple):
         if not made.metrics:
             raise ValueError(f"{file} has no curves by round; give a result of run or sweep")
         if made.figure:
-            read_image(made.figure)  # refuses what is no image
+            read_image(made.figure)  # refuses files that are no images
         if "seed" not in dataset.dims:
             made = made._replace(
                 dataset=dataset.drop_vars("seed", errors="ignore").expand_dims(seed=[0])
@@ -148,7 +148,7 @@ class Tracked(NamedTuple):
             yield Run(point, at["seed"], params, self._curves(here))
 
     def _curves(self, here: xr.Dataset) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns the curves of one run, up to the round that met its target, if any."""
+        """Curves of one run, up to the round that met its target, if any."""
         rounds = here["round"].values
         end = here.ended.item() if "ended" in here else -1
         is_kept = rounds <= end if end >= 0 else np.ones(len(rounds), bool)
@@ -173,7 +173,7 @@ def _in_short(values: list[Any]) -> list[str]:
 
 
 def settings_at(config: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of one point by dotted name, with its algorithm's under ``algorithm.``.
+    """Settings of one point by dotted name, with its algorithm's under ``algorithm.``.
 
     Args:
       config: the settings in a manifest. Its table ``axes`` lists the settings that vary.
@@ -206,7 +206,7 @@ def settings_at(config: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, A
 
 
 def _name_at(key: str, algorithm: Any, config: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Returns the dotted name of the setting varied by an axis."""
+    """Dotted name of the setting varied by an axis."""
     prefix = f"algorithms.{algorithm}."
     if key.startswith(prefix):
         return f"algorithm.{key.removeprefix(prefix)}"

@@ -64,7 +64,7 @@ def robust(algorithm: Algorithm, rule: Rule) -> Algorithm:
 
     Attackers, compression and clipping act before the rule, so `robust` comes after them, as in
     ``robust(compressed(algorithm, compressor), median())``. Only attackers may also be around it,
-    and those who need all updates must be; see `attacking`. The noise of `private` is added to the
+    and attacks that need all updates must be; see `attacking`. `private` adds its noise to the
     aggregate, but `epsilon` does not hold, because one client can change an aggregate by more than
     it can change a mean.
 

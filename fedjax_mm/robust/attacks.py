@@ -34,7 +34,7 @@ from fedjax_mm.wrap import names_of, wrap_algorithm
 
 
 class Honest(NamedTuple):
-    """What attackers know of the honest participants' updates: mean and deviation.
+    """Mean and deviation of the honest participants' updates, which attackers may know.
 
     Attributes:
       mean: of each coordinate.
@@ -163,7 +163,7 @@ def alie_factor(num_clients: Count, num_attackers: Count) -> float:
       num_attackers: f.
 
     Raises:
-      ValueError: if z is 0 or less, so that there is no attack, or attackers are a majority.
+      ValueError: if z is 0 or less, which is no attack, or attackers are a majority.
 
     Example:
       >>> round(alie_factor(50, 12), 6)
@@ -206,9 +206,9 @@ def ipm(factor: Positive) -> Attack:
 
 @part
 def attacking(algorithm: Algorithm, clients: Any, attack: Attack) -> Algorithm:
-    """Wraps an algorithm so that attackers send something else instead of their updates.
+    """Wraps an algorithm so that attackers send forged updates.
 
-    Around `robust`, attackers act on what the rule gets, and the metric ``attackers`` is the number
+    Around `robust`, attackers change the rule's input, and the metric ``attackers`` is the number
     of attackers among the participants of the last round. `alie` and `ipm` need all updates, so
     they must be around `robust`, as in ``attacking(robust(algorithm, rule), clients, ipm(2.0))``;
     the rule `mean` has no other effect. Other attacks may also be inside, or without a rule. An

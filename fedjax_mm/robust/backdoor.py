@@ -46,11 +46,11 @@ class Stamped(ClientData):
     __repr__ = in_short
 
     def take(self, rows: Int[Array, " batch"]) -> Any:
-        """Returns the examples in the given rows."""
+        """Examples in the given rows."""
         return self._stamped(super().take(rows), rows)
 
     def block(self, start: Int[Array, ""], size: int) -> Any:
-        """Returns the examples of `size` consecutive rows starting at `start`."""
+        """Examples of `size` consecutive rows starting at `start`."""
         # With an order, this calls `take`. A second stamp changes nothing.
         return self._stamped(super().block(start, size), start + jnp.arange(size))
 
@@ -84,7 +84,7 @@ def backdoored(
 
     A share of an attacker's training images gets a square patch in the lower right corner and the
     label `target`. The metric ``attack_success`` is the share of test images of the other classes
-    that the model assigns to the target if they have the patch, or NaN if there are none. It costs
+    that the model assigns to the target if they have the patch, or NaN without them. It costs
     one more pass over the test images at every record. Other test metrics are those of clean
     images, and training losses those of the data that clients train on. Images are stamped when
     they are read, so nothing is copied.

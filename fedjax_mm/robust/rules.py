@@ -93,7 +93,7 @@ def mean(*, weighted: bool = True) -> Rule:
 
 @part
 def median() -> Rule:
-    """The median of each coordinate; for an even number, the mean of the two in the middle.
+    """The median of each coordinate, the mean of the two middle values for an even number.
 
     Example:
       >>> x = jnp.array([[1.0, 1], [2, 1], [1, 3], [2, 2], [10, -10]])
@@ -335,7 +335,7 @@ def bucketing(rule: Rule, size: Count) -> Rule:
     """Applies a rule to the means of s updates each, in a random order that is drawn every round.
 
     The last bucket may have fewer updates. The rule gets ``ceil(n / s)`` means, so it must tolerate
-    as many attackers as there are, in fewer updates.
+    the same number of attackers in fewer updates.
 
     Args:
       rule: the rule for the means.
@@ -378,7 +378,7 @@ def nearest_neighbor_mixing(rule: Rule, num_attackers: Attackers) -> Rule:
 
     Args:
       rule: the rule for the means.
-      num_attackers: f. It needs ``n > f`` participants, and as many as the rule.
+      num_attackers: f. It needs ``n > f`` participants, and the rule's minimum.
 
     Raises:
       TypeError: if `rule` is no rule.
@@ -445,7 +445,7 @@ def fltrust(root: Task) -> Rule:
 
 
 def _mean_of(x: Array, chosen: Array, weights: Any = 1) -> Float[Array, " d"]:
-    """Mean over the chosen rows, or over chosen values of each coordinate; 0 if none is chosen."""
+    """Mean over the chosen rows, or over the chosen values of each coordinate, or 0 without any."""
     chosen = chosen if chosen.ndim == 2 else chosen[:, None]
     factors = jnp.where(chosen, jnp.reshape(jnp.asarray(weights, x.dtype), (-1, 1)), 0)
     total = jnp.sum(factors, axis=0)
@@ -485,7 +485,7 @@ def _krum_scores(distances: Array, here: Array, number: Any) -> Float[Array, " s
 
 
 def _rank(values: Array, here: Array) -> Array:
-    """Places of the participants in increasing order of their values; others come last."""
+    """Ranks of the participants in increasing order of their values, followed by all others."""
     order = jnp.lexsort((values, ~here))
     return jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
 

@@ -17,7 +17,7 @@ from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, keys
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.chunks import ClientMap
-from fedjax_mm.checks.values import check_alike
+from fedjax_mm.checks.values import check_alike, tracing
 from fedjax_mm.simulator.preflight import Facts, Run, rehearse, run_of
 from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
 from fedjax_mm.simulator.round import State
@@ -226,7 +226,8 @@ class Program:
     def _prepare(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> _Prepared:
         """Calls the `prepare` of a replica's setup."""
         make = self.stacked.rebuild
-        setup = make(leaves)
+        with tracing("a point of a sweep"):
+            setup = make(leaves)
         if setup.prepare is None:
             return _Prepared([], lambda leaves, _: make(leaves))
         found, rebuild = split_setup(setup.prepared(rng_key), traced=True)

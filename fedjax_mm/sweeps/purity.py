@@ -74,12 +74,17 @@ def check_pure(before: Sequence[Computed], after: Computed, undeclared: Sequence
     """
     for each in before:
         if each.digest != after.digest:
-            raise ValueError(
-                f"build is not a pure function: the point {each.where} computed something else "
-                "before later points were built. It changes a variable, an object or a file that "
-                f"one of these reads: {', '.join(undeclared)}; give the value as an argument or in "
-                "a closure, as in lambda t: rate / t"
-            )
+            raise impure(each.where, undeclared)
+
+
+def impure(where: str, readers: Sequence[str]) -> ValueError:
+    """The refusal of a build that changes what one of the readers reads."""
+    return ValueError(
+        f"build is not a pure function: the point {where} computed something else before later "
+        "points were built. It changes a variable, an object or a file that one of these reads: "
+        f"{', '.join(readers)}; give the value as an argument or in a closure, as in "
+        "lambda t: rate / t"
+    )
 
 
 def _constants(program: ClosedJaxpr) -> Iterator[Any]:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base.calls import in_short
-from fedjax_mm.base.programs import Split, TracedInt, split
+from fedjax_mm.base.programs import OpaqueError, Split, TracedInt, split
 from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.purity import Computed, check_pure, computed
+from fedjax_mm.sweeps.purity import Computed, check_pure, computed, impure
 
 
 class Leaf(NamedTuple):
@@ -85,28 +85,44 @@ def stacked(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[
     """
     known, groups = _Values(), dict[Hashable, _Group]()
     seeds, number = range(grid.num_seeds) if grid.has_seeds else [0], len(grid.points)
+    is_float = [all(type(x) is float for x in axis) for axis in grid.axes.values()]
     this_sweep = object()
     for place, point in enumerate(_in_order(grid)):
         if place % 100 == 0 and place:
             report(f"built {place:,} of {number:,} points")
         for seed in seeds:
             setup = grid.setup(grid.points[point], seed)
-            found, rebuild = split_setup(setup)
+            try:
+                found, rebuild = split_setup(setup)
+            except OpaqueError:
+                raise ValueError(
+                    f"the setup of the point {grid.words(grid.points[point], seed)} holds a "
+                    "tracer; call sweep outside of transformations of JAX, and let functions keep "
+                    "no arguments"
+                ) from None
             column = [known.number_of(leaf) for leaf in found.leaves]
             structure = found.structure, this_sweep if found.undeclared else None
             key = structure, tuple(map(kind_of, found.leaves))
-            group = groups.setdefault(key, _Group(structure, rebuild, [], [], found, []))
+            words = grid.words(grid.points[point], seed)
+            first = _Group(structure, rebuild, [], [], setup, found, words, [], set())
+            group = groups.setdefault(key, first)
             group.runs.append((point, seed))
             group.columns.append(column)
-            # Points 1, 2, 4, 8, ... of a structure are traced, because each takes a while.
-            if found.undeclared and len(group.runs).bit_count() == 1:
-                words = grid.words(grid.points[point], seed)
+            values = {each for each in enumerate(grid.points[point]) if not is_float[each[0]]}
+            # Trace points 1, 2, 4, 8, ... of a structure and the first of each label and int,
+            # because each takes a while.
+            is_new = len(group.runs).bit_count() == 1 or not values <= group.values
+            if found.undeclared and is_new:
+                group.values.update(values)
                 group.computed.append(computed(words, rebuild, found.leaves, grid.client_map))
     known.check_unchanged()
     for group in groups.values():
+        again, rebuild = split_setup(group.setup)
+        if again.structure != group.first.structure:
+            raise impure(group.words, ["a class or a factory of yours, by its name"])
         if group.computed:
-            now = computed("", group.rebuild, group.first.leaves, grid.client_map)
-            check_pure(group.computed, now, group.first.undeclared)
+            now = computed("", rebuild, again.leaves, grid.client_map)
+            check_pure(group.computed, now, again.undeclared)
     _report_programs([*groups.values()], report)
     return [group.stacked(grid, known.values) for group in groups.values()]
 
@@ -148,15 +164,21 @@ def split_setup(
 class _Group(NamedTuple):
     """Runs of equal structure, with the numbers of their leaves' values.
 
-    `computed` has what some of them computed right after they were built, and `first` is the first.
+    Attributes:
+      setup: the setup of the first run, split into `first`, and in `words`.
+      computed: what some runs computed right after they were built.
+      values: the axes and the places of values that these have.
     """
 
     structure: Hashable
     rebuild: Callable[[Sequence[Any]], Setup]
     runs: list[tuple[int, int]]
     columns: list[list[int]]
+    setup: Setup
     first: Split
+    words: str
     computed: list[Computed]
+    values: set[tuple[int, int]]
 
     def stacked(self, grid: Grid, values: Sequence[Any]) -> Stacked:
         """Stacks the leaves that differ between runs."""

@@ -69,20 +69,20 @@ class Classification:
         return self.train.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Returns the module's initial parameters."""
+        """Initial parameters of the module."""
         features = jax.tree.map(lambda x: x[:1], self.train.examples[0])
         return initial(self.module, rng_key, self._scaled(features), self.rngs)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns n_k."""
+        """The number of training examples, n_k."""
         return self.train.counts[client].astype(float)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the number of steps per epoch."""
+        """Steps per epoch."""
         return self.train.num_batches(client, size)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns rows of the client's training examples, their weights, and a key or None.
+        """Rows of the client's training examples, their weights, and a key or None.
 
         See `ClientData.batch`. The key is for modules with random streams.
         """
@@ -90,7 +90,7 @@ class Classification:
         return *self.train.batch(rng_key, client, step, how), key
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
-        """Returns the mean or the sum of the cross-entropy over a batch."""
+        """Mean or sum of the cross-entropy over a batch."""
         (logits, changed), labels, weights = self._trained(params, batch)
         losses, _ = self._compared(logits, labels)
         total = jnp.sum(weights * losses)
@@ -100,7 +100,7 @@ class Classification:
     def features(
         self, params: Params, batch: Any
     ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:
-        """Returns the representations that the module sows, and the weights of the examples.
+        """Representations that the module sows, and the weights of the examples.
 
         Raises:
           ValueError: if it sows none.
@@ -116,11 +116,11 @@ class Classification:
         return sown[0].reshape(len(weights), -1), shares
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """Returns F_k(w), the mean cross-entropy over the client's training examples."""
+        """F_k(w), the mean cross-entropy over the client's training examples."""
         return self.client_metrics(params, client, self.train)["loss"]
 
     def client_metrics(self, params: Params, client: Index, data: ClientData) -> Metrics:
-        """Returns the mean cross-entropy and accuracy over one client's examples in `data`."""
+        """Mean cross-entropy and accuracy over one client's examples in `data`."""
         nothing = jax.random.key(0)  # unused, because a batch of all rows is not random
         rows, weights = data.batch(nothing, client, jnp.int32(0), Batching())
         features, labels = data.take(rows)
@@ -132,7 +132,7 @@ class Classification:
         }
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns the mean cross-entropy and accuracy over all training and all test examples."""
+        """Mean cross-entropy and accuracy over all training and all test examples."""
         del rng_key
         train, test = self.evaluate(params, self.train), self.evaluate(params, self.test)
         return {
@@ -150,7 +150,7 @@ class Classification:
         per_client: bool = False,
         num_clients: int | None = None,
     ) -> dict[str, Float[Array, "*clients"]]:
-        """Returns the mean cross-entropy and accuracy in one pass over the data, in bounded memory.
+        """Computes mean cross-entropy and accuracy in one pass over the data, in bounded memory.
 
         Args:
           params: one model's parameters.
@@ -211,7 +211,7 @@ class Classification:
         labels: Any,
         weights: Float[Array, " batch"],
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-        """Returns each example's cross-entropy, and 1 if its prediction is correct, else 0."""
+        """Cross-entropy of each example, and 1 if its prediction is correct, else 0."""
         given = weights if self.takes_weights else None
         logits = logits_of(self.module, params, self._scaled(features), given, {})
         return self._compared(logits, labels)
@@ -251,7 +251,7 @@ def classification(
     block_size: Count | None = None,
     check: bool = True,
 ) -> Classification:
-    """Returns the task of training a network on clients' examples.
+    """Makes the task of training a network on clients' examples.
 
     Args:
       data: examples ``(features [examples, ...], labels [examples])``.
@@ -269,7 +269,7 @@ def classification(
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.
       rngs: names of random streams that a flax module uses in training, such as ("dropout",).
       scale: the factor that multiplies the features; 1 / 255 maps bytes to [0, 1].
-      block_size: the number of examples to evaluate at a time; defaults to as many as fit in 1 MiB.
+      block_size: the number of examples to evaluate at a time; defaults to 1 MiB of them.
       check: False skips the checks of labels and of the module's outputs.
 
     Raises:

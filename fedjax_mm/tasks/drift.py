@@ -26,7 +26,7 @@ class Times(NamedTuple):
     period: Any  # or None
 
     def share(self, round: Round) -> Float[Array, ""]:
-        """Returns s(t), which rises from 0 before the drift to 1 after it."""
+        """s(t), which rises from 0 before the drift to 1 after it."""
         since = jnp.asarray(round, float) - self.start
         phase = since if self.period is None else since % self.period
         moved = self._risen(phase)
@@ -155,18 +155,18 @@ class Drifting(View):
 
     @property
     def train(self) -> ClientData:
-        """Returns the training examples of the round."""
+        """Training examples of the round."""
         data: ClientData = self.task.train
         return data
 
     @property
     def test(self) -> ClientData:
-        """Returns the test examples of the round."""
+        """Test examples of the round."""
         data: ClientData = self.task.test
         return data
 
     def at(self, round: Round) -> "Drifting":
-        """Returns the task of round t."""
+        """The task of round t."""
         share = self.times.share(round)
         train = self._at(share, self.train, self.origins[0])
         test = self._at(share, self.test, self.origins[1])
@@ -175,12 +175,12 @@ class Drifting(View):
         )
 
     def client_metrics(self, params: Params, client: Index, data: ClientData) -> Metrics:
-        """Returns the loss and accuracy of one client."""
+        """Loss and accuracy of one client."""
         metrics: Metrics = self.task.client_metrics(params, client, data)
         return metrics
 
     def evaluate(self, params: Params, data: ClientData, **options: Any) -> Metrics:
-        """Returns the loss and accuracy over all examples."""
+        """Loss and accuracy over all examples."""
         metrics: Metrics = self.task.evaluate(params, data, **options)
         return metrics
 

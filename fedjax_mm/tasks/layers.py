@@ -88,7 +88,7 @@ def _convolved(x: Array, kernel: Array, padding: Padding) -> Array:
 
 
 def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
-    """Returns the maxima of 2 x 2 windows with stride 2.
+    """Takes the maxima of 2 x 2 windows with stride 2.
 
     If the number of rows or columns is odd, the last windows are smaller. Tied maxima of a window
     share its gradient equally. On CPUs only reverse-mode derivatives are supported.
@@ -106,7 +106,7 @@ def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]
 def matmul(
     x: Float[Array, "batch inputs"], kernel: Float[Array, "inputs outputs"]
 ) -> Float[Array, "batch outputs"]:
-    """Returns ``x @ kernel``, with only reverse-mode derivatives on CPUs.
+    """Computes ``x @ kernel``, with only reverse-mode derivatives on CPUs.
 
     Example:
       >>> import jax.numpy as jnp

@@ -44,24 +44,24 @@ class LeastSquares:
         return self.data.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Vector:
-        """Returns zeros."""
+        """Starts at 0."""
         del rng_key
         return jnp.zeros_like(self.minimizer)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns n_k."""
+        """The number of examples, n_k."""
         return self.data.counts[client].astype(self.minimizer.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns rows of the client's examples and their weights, as `ClientData.batch` does."""
+        """Rows of the client's examples and their weights, as `ClientData.batch` does."""
         return self.data.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the number of steps per epoch."""
+        """Steps per epoch."""
         return self.data.num_batches(client, size)
 
     def loss(self, params: Vector, batch: Any) -> Float[Array, ""]:
-        """Returns half the batch's weighted mean squared error, plus the ridge term."""
+        """Half the batch's weighted mean squared error, plus the ridge term."""
         rows, weights = batch
         features, targets = self.data.take(rows)
         errors = features @ params - targets
@@ -69,12 +69,12 @@ class LeastSquares:
         return (mean + self.ridge * jnp.sum(params**2)) / 2
 
     def client_loss(self, params: Vector, client: Index) -> Float[Array, ""]:
-        """Returns F_k(w), over all of the client's examples."""
+        """F_k(w), over all of the client's examples."""
         nothing = jax.random.key(0)  # unused, because a batch of all rows is not random
         return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
 
     def metrics(self, rng_key: PRNGKeyArray, params: Vector) -> Metrics:
-        """Returns F(w), F(w) - F*, and |w - w*|."""
+        """F(w), F(w) - F*, and |w - w*|."""
         del rng_key
         error = params - self.minimizer
         # Use the quadratic form, because a difference of losses would lose precision near the
@@ -88,7 +88,7 @@ class LeastSquares:
 def least_squares(
     features: Sequence[Any], targets: Sequence[Any], *, ridge: Positive
 ) -> LeastSquares:
-    """Returns the task of ridge regression on clients' examples.
+    """Makes the task of ridge regression on clients' examples.
 
     Args:
       features: ``[n_k, dim]`` for each client.

@@ -54,33 +54,33 @@ class MeanEstimation:
         return (self.empirical_means - self.true_means) ** 2
 
     def init(self, rng_key: PRNGKeyArray) -> Float[Array, ""]:
-        """Returns the mean of the empirical means, plus a small jitter."""
+        """Starts at the mean of the empirical means, plus a small jitter."""
         jitter = jax.random.normal(rng_key, (), jnp.float32)
         return self.minimizer + _JITTER * jitter.astype(self.empirical_means.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1, because all clients have the same number of samples."""
+        """1, because all clients have the same number of samples."""
         del client
         return jnp.ones((), self.empirical_means.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's index instead of samples, because the loss only needs their mean."""
+        """Gives the client's index instead of samples, because the loss only needs their mean."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; mean estimation has no examples, use None")
         return client
 
     def losses(self, params: Scalar) -> Float[Array, " clients"]:
-        """Returns F_k(w) for all clients."""
+        """F_k(w) for all clients."""
         return self.gaps(params) + self.requirements
 
     def gaps(self, params: Scalar) -> Float[Array, " clients"]:
-        """Returns ``F_k(w) - rho_k = (w - hat theta_k)^2`` for all clients."""
+        """``F_k(w) - rho_k = (w - hat theta_k)^2`` for all clients."""
         # Do not subtract `requirements` from `losses`, because the difference would lose precision.
         return (params - self.empirical_means) ** 2
 
     def satisfied(self, params: Scalar) -> Bool[Array, " clients"]:
-        """Returns whether ``f_k(w) < rho_k``, for all clients (definition 1).
+        """Marks the clients with ``f_k(w) < rho_k`` (definition 1).
 
         A client is not satisfied if w rounds to its own model; see `relative_to`.
         """
@@ -90,7 +90,7 @@ class MeanEstimation:
         return jnp.sign(error) * jnp.sign(error + 2 * (self.empirical_means - self.true_means)) < 0
 
     def relative_to(self, origin: Any) -> "MeanEstimation":
-        """Returns the problem in terms of ``w - origin``, for models very close to `origin`.
+        """Shifts the problem to ``w - origin``, for models very close to `origin`.
 
         MaxFL's minima may be closer to a client's own model than the floating-point spacing.
 
@@ -102,30 +102,30 @@ class MeanEstimation:
         return MeanEstimation(self.true_means - origin, self.empirical_means - origin)
 
     def loss(self, params: Float[Array, ""], batch: Index) -> Float[Array, ""]:
-        """Returns F_k(w) for the client given by the batch."""
+        """F_k(w) for the client given by the batch."""
         return self.losses(params)[batch]
 
     def client_loss(self, params: Float[Array, ""], client: Index) -> Float[Array, ""]:
-        """Returns F_k(w)."""
+        """F_k(w)."""
         return self.losses(params)[client]
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k, a threshold for the true loss, because F_k(w) is never below rho_k."""
+        """A threshold rho_k for the true loss, because F_k(w) is never below rho_k."""
         return self.requirements[client]
 
     def appeals(self, params: Float[Array, ""]) -> Bool[Array, " clients"]:
-        """Returns whether ``f_k(w) < rho_k``, for all clients."""
+        """Marks the clients with ``f_k(w) < rho_k``."""
         return self.satisfied(params)
 
     def local_sgd(
         self, params: Float[Array, ""], client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Float[Array, ""]:
-        """Returns the update after E gradient steps, ``((1 - 2 eta)^E - 1) (w - hat theta_k)``."""
+        """Update after E gradient steps, ``((1 - 2 eta)^E - 1) (w - hat theta_k)``."""
         decay = (1 - 2 * learning_rate) ** num_steps - 1
         return decay * (params - self.empirical_means[client])
 
     def metrics(self, rng_key: PRNGKeyArray, params: Float[Array, ""]) -> Metrics:
-        """Returns F(w), F(w) - F*, |w - w*| and GM-Appeal, the fraction of satisfied clients."""
+        """F(w), F(w) - F*, |w - w*| and GM-Appeal, the fraction of satisfied clients."""
         del rng_key
         error = params - self.minimizer
         return {
@@ -137,7 +137,7 @@ class MeanEstimation:
 
 
 def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
-    """Returns the task of estimating a single mean for clients with different true means.
+    """Makes the task of estimating a single mean for clients with different true means.
 
     Args:
       true_means: ``float[clients]``, theta_k; it may be traced.
@@ -145,7 +145,7 @@ def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
         traced.
 
     Raises:
-      ValueError: if there are no clients, shapes differ or a number is not finite.
+      ValueError: if the arrays are empty, shapes differ or a number is not finite.
 
     Example:
       >>> task = mean_estimation([0.0, 0.0, 6.0], [0.8, -0.7, 6.3])
@@ -191,7 +191,7 @@ def draw_means(rng_key: PRNGKeyArray | int, true_means: Any, gamma: Positive = 1
 
 
 def fedavg_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns the objective of standard federated learning, the mean of F_k(w).
+    """Objective of standard federated learning, the mean of F_k(w).
 
     Example:
       >>> float(fedavg_objective(mean_estimation([0.0, 2.0], [0.0, 2.0]), 1.0))
@@ -201,7 +201,7 @@ def fedavg_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns MaxFL's objective, the mean of ``sigma(F_k(w) - rho_k)`` (3).
+    """MaxFL's objective, the mean of ``sigma(F_k(w) - rho_k)`` (3).
 
     Its gradient is the mean of the F_k gradients weighted by ``q_k = sigma (1 - sigma)`` (4).
 
@@ -215,7 +215,7 @@ def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def relu_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns the mean of ``max(F_k(w) - rho_k, 0)``, MaxFL with a ReLU instead of a sigmoid.
+    """MaxFL with a ReLU instead of a sigmoid, the mean of ``max(F_k(w) - rho_k, 0)``.
 
     Gaps are never negative in mean estimation, so the minimizer is FedAvg's.
 
@@ -227,7 +227,7 @@ def relu_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def log_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns the mean of ``log(1 + exp(F_k(w) - rho_k))``, MaxFL with the log loss.
+    """MaxFL with the log loss, the mean of ``log(1 + exp(F_k(w) - rho_k))``.
 
     Its gradient weights clients by ``sigma(F_k(w) - rho_k)``, the weight in Algorithm 1, line 8.
     The objective is convex, as Lemma A.2 assumes for surrogates with FedAvg's minimizer.

@@ -113,13 +113,13 @@ def _checked_pair(functions: Sequence[Any]) -> Pair:
 
 
 def takes_weights(module: Any) -> bool:
-    """Returns whether a network has an argument `weights`."""
+    """Whether a network has an argument `weights`."""
     call = module.apply if isinstance(module, Pair) else module.__call__
     return "weights" in inspect.signature(call).parameters
 
 
 def streams_of(module: Network, rngs: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of a network's random streams; those of a pair are its `rng_key`."""
+    """Names of a network's random streams, which for a pair is only `rng_key`."""
     rngs = (rngs,) if isinstance(rngs, str) else tuple(rngs)
     if not isinstance(module, Pair):
         return rngs
@@ -275,7 +275,7 @@ def _traced(
 
 
 def _used(program: Any) -> list[bool]:
-    """Returns, for each input of a traced function, whether any output may depend on it."""
+    """For each input of a traced function, whether any output may depend on it."""
     # Count only used keys, because nnx makes a key for every stream, even unused ones.
     live = {id(x) for x in program.outvars}
     for line in reversed(program.eqns):
@@ -287,7 +287,7 @@ def _used(program: Any) -> list[bool]:
 def initial(
     module: Network, rng_key: PRNGKeyArray, features: Array, rngs: Sequence[str] = ()
 ) -> Any:
-    """Returns the network's initial parameters."""
+    """Draws the network's initial parameters."""
     if isinstance(module, Pair):
         return module.init(rng_key, features)
     # Provide all streams, because nnx modules need them here. They can share a key, because flax
@@ -325,7 +325,7 @@ def trained_outputs(
     weights: Array | None,
     rngs: dict[str, PRNGKeyArray],
 ) -> tuple[Any, dict[str, Any]]:
-    """Logits in training mode, and what a flax module changes: statistics, and sown values."""
+    """Logits in training mode, and the statistics and sown values that a flax module changes."""
     if isinstance(module, Pair) or hasattr(module, "nnx_class"):
         return logits_of(module, params, features, weights, rngs), {}
     named = {} if weights is None else {"weights": weights}
@@ -352,7 +352,7 @@ def logits_of(
     weights: Array | None,
     rngs: dict[str, PRNGKeyArray],
 ) -> Any:
-    """Returns the logits, in evaluation mode if no random streams are given.
+    """Computes the logits, in evaluation mode if no random streams are given.
 
     Args:
       module: the network.

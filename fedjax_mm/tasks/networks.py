@@ -57,7 +57,7 @@ class LogisticRegression(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
-        """Returns the logits."""
+        """Computes the logits."""
         logits = _Dense(self.num_classes, name="classes")(_flat(x))
         return nn.sigmoid(logits) if self.sigmoid_head else logits
 
@@ -91,7 +91,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
-        """Returns the logits, with dropout if a ``"dropout"`` key is given."""
+        """Computes the logits, with dropout if a ``"dropout"`` key is given."""
         x = _flat(x)
         for layer, width in enumerate(self.hidden):
             x = nn.relu(_Dense(width, name=f"dense{layer + 1}")(x))
@@ -129,7 +129,7 @@ class McMahanCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Images) -> Logits:
-        """Returns the logits."""
+        """Computes the logits."""
         x = _channels_last(x)
         for layer, features in enumerate(self.features, start=1):
             # Pool before bias and ReLU, because they commute with maxima and then process only a
@@ -174,7 +174,7 @@ class ReddiCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Images) -> Logits:
-        """Returns the logits, with dropout if a ``"dropout"`` key is given."""
+        """Computes the logits, with dropout if a ``"dropout"`` key is given."""
         x = _channels_last(x)
         is_kept = not self.has_rng("dropout") or self.is_initializing()
         for layer, features in enumerate(self.features, start=1):
@@ -213,7 +213,7 @@ class CelebACNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
-        """Returns the logits, with batch statistics that ignore rows of weight 0."""
+        """Computes the logits, with batch statistics that ignore rows of weight 0."""
         x = _channels_last(x)
         for layer in range(1, 5):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
@@ -255,7 +255,7 @@ class BatchNormCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
-        """Returns the logits, with batch statistics that ignore rows of weight 0."""
+        """Computes the logits, with batch statistics that ignore rows of weight 0."""
         x = _channels_last(x)
         used = None if weights is None else (weights > 0)[:, None, None, None]
         for layer, features in enumerate(self.features, start=1):
@@ -294,7 +294,7 @@ class CharacterGRU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch length"]) -> Logits:
-        """Returns the logits of the next character."""
+        """Computes the logits of the next character."""
         kind: Any = {"param_dtype": jnp.result_type(float)}
         shape = self.num_classes, self.embedding
         vectors = nn.Embed(*shape, embedding_init=glorot_uniform, name="characters", **kind)
@@ -308,7 +308,7 @@ class CharacterGRU(nn.Module):
 
 
 def _channels_last(x: Images) -> Images:
-    """Returns images, or raises `ValueError` if their channels seem to come first."""
+    """Raises `ValueError` if the channels of images seem to come first."""
     if x.ndim != 4:
         raise ValueError(
             f"images have shape {list(x.shape[1:])}; give [height, width, channels], such as "
@@ -406,7 +406,7 @@ class _BatchNorm(nn.Module):
 
 
 def _mean(x: Images, used: Array | None) -> Float[Array, " channels"]:
-    # Average over the examples in use, or return 0 if there are none.
+    # Average over the examples in use, or return 0 without any.
     if used is None:
         return x.mean((0, 1, 2))
     pixels = x.shape[1] * x.shape[2]

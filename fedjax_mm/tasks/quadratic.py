@@ -57,17 +57,17 @@ class Quadratic:
         return self.num_clients * self.block_size + 1
 
     def init(self, rng_key: PRNGKeyArray) -> Vector:
-        """Returns zeros, as in Algorithm 1. Pass `params` to `simulate` to start elsewhere."""
+        """Starts at 0, as in Algorithm 1. Pass `params` to `simulate` to start elsewhere."""
         del rng_key
         return jnp.zeros(self.dim, self.minimizer.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1, because all clients have equal weights."""
+        """1, because all clients have equal weights."""
         del client
         return jnp.ones((), self.minimizer.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's index, because a quadratic has no examples to sample."""
+        """Gives the client's index, because a quadratic has no examples to sample."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; the quadratic has no examples, use None")
@@ -177,7 +177,7 @@ def _enclosed(first: Array, x: Coordinates, last: Array) -> Coordinates:
 
 
 def largest_curvature(num_clients: int, block_size: int) -> float:
-    """Returns the largest eigenvalue over all A_k.
+    """Largest eigenvalue over all A_k.
 
     Example:
       >>> round(largest_curvature(24, 4), 6)
@@ -194,7 +194,7 @@ def largest_curvature(num_clients: int, block_size: int) -> float:
 
 @checked
 def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadratic:
-    """Returns the federated quadratic of N clients with blocks of p + 1 coordinates.
+    """Makes the federated quadratic of N clients with blocks of p + 1 coordinates.
 
     The minimizer solves ``(tridiag(-1, 2, -1) + N mu I) w = e_1``, in closed form
     ``w_i = sinh((d + 1 - i) theta) / sinh((d + 1) theta)`` with ``2 cosh(theta) = 2 + N mu``, which
@@ -228,7 +228,7 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
 # Compile it at once, because its 20 operations would otherwise be compiled one by one.
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _minimum(num_clients: int, block_size: int, mu: Array) -> tuple[Array, Array]:
-    """Returns the minimizer w* and the minimum F*."""
+    """The minimizer w* and the minimum F*."""
     excess = num_clients * mu / 2  # cosh(theta) - 1
     theta = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))
     dim = num_clients * block_size + 1

@@ -82,7 +82,7 @@ class Tuning:
         check_argument("batch_size", self.batch_size, Count | None)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
-        """Returns the client's fine-tuned parameters, for an `rng_key` shared by all clients."""
+        """Fine-tunes the client's parameters, with an `rng_key` shared by all clients."""
         local = ClientContext(keys.client_key(rng_key, client), 0, task, client, params)
         optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size, limit=self.limit)
         return train_locally(local, optimizer, self.num_steps, how)[0]
@@ -223,11 +223,11 @@ class Requiring(View):
     __repr__ = in_short
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k."""
+        """The client's threshold, rho_k."""
         return self.own.threshold[client]
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns whether the loss is below rho_k, for each client that may train."""
+        """Marks the clients that may train and whose loss is below rho_k."""
         if self.participation == "test":
             first = None if self.num_clients == self.task.num_clients else self.num_clients
             how = {"per_client": True, "num_clients": first}
@@ -237,7 +237,7 @@ class Requiring(View):
         return losses < self.own.threshold[: self.num_clients]
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Returns means over the clients that may train, and over the unseen clients."""
+        """Means over the clients that may train, and over the unseen clients."""
         values, (threshold, own_accuracy) = self._evaluated(rng_key, params), self.own
         values["train_appeal"] = values["train_loss"] < threshold
         if "loss" in values:

@@ -50,7 +50,7 @@ class TestedTask(MeasuredTask, Protocol):
 def client_losses(
     task: Task, params: Params, num_clients: int | None = None
 ) -> Float[Array, " clients"]:
-    """Returns F_k(w) for the first clients, or for all, in one pass over the data if possible.
+    """Computes F_k(w) of the first clients, or of all, in one pass over the data if possible.
 
     Args:
       task: a task that provides its clients' losses.
@@ -100,7 +100,7 @@ def changes(task: Task) -> bool:
 
 
 def at_round(task: Any, round: Round) -> Any:
-    """Returns the task at round t, which is the task itself unless it changes."""
+    """The task at round t, which is the task itself unless it changes."""
     if isinstance(task, RoundTask):
         return task.at(round)
     if isinstance(task, View):
@@ -109,7 +109,7 @@ def at_round(task: Any, round: Round) -> Any:
 
 
 def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:
-    """Returns whether the model appeals to each client, for a task with thresholds."""
+    """Marks the clients to which the model appeals, for a task with thresholds."""
     return needs(task, DemandingTask).appeals(params)
 
 
@@ -146,7 +146,7 @@ class View:
         return self.task.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps per epoch, or raises `ValueError` if the task has no epochs."""
+        """Steps per epoch, or raises `ValueError` if the task has no epochs."""
         return needs(self.task, EpochTask).num_batches(client, size)
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:

@@ -17,7 +17,7 @@ _ROUND_OFF = 1e-12
 
 
 def theorem_1(T: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
-    """Returns the bound on the mean squared gradient norm of model averaging.
+    """Bounds the mean squared gradient norm of model averaging.
 
     ``2 gap / (gamma T) + 4 gamma^2 E^2 G^2 L^2 + L gamma sigma^2 / N`` bounds the mean over the T
     local iterations (not rounds) of ``E|grad f|^2`` at the clients' mean model.
@@ -39,7 +39,7 @@ def theorem_1(T: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
 
 
 def corollary_part_1(T: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound of `theorem_1` at ``gamma = sqrt(N) / (L sqrt(T))``.
+    """The bound of `theorem_1` at ``gamma = sqrt(N) / (L sqrt(T))``.
 
     ``2 L gap / sqrt(N T) + 4 N E^2 G^2 / T + sigma^2 / sqrt(N T)``
 
@@ -62,7 +62,7 @@ def corollary_part_1(T: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound of part 1 for ``E <= T^(1/4) / N^(3/4)``, which is O(1 / sqrt(N T)).
+    """The bound of part 1 for ``E <= T^(1/4) / N^(3/4)``, which is O(1 / sqrt(N T)).
 
     ``(2 L gap + 4 G^2 + sigma^2) / sqrt(N T)``, broadcast to a common shape with E.
 
@@ -90,7 +90,7 @@ def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def squared_step_25(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> FloatArray:
-    """Returns ``E|x^(s) - x^(s-1)|^2``, the mean squared step of a round with cohorts.
+    """Mean squared step of a round with cohorts, ``E|x^(s) - x^(s-1)|^2``.
 
     ``gamma^2 / (N-1) (1/C - 1/N) (sum_i |G_i|^2 - N |G_bar|^2) + gamma^2 |G_bar|^2``
 
@@ -115,7 +115,7 @@ def squared_step_25(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
 
 
 def squared_step_26(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> FloatArray:
-    """Returns `squared_step_25`, computed from products of updates.
+    """Computes `squared_step_25` from products of updates.
 
     ``gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j) + gamma^2 |G_bar|^2``
 
@@ -138,7 +138,7 @@ def squared_step_26(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
 
 
 def excess_noise_27(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: ArrayLike) -> FloatArray:
-    """Returns the excess noise in a round's loss bound from sampling C of N clients.
+    """Excess noise in a round's loss bound from sampling C of N clients.
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (sum_i |G_i|^2 - N |G_bar|^2)``
 
@@ -165,7 +165,7 @@ def excess_noise_27(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
 
 
 def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: ArrayLike) -> FloatArray:
-    """Returns `excess_noise_27`, computed from products of updates.
+    """Computes `excess_noise_27` from products of updates.
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j)``
 
@@ -192,7 +192,7 @@ def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
 
 
 def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
-    """Returns the bound on the mean squared gradient norm of training with cohorts.
+    """Bounds the mean squared gradient norm of training with cohorts.
 
     This bound is not in the paper.
 
@@ -226,7 +226,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
 
 
 def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
-    """Returns the cohort size that minimizes `cohort_bound` at constant cost R C.
+    """Cohort size that minimizes `cohort_bound` at constant cost R C.
 
     This result is not in the paper. With ``a = 2 gap / (gamma E cost)`` and ``b = gamma L E Z^2``
     the bound is ``a C + b N/(N-1) (1/C - 1/N)`` plus terms that do not depend on C. Its minimizer
@@ -266,7 +266,6 @@ def _excess(
     C: ArrayLike,
     gamma: ArrayLike,
 ) -> FloatArray:
-    """Returns ``gamma^2 / (N-1) (1/C - 1/N) spread``."""
     G = np.asarray(updates, np.float64)
     N = G.shape[-2]
     C, gamma = in_range(statement, C=C, gamma=gamma)
@@ -275,17 +274,16 @@ def _excess(
 
 
 def _squared_mean(G: FloatArray) -> FloatArray:
-    """Returns ``|G_bar|^2``."""
     return np.sum(np.mean(G, axis=-2) ** 2, axis=-1)
 
 
 def _spread_by_norms(G: FloatArray) -> FloatArray:
-    """Returns ``sum_i |G_i|^2 - N |G_bar|^2``."""
+    """``sum_i |G_i|^2 - N |G_bar|^2``."""
     return np.sum(G**2, axis=(-2, -1)) - G.shape[-2] * _squared_mean(G)
 
 
 def _spread_by_products(G: FloatArray) -> FloatArray:
-    """Returns ``N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j``."""
+    """``N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j``."""
     N = G.shape[-2]
     others = np.sum(G, axis=-2, keepdims=True) - G
     return N * (N - 1) * _squared_mean(G) - np.sum(G * others, axis=(-2, -1))

@@ -77,7 +77,7 @@ class SolvedTask(Task, Protocol):
 
 
 def exact_constants(task: SolvedTask) -> Constants:
-    """Returns the constants of a task with closed forms.
+    """Computes the constants of a task with closed forms.
 
     Raises:
       ValueError: if the task does not have closed forms.
@@ -169,7 +169,7 @@ def extreme_eigenvalues(
     start: Float[Array, " dim"],
     num_steps: int,
 ) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
-    """Returns the extreme eigenvalues of a symmetric matrix, given matrix-vector products.
+    """Computes the extreme eigenvalues of a symmetric matrix from matrix-vector products.
 
     Uses the Lanczos method with full reorthogonalization. Its basis V makes ``V'HV`` tridiagonal,
     and the extreme eigenvalues of ``V'HV`` converge to those of H from the inside.
@@ -218,7 +218,7 @@ def extreme_eigenvalues(
 
 
 def gradient_bound(task: Task, points: Params) -> Constant:
-    """Returns G for full gradients, the largest ``|grad F_k|`` over all clients and points.
+    """Largest ``|grad F_k|`` over all clients and points, which is G for full gradients.
 
     For convex losses and learning rates up to 2/L, gradients shrink along local steps, so it is
     enough to check the points where rounds begin.
@@ -252,7 +252,7 @@ def _over_points_and_clients(function: Callable[..., Any], task: Task, points: P
 def example_gradients(
     task: EpochTask, points: Params
 ) -> tuple[Float[Array, "points clients"], Float[Array, "points clients"]]:
-    """Returns ``|grad F_k|^2`` and the largest squared gradient over the client's examples.
+    """Computes ``|grad F_k|^2`` and the largest squared gradient over the client's examples.
 
     The gradient of F_k is the mean over its examples, even if the task's loss is their sum.
 

@@ -35,7 +35,7 @@ class Costs(NamedTuple):
 
 
 def costs(R: ArrayLike, problem: Problem, B: ArrayLike, epochs: ArrayLike) -> Costs:
-    """Returns the gradients, updates and contacts of R rounds with cohorts of C of N clients.
+    """Counts the gradients, updates and contacts of R rounds with cohorts of C of N clients.
 
     Args:
       R: the number of rounds.

@@ -17,7 +17,7 @@ from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
 
 def lemma_b_1(problem: Problem) -> tuple[FloatArray, FloatArray]:
-    """Returns beta' and kappa', the dissimilarity of the clients' MaxFL objectives.
+    """Dissimilarity of the clients' MaxFL objectives, beta' and kappa'.
 
     ``mean |grad F~_k|^2 <= beta'^2 |grad F~|^2 + kappa'^2`` with ``beta'^2 = 2 beta^2`` and
     ``kappa'^2 = kappa^2 + 4 beta^2 L_c^2``.
@@ -35,7 +35,7 @@ def lemma_b_1(problem: Problem) -> tuple[FloatArray, FloatArray]:
 
 
 def lemma_b_2(q: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns ``L_c^2/4 + q L``, the smoothness of a client's MaxFL objective.
+    """Smoothness of a client's MaxFL objective, ``L_c^2/4 + q L``.
 
     Args:
       q: the client's weight ``sigma (1 - sigma)`` at w.
@@ -58,7 +58,7 @@ def lemma_b_2(q: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def optimal_epsilon(problem: Problem, *, as_printed: bool = False) -> FloatArray:
-    """Returns the epsilon of the optimal learning rate, ``N L_c^2 / (4 L)``.
+    """The epsilon of the optimal learning rate, ``N L_c^2 / (4 L)``.
 
     Args:
       problem: uses N, L_c and L.
@@ -79,7 +79,7 @@ def optimal_epsilon(problem: Problem, *, as_printed: bool = False) -> FloatArray
 def adaptive_learning_rate(
     q: ArrayLike, problem: Problem, *, as_printed: bool = False
 ) -> FloatArray:
-    """Returns the optimal learning rate on the MaxFL objective.
+    """Optimal learning rate on the MaxFL objective.
 
     ``1 / L~ = N eta / (sum_k q_k + eps)`` with ``eta = 1 / L`` and ``eps = N L_c^2 / (4 L)``, where
     ``L~`` is the mean over clients of the smoothness in Lemma B.2. The rate is large if the
@@ -109,7 +109,7 @@ def adaptive_learning_rate(
 def theorem_3_1_learning_rates(
     T: ArrayLike, E: ArrayLike, C: ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns ``eta_l = 1/(sqrt(T) E)`` and ``eta_g = sqrt(E C)``.
+    """Learning rates ``eta_l = 1/(sqrt(T) E)`` and ``eta_g = sqrt(E C)``.
 
     Args:
       T: the number of rounds, large enough for the step-size conditions of the bounds.
@@ -130,7 +130,7 @@ def theorem_3_1_learning_rates(
 def theorem_3_1_full(
     T: ArrayLike, problem: Problem, rates: tuple[ArrayLike, ArrayLike], *, as_printed: bool = False
 ) -> FloatArray:
-    """Returns the bound on the MaxFL objective's mean squared gradient, with all clients.
+    """Bounds the MaxFL objective's mean squared gradient, with all clients.
 
     ``4 (N+eps) gap / (N E eta_l eta_g T) + 16 eta_l^2 E^2 L^2 kappa'^2 (N+eps) / eps
     + 4 L^2 eta_l^2 E sigma^2 (N+eps) / eps + 4 eta_g eta_l L~ sigma^2 (N+eps) / eps^2``
@@ -183,7 +183,7 @@ def theorem_3_1_full(
 def theorem_3_1_partial(
     T: ArrayLike, problem: Problem, rates: tuple[ArrayLike, ArrayLike], *, as_printed: bool = False
 ) -> FloatArray:
-    """Returns the bound on the MaxFL objective's mean squared gradient, with C of N clients.
+    """Bounds the MaxFL objective's mean squared gradient, with C of N clients.
 
     ``4 gap / (T eta_l eta_g E)
     + 4 sigma^2 eta_l (eta_g nu / C + 2/3 L^2 eta_l E + L^2 eta_l E)
@@ -245,7 +245,7 @@ def theorem_3_1_partial(
 
 
 def _quarter(L_c: FloatArray, as_printed: bool) -> FloatArray:
-    """Returns the sigmoid's contribution to the smoothness, ``L_c^2/4`` in Lemma B.2."""
+    """The sigmoid's contribution to the smoothness, ``L_c^2/4`` in Lemma B.2."""
     return L_c / 4 if as_printed else L_c**2 / 4
 
 

@@ -14,7 +14,7 @@ from fedjax_mm.theory.problem import FloatArray, in_range, require
 
 
 def lemma_a_1(gamma_G: ArrayLike, gamma: ArrayLike) -> FloatArray:
-    """Returns an upper bound on the expected GM-Appeal of the mean of the empirical means.
+    """Upper bound on the expected GM-Appeal of the mean of the empirical means.
 
     ``2 exp(-gamma_G^2 / (5 gamma^2))``, which is informative only if below 1.
 
@@ -29,7 +29,7 @@ def lemma_a_1(gamma_G: ArrayLike, gamma: ArrayLike) -> FloatArray:
 
 
 def lemma_a_2(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
-    """Returns the unique minimizer under a convex surrogate of the 0-1 loss.
+    """The unique minimizer under a convex surrogate of the 0-1 loss.
 
     ``w* = (theta_hat_1 + theta_hat_2) / 2``, which is FedAvg's solution, for every surrogate h that
     is convex, twice differentiable and strictly increasing on [0, inf).
@@ -44,7 +44,7 @@ def lemma_a_2(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
 
 
 def midpoint_curvature(gamma_hat_G: ArrayLike) -> FloatArray:
-    """Returns the sigmoid objective's second derivative midway between the empirical means.
+    """Second derivative of the sigmoid objective midway between the empirical means.
 
     ``2 q(x) (2 (1 - 2 sigma(x)) x + 1)`` with ``x = gamma_hat_G^2``, ``q = sigma (1 - sigma)``, and
     a factor 2 for the two clients of (32). The midpoint is a minimum if the result is
@@ -66,7 +66,7 @@ def midpoint_curvature(gamma_hat_G: ArrayLike) -> FloatArray:
 
 
 def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
-    """Returns the second derivative at the midpoint, a local maximum for ``gamma_hat_G > 2``.
+    """Second derivative at the midpoint, a local maximum for ``gamma_hat_G > 2``.
 
     The proof needs only ``gamma_hat_G >= 1.022``; `midpoint_curvature` has no hypothesis.
 
@@ -84,7 +84,7 @@ def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
 
 
 def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
-    """Returns intervals that contain the local minima of the sigmoid objective.
+    """Intervals that contain the local minima of the sigmoid objective.
 
     They are ``(low, low + 2]`` and ``[high - 2, high)``, where low and high are the lower and the
     higher empirical mean. If the means are far apart, a minimum may be closer to one of them than
@@ -113,7 +113,7 @@ def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
 
 
 def theorem_a_1(gamma: ArrayLike) -> FloatArray:
-    """Returns a lower bound on the expected GM-Appeal of a local minimum of MaxFL.
+    """Lower bound on the expected GM-Appeal of a local minimum of MaxFL.
 
     ``exp(-1 / gamma^2) / 16``, regardless of how far apart the true means are.
 

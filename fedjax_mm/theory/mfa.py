@@ -16,7 +16,7 @@ from fedjax_mm.theory.problem import FloatArray, Problem, Rate, in_range, requir
 
 
 def theorem_1_rate(t: ArrayLike, rate: Rate) -> FloatArray:
-    """Returns the learning rate of Theorem 1, ``eta_t = beta / (t + gamma)``.
+    """Learning rate of Theorem 1, ``eta_t = beta / (t + gamma)``.
 
     Example:
       >>> theorem_1_rate([1, 2, 21], Rate(beta=30.0, gamma=99.0)).round(4).tolist()
@@ -29,7 +29,7 @@ def theorem_1_rate(t: ArrayLike, rate: Rate) -> FloatArray:
 
 
 def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> FloatArray:
-    """Returns the bound on MFA-Rand's error, which is O(1 / sqrt(t)).
+    """Bound on MFA-Rand's error, which is O(1 / sqrt(t)).
 
     ``Delta(t) <= sqrt(nu) / sqrt(t + gamma)`` with
     ``nu = max{beta^2 (B + C) / (beta mu - 1), D (1 + gamma)}``,
@@ -60,7 +60,7 @@ def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> Float
 
 
 def theorem_1_terms(problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Returns the noise term and the initial term of `theorem_1`, the larger of which is nu.
+    """The noise term and the initial term of `theorem_1`, the larger of which is nu.
 
     They are ``beta^2 (B + C) / (beta mu - 1)`` and ``D (1 + gamma)``.
 
@@ -100,7 +100,7 @@ def _terms(
 
 
 def theorem_2_rate(t: ArrayLike, problem: Problem, rate: Rate) -> FloatArray:
-    """Returns the learning rate of Theorem 2, ``beta / (1 + floor((t - 1) / M) + gamma)``.
+    """Learning rate of Theorem 2, ``beta / (1 + floor((t - 1) / M) + gamma)``.
 
     Example:
       >>> theorem_2_rate([1, 2, 3, 4, 5], Problem(M=2), Rate(beta=6.0, gamma=1.0)).tolist()
@@ -118,7 +118,7 @@ def theorem_2_rate(t: ArrayLike, problem: Problem, rate: Rate) -> FloatArray:
 def theorem_2(
     t: ArrayLike, problem: Problem, rate: Rate, V: ArrayLike, Delta_1: ArrayLike
 ) -> FloatArray:
-    """Returns the bound on MFA-RR's error, which is O(1 / t) if samples grow to all examples.
+    """Bound on MFA-RR's error, which is O(1 / t) if samples grow to all examples.
 
     ``Delta(t) <= phi / (t / M + gamma)`` with
     ``phi = beta E G (M - 1) / M + max{beta^2 (Y + Z + V) / (beta mu - 1), (1 + gamma) Delta(1)}``,
@@ -164,7 +164,7 @@ def theorem_2(
 
 
 def corollary_1(t: ArrayLike, problem: Problem, rate: Rate, Delta_1: ArrayLike) -> FloatArray:
-    """Returns the bound of `theorem_2` for full gradients, where V = 0.
+    """The bound of `theorem_2` for full gradients, where V = 0.
 
     Args:
       t: the round, from 1.
@@ -186,7 +186,7 @@ def corollary_1(t: ArrayLike, problem: Problem, rate: Rate, Delta_1: ArrayLike) 
 
 
 def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray[np.int64]:
-    """Returns the smallest N_s(t) allowed by the sample-size condition of Theorem 2.
+    """Smallest N_s(t) allowed by the sample-size condition of Theorem 2.
 
     ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and at least one example.
 
@@ -228,7 +228,7 @@ def rounds_to_accuracy(
     epsilon: ArrayLike,
     reading: Literal["sum", "max"] = "sum",
 ) -> FloatArray:
-    """Returns T_M of Theorem 3, the round after which MFA-Rand's bound is at most epsilon.
+    """T_M of Theorem 3: the round after which MFA-Rand's bound is at most epsilon.
 
     ``T_M = (beta^2 (B + C) / (beta mu - 1) + D (1 + gamma) - epsilon^2 gamma) / epsilon^2``, a
     real number above 1, with B and C of `theorem_1`.
@@ -264,7 +264,7 @@ def rounds_to_accuracy(
 
 
 def theorem_3_condition(problem: Problem) -> NDArray[np.bool_]:
-    """Returns whether E >= 2, or E = 1 and ``N > 1 + G^2 / (6 L Gamma)``.
+    """Whether E >= 2, or E = 1 and ``N > 1 + G^2 / (6 L Gamma)``.
 
     The latter is eq. (136). Theorem 3 and eq. (137) print ``N > 1 + max_m 6 L Gamma / G^2`` with
     the fraction inverted, which contradicts the derivation from (135),
@@ -290,7 +290,7 @@ def theorem_3(
     epsilon: ArrayLike,
     reading: Literal["sum", "max"] = "sum",
 ) -> FloatArray:
-    """Returns the gain of MFA-Rand with M models over M runs of FedAvg, > 1 and increasing in M.
+    """Gain of MFA-Rand with M models over M runs of FedAvg, > 1 and increasing in M.
 
     ``g = M T_1 / T_M`` with T_M of `rounds_to_accuracy`. M need not be whole, because the proof
     differentiates with respect to M.
@@ -333,7 +333,7 @@ def theorem_3(
 
 
 def remark_1(M: ArrayLike) -> FloatArray:
-    """Returns the probability ``(1 - 1/M)^M`` that MFA-Rand skips a pair for M rounds.
+    """Probability ``(1 - 1/M)^M`` that MFA-Rand skips a pair for M rounds.
 
     Under MFA-RR every client trains every model exactly once in a frame of M rounds. Under
     MFA-Rand, this is the probability that a given client does not train a given model in M
@@ -350,7 +350,7 @@ def remark_1(M: ArrayLike) -> FloatArray:
 
 
 def remark_2(T: ArrayLike, mu: ArrayLike, constant: ArrayLike) -> FloatArray:
-    """Returns the bound on FedCluster's mean error, which is O(T^(-1/4)).
+    """Bound on FedCluster's mean error, which is O(T^(-1/4)).
 
     The hypothesis ``(1/T) sum_j E|grad F(w_{jM})|^2 <= c / sqrt(T)`` implies
     ``(1/T) sum_j E|w_{jM} - w*| <= sqrt(c) / (mu T^(1/4))``, by ``mu |w - w*| <= |grad F(w)|`` and

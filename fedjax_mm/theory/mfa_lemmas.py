@@ -12,7 +12,7 @@ from fedjax_mm.theory.problem import FloatArray, Problem, Rate, in_range, requir
 
 
 def lemma_1(N_s: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound on the variance of a gradient over N_s of a client's S examples.
+    """Bounds the variance of a gradient over N_s of a client's S examples.
 
     ``var(grad F_k) <= 4 ((S - N_s) / S)^2 (beta_1 + beta_2 G^2)`` for examples drawn without
     replacement. At N_s = 0 it is the sigma_k^2 of Theorem 1, a bound for samples of any size.
@@ -31,7 +31,7 @@ def lemma_1(N_s: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def lemma_2(Delta: ArrayLike, problem: Problem, eta: ArrayLike) -> FloatArray:
-    """Returns the bound on the distance to the optimum after E steps of centralized descent.
+    """Bounds the distance to the optimum after E steps of centralized descent.
 
     ``|u_{E+1} - w*| <= (1 - eta mu)^E |w_1^l - w*|``, where Delta is the distance at the start of
     the frame.
@@ -52,7 +52,7 @@ def lemma_2(Delta: ArrayLike, problem: Problem, eta: ArrayLike) -> FloatArray:
 
 
 def lemma_3(eta: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound on the distance between a frame's local and centralized gradients.
+    """Bounds the distance between a frame's local and centralized gradients.
 
     ``E|e^l| <= eta L G (E^2 (M - 1) / (2 M) + E (E - 1))`` with e^l of eq. (24).
 
@@ -67,7 +67,7 @@ def lemma_3(eta: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def lemma_4(N_s: ArrayLike, problem: Problem) -> FloatArray:
-    """Returns the bound on the noise that samples of N_s examples add to a frame's gradients.
+    """Bounds the noise that samples of N_s examples add to a frame's gradients.
 
     ``E|d^l| <= 2 E ((S - N_s) / S) sqrt(beta_1 + beta_2 G^2)`` with d^l of eq. (27). The
     sample-size condition of Theorem 2 is that this is at most eta V. For a given schedule N_s(t),
@@ -87,7 +87,7 @@ def lemma_4(N_s: ArrayLike, problem: Problem) -> FloatArray:
 
 
 def drift(problem: Problem) -> FloatArray:
-    """Returns ``Y + Z = L G E^2 (M - 1) / (2 M) + L G E (E - 1)`` of Theorem 2 and Lemma 3.
+    """``Y + Z = L G E^2 (M - 1) / (2 M) + L G E (E - 1)`` of Theorem 2 and Lemma 3.
 
     Example:
       >>> drift(Problem(M=[1, 2], E=2, L=1.0, G=1.0)).tolist()
@@ -104,7 +104,7 @@ def drift(problem: Problem) -> FloatArray:
 
 
 def recursion(Delta: ArrayLike, problem: Problem, eta: ArrayLike, V: ArrayLike) -> FloatArray:
-    """Returns the bound on the error after a frame, by Lemmas 2 to 4 and the sample-size condition.
+    """Bounds the error after a frame, by Lemmas 2 to 4 and the sample-size condition.
 
     ``E|w_1^{l+1} - w*| <= (1 - eta mu) E|w_1^l - w*| + eta^2 (Y + Z + V)``, where Delta is the mean
     distance at the start of the frame, and V is 0 for full gradients.
@@ -128,7 +128,7 @@ def recursion(Delta: ArrayLike, problem: Problem, eta: ArrayLike, V: ArrayLike) 
 def iterated_recursion(
     num_frames: int, problem: Problem, rate: Rate, V: ArrayLike, Delta_1: ArrayLike
 ) -> FloatArray:
-    """Returns bounds on the error at the start of every frame, tighter than those of Theorem 2.
+    """Bounds the error at the start of every frame more tightly than Theorem 2.
 
     They are iterates of the recursion (32) with alpha_l = beta / (l + gamma), from Delta_1 on.
 

@@ -75,7 +75,7 @@ def _in_short(value: ArrayLike) -> str:
 
 
 def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) -> list[FloatArray]:
-    """Returns the numbers as arrays, in the given order, after checking their ranges.
+    """Checks the ranges of numbers, and returns them as arrays in the given order.
 
     They must broadcast with each other and with the symbols of a given problem and rate.
 
@@ -198,11 +198,11 @@ class Problem(_KnownSymbols):
         in_range("Problem", **self.given())
 
     def given(self) -> dict[str, ArrayLike]:
-        """Returns the given numbers by symbol."""
+        """The given numbers by symbol."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def symbols(self, statement: str, names: str, *, real: str = "") -> list[FloatArray]:
-        """Returns the symbols with the given space-separated names, in order.
+        """Symbols with the given space-separated names, in order.
 
         Counts must be integers, except the one named by `real`, which a statement interpolates.
 
@@ -250,12 +250,12 @@ class Rate:
         require("Rate", {"beta > 0": beta > 0, "gamma > -1": gamma > -1}, beta=beta, gamma=gamma)
 
     def symbols(self) -> tuple[FloatArray, FloatArray]:
-        """Returns beta and gamma."""
+        """Beta and gamma."""
         return np.asarray(self.beta, np.float64), np.asarray(self.gamma, np.float64)
 
     @classmethod
     def of(cls, given: Any, statement: str) -> "Rate":
-        """Returns the given rate after checking its type.
+        """Checks the type of the given rate, and returns it.
 
         Raises:
           TypeError: if it is not a `Rate` but, for example, a number.
@@ -266,6 +266,6 @@ class Rate:
         return given
 
     def at(self, time: ArrayLike) -> FloatArray:
-        """Returns the rate at a time, which is a round or a frame."""
+        """The rate at a time, which is a round or a frame."""
         beta, gamma = self.symbols()
         return beta / (np.asarray(time, np.float64) + gamma)

@@ -50,7 +50,7 @@ def fit_rate(
     window: tuple[float, float] | None = None,
     bootstrap: Bootstrap = _BOOTSTRAP,
 ) -> MeasuredRate:
-    """Returns the fitted convergence rate of the mean error over seeds.
+    """Fits the convergence rate of the mean error over seeds.
 
     Args:
       times: ``[records]``, the bound's time: t, which is 1 at the start, or t/M.
@@ -99,6 +99,6 @@ def fit_rate(
 
 
 def _slope(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Returns the least-squares slope over the last axis of y."""
+    """Least-squares slope over the last axis of y."""
     centred = x - x.mean()
     return np.asarray(y @ centred / (centred @ centred))

@@ -65,7 +65,7 @@ def _written(folder: Path) -> list[Path]:
 
 
 def risk_of(folder: Path) -> str | None:
-    """Returns the reason if somebody else may have written machine code to a folder."""
+    """The reason if somebody else may have written machine code to a folder."""
     if os.name == "nt":
         return None
     about = folder.stat()
@@ -98,7 +98,7 @@ def remove_broken(folder: Path, has_times: bool) -> None:
 
 
 def rejection(warning: str) -> str | None:
-    """Returns the reason if a JAX warning reports that a cached program cannot be loaded.
+    """The reason if a JAX warning reports that a cached program cannot be loaded.
 
     Example:
       >>> text = "Error reading persistent compilation cache entry for 'jit_f': ValueError: damaged"

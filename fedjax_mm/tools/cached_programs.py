@@ -18,7 +18,7 @@ class Programs(LRUCache):
         self._read = set[str]()
 
     def get(self, key: str) -> bytes | None:
-        """Reads a program, or returns None if there is none."""
+        """Reads a program, or returns None if it is not in the cache."""
         program = super().get(key)
         if program is not None:
             self._read.add(key)

@@ -51,7 +51,7 @@ def add_flags(flags: str) -> None:
 
 
 def flags_of_results() -> str:
-    """Returns XLA_FLAGS without `PATIENT`, which does not affect results."""
+    """XLA_FLAGS without `PATIENT`, which does not affect results."""
     return os.environ.get("XLA_FLAGS", "").replace(PATIENT, "").strip()
 
 
@@ -110,7 +110,7 @@ def check_fusions() -> None:
 
 
 def canary() -> bool:
-    """Returns whether XLA computes a product with a broadcast scalar correctly on this backend."""
+    """Whether XLA computes a product with a broadcast scalar correctly on this backend."""
     import jax
     import numpy as np
     from jax import lax
@@ -190,7 +190,7 @@ def use_compilation_cache(directory: Path | None = None) -> Path | None:
 
 
 def _compression() -> str:
-    """Returns JAX's compression of cached programs, which must match to read them.
+    """JAX's compression of cached programs, which must match to read them.
 
     JAX uses Zstandard if Python has it (since 3.14) or the package zstandard is installed.
     """
@@ -202,7 +202,7 @@ def _compression() -> str:
 
 
 def cache_directory(given: str | None = None) -> Path | None:
-    """Returns the directory of the cache of compiled programs, or None if none are kept.
+    """The directory of the cache of compiled programs, or None if none are kept.
 
     Args:
       given: a directory, such as a node's local disk, "off", or "on" for the default, which is a

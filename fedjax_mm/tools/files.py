@@ -45,6 +45,23 @@ def check_regular(path: Path) -> None:
         raise ValueError(f"{path}: not a regular file")
 
 
+@contextmanager
+def located(*place: Any) -> Iterator[None]:
+    """Prefixes a `ValueError` about a file's content with its place: the file, and the record.
+
+    Example:
+      >>> with located("points.txt", "line 3"):
+      ...     float("x")
+      Traceback (most recent call last):
+      ValueError: points.txt: line 3: could not convert string to float: 'x'
+    """
+    try:
+        yield
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(": ".join(map(str, (*place, reason)))) from error
+
+
 def read_regular(path: Path) -> bytes:
     """Reads a file, or raises `ValueError` if it is a special file."""
     check_regular(path)
@@ -52,7 +69,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def leads_out(path: Path) -> bool:
-    """Returns whether a path is a link to another directory, whose content may be private."""
+    """Whether a path is a link to another directory, whose content may be private."""
     return not path.resolve().is_relative_to(path.parent.resolve())
 
 
@@ -158,7 +175,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Returns whether the content is unchanged since it was sealed."""
+    """Whether the content is unchanged since it was sealed."""
     return content["digest"] == sealed(content)["digest"]
 
 

@@ -33,8 +33,8 @@ def local_steps(
     """
     # Unroll small steps on accelerators, because every loop iteration launches kernels for its
     # counter and its carry, which take longer than the step's own. Do not unroll large steps,
-    # because XLA then gathers the images of several steps in one kernel, which takes three times
-    # as long. CPUs are faster with a small body.
+    # because XLA then gathers the images of several steps in one kernel, which is three times
+    # slower. CPUs are faster with a small body.
     if jax.default_backend() == "cpu" or not is_small or not isinstance(num_steps, int):
         return lax.fori_loop(0, num_steps, step, start)
     return lax.fori_loop(0, num_steps, step, start, unroll=min(num_steps, _UNROLLED))

@@ -21,7 +21,7 @@ _UPDATE_SECONDS = 1.0  # between changes of a notebook's line
 
 
 def screen() -> AbstractContextManager[Report] | None:
-    """Returns a context that shows progress, or None if nobody would see it."""
+    """Makes a context that shows progress, or None if nobody would see it."""
     ipython = sys.modules.get("IPython")
     if ipython and hasattr(ipython.get_ipython(), "kernel"):
         return line(_SHORT)
@@ -89,7 +89,7 @@ def line(after: float) -> Iterator[Report]:
 
 
 def time_left() -> Callable[[int, int], str]:
-    """Returns a function that estimates the remaining time from the speed so far."""
+    """Makes a function that estimates the remaining time from the speed so far."""
     start: tuple[float, int, int] | None = None
 
     def left(done: int, total: int) -> str:
@@ -107,5 +107,5 @@ def time_left() -> Callable[[int, int], str]:
 
 
 def in_words(seconds: float) -> str:
-    """Returns a duration as hours, minutes and seconds."""
+    """Formats a duration as hours, minutes and seconds."""
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -22,7 +22,7 @@ from tests.oracles.maxfl import Problem
 
 SEED, MODELS, ROUNDS, BATCHES = 5, 2, 12, 12  # drawn for the oracle
 LONG = 30  # rounds for methods with states
-N, DIM, CLASSES, BATCH = 7, 4, 3, 3
+N, DIM, CLASSES, BATCH, RIDGE = 7, 4, 3, 3, 0.3
 
 
 class Compared(NamedTuple):
@@ -70,6 +70,50 @@ def all_rows() -> np.ndarray:
     return np.asarray(jax.jit(rows)(*(x.astype(np.int32) for x in numbers)))
 
 
+def ridge_in_epochs(
+    features: list, targets: list, how: Batching, num_rounds: int, **others: Any
+) -> Problem:
+    """The oracle's ridge regression of model 0, on the batches that such a task draws.
+
+    Args:
+      features: those of each client.
+      targets: those of each client.
+      how: how batches are drawn.
+      num_rounds: the number of rounds.
+      **others: further fields of the problem.
+    """
+    data, counts = reference.LeastSquares(features, targets, RIDGE), list(map(len, targets))
+    rows = drawn_rows(counts, how, num_rounds, 24)
+
+    def batch(t: int, k: int, i: int) -> list[int]:
+        return [row for row, weight in zip(*rows(t, k, i), strict=True) if weight > 0]
+
+    return Problem(
+        lambda k, w, t, i: reference.least_squares_gradient(data, k, w, batch(t, k, i)),
+        lambda k, w: reference.least_squares_gradient(data, k, w),
+        lambda k, w: reference.least_squares_client_loss(data, k, w),
+        np.array(counts, float),
+        features=lambda k, t, i: [np.diag(x) for x in features[k][batch(t, k, i)]],
+        **others,
+    )
+
+
+def drawn_rows(counts: Any, how: Batching, num_rounds: int, num_batches: int) -> Any:
+    """Rows within clients of these sizes, and their weights, as a function of (t, k, i)."""
+    clients = client_data([np.zeros(n) for n in counts])
+
+    def draw(t: Any, k: Any, i: Any) -> Any:
+        (model_key,) = keys.model_keys(keys.round_key(jax.random.key(SEED), t), np.zeros(1, int))
+        drawn, weights = clients.batch(keys.client_key(model_key, k), k, i, how)
+        return drawn - clients.offsets[k], weights
+
+    for place in (2, 1, 0):
+        draw = jax.vmap(draw, [0 if axis == place else None for axis in range(3)])
+    numbers = np.arange(1, num_rounds + 1), np.arange(len(counts)), np.arange(num_batches)
+    both = tuple(map(np.asarray, jax.jit(draw)(*(x.astype(np.int32) for x in numbers))))
+    return lambda t, k, i: (both[0][t - 1, k, i], both[1][t - 1, k, i])
+
+
 def logit_matrix(x: np.ndarray) -> np.ndarray:
     """A with ``A w = W x + b``, the logits."""
     return np.concatenate([np.eye(CLASSES), np.kron(np.eye(CLASSES), x)], axis=1)
@@ -89,8 +133,8 @@ class LogitFeatures(LogisticRegression):
 def regression() -> Compared:
     """Ridge regression."""
     features, targets, _, counts = examples()
-    task = Featured(least_squares(features, targets, ridge=0.3), N)
-    data = reference.LeastSquares(features, targets, 0.3)
+    task = Featured(least_squares(features, targets, ridge=RIDGE), N)
+    data = reference.LeastSquares(features, targets, RIDGE)
 
     def problem(model: int, thresholds: np.ndarray) -> Problem:
         rows = all_rows()[model]

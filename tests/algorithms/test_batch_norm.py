@@ -56,7 +56,7 @@ def flat(params):
 
 
 def gradient(p, k):
-    """Of the mean cross-entropy with the batch's statistics, and v - b for the running ones."""
+    """Gradient of the cross-entropy with the batch's statistics, and v - b for the running ones."""
     x, y, eps = X[k], Y[k], 1e-5
     mean, var = x.mean(0), x.var(0)
     z = (x - mean) / np.sqrt(var + eps)

@@ -78,7 +78,7 @@ def test_nothing_may_change_the_two_sums_of_fednova(name):
         ),
         (
             lambda: available(
-                scheduled(N, 1, demand=2, eligible=[[True] * 5 + [False]]),
+                scheduled(N, 1, demand=2, eligible=[[True] * 5 + [False]])._replace(metrics=None),
                 bernoulli(0.5),
                 when_absent="replace",
             ),

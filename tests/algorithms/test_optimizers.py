@@ -1,12 +1,14 @@
 """Server optimizers of Reddi et al. against their equations, in plain NumPy."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import Experiment, fedavg, full_participation, run, simulate
+from fedjax_mm import Experiment, fedprox, full_participation, local_sgd, run, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.optimizers import fedadagrad, fedadam, fedyogi
 from fedjax_mm.tasks import quadratic
@@ -90,9 +92,11 @@ def test_precision_and_gradients_survive():
 
 
 TABLE = {"name": "fedyogi", "learning_rate": 0.2, "tau": 0.1}
+METHOD = {"name": "fedprox", "mu": 0.3, "learning_rate": 0.1, "local_steps": 2, "momentum": 0.5}
 
 
 def test_a_file_names_them():
+    """Of any method, with momentum and without weights."""
     settings = {
         "task": {"num_clients": 6, "mu": 0.1, "block_size": 2},
         "num_models": 1,
@@ -100,14 +104,15 @@ def test_a_file_names_them():
         "num_seeds": 1,
         "precision": "float64",
         "assignment": {"name": "full_participation"},
-        "algorithms": {"A": {"learning_rate": 0.1, "local_steps": 2, "server_optimizer": TABLE}},
-        "axes": {"server_optimizer.tau": [0.1, 0.5]},
+        "algorithms": {"A": METHOD | {"weighted": False, "server_optimizer": TABLE}},
+        "axes": {"server_optimizer.tau": [0.1, 0.5], "momentum": [0.5, 0.9]},
     }
     result = run(validate(Experiment, settings))
-    for tau in (0.1, 0.5):
-        algorithm = fedavg(0.1, local_steps=2, server_optimizer=fedyogi(0.2, tau=tau))
+    for tau, momentum in itertools.product((0.1, 0.5), (0.5, 0.9)):
+        local, server = local_sgd(0.1, steps=2, momentum=momentum), fedyogi(0.2, tau=tau)
+        algorithm = fedprox(local, mu=0.3, server_optimizer=server, weighted=False)
         _, trace = simulate(0, quadratic(6, 2, mu=0.1), algorithm, full_participation(6), 4)
-        found = result.loss.sel(tau=tau).values.ravel()
+        found = result.loss.sel(tau=tau, momentum=momentum).values.ravel()
         np.testing.assert_allclose(found, trace.metrics["loss"][:, 0], rtol=1e-12)
 
 

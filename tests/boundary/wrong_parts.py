@@ -9,7 +9,6 @@ from flax import nnx
 
 from fedjax_mm import (
     advance,
-    afl,
     appealing,
     attacked,
     ditto,
@@ -817,19 +816,26 @@ CASES = TRACED | {
     ),
     "no steps of SCAFFOLD": (
         lambda: scaffold(local_sgd(0.1)),
-        "scaffold needs a number of local steps, and none is given",
+        "neither local steps nor epochs are given; give one of the two",
     ),
-    "epochs of MaxFL": (
-        lambda: maxfl(local_sgd(0.1, epochs=2)),
-        "epochs is 2, but clients of maxfl take equally many local steps; give their number",
+    "epochs of PR-SGD": (
+        lambda: prsgd(local_sgd(0.1, epochs=2)),
+        "epochs is 2, which prsgd refuses: Problem 1 counts iterations, .* give their number as st",
     ),
-    "optimizer of qFFL": (
-        lambda: qffl(local_sgd(0.1, steps=2, optimizer=optax.adam), q=1.0),
-        "optimizer is the function adam, but local steps of qffl are those of SGD: leave out opt",
+    "optimizer of SCAFFOLD": (
+        lambda: scaffold(local_sgd(0.1, steps=2, optimizer=optax.adam)),
+        "optimizer is the function adam, which scaffold, option II refuses: .* or take option I",
     ),
-    "steps of AFL": (
-        lambda: afl(LOCAL, mixture_rate=0.1),
-        "2 local steps are given, but afl takes 1; leave steps out",
+    "momentum of another optimizer": (
+        lambda: local_sgd(0.1, steps=2, momentum=0.9, optimizer=optax.adam),
+        "momentum is that of SGD, but optimizer is the function adam; leave out one of the two",
+    ),
+    "momentum 1": (lambda: local_sgd(0.1, steps=2, momentum=1.0), "momentum is 1.0; it must be in"),
+    "epochs negative": (lambda: local_sgd(0.1, epochs=-0.5), "epochs is -0.5; it must be positive"),
+    "epochs traced": (
+        lambda: jax.jit(lambda x: local_sgd(0.1, epochs=x).steps.number)(0.5),
+        "epochs is traced, but Python needs its value",
+        TypeError,
     ),
     # Assignments.
     "clients 0": (lambda: mfa_rr(0, 1), "num_clients is 0; it must be a positive whole number"),
@@ -1132,7 +1138,7 @@ CASES = TRACED | {
     ),
     "metrics in a list": (
         simulated(algorithm=measuring([1.0])),
-        "metrics of the algorithm fedavg returns a list of 1; return a dict of names and numbers",
+        "metrics of the algorithm averaging returns a list of 1; return a dict of names and num",
         TypeError,
     ),
     "weight for each example": (

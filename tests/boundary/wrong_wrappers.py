@@ -18,7 +18,7 @@ from fedjax_mm.availability import (
 )
 from fedjax_mm.base import Contribution, Sampling
 from fedjax_mm.compression import compressed, qsgd, random_k, top_k
-from fedjax_mm.local import stateless
+from fedjax_mm.local import adding
 from fedjax_mm.privacy import AdaptiveClip, epsilon, noise_for, private
 from fedjax_mm.robust import attacking, scaling, sign_flip
 from fedjax_mm.tasks import quadratic
@@ -133,7 +133,7 @@ CASES = {
     ),
     "num_steps of all clients": (
         run(FEDAVG._replace(num_steps=lambda task, client, server: jnp.ones(4, jnp.int32))),
-        r"the algorithm fedavg returns from num_steps an array of shape \(4,\); give one number",
+        r"the algorithm averaging returns from num_steps an array of shape \(4,\); give one number",
         TypeError,
     ),
     "serve returns a context alone": (
@@ -142,7 +142,7 @@ CASES = {
         TypeError,
     ),
     "indices of a sparse update are scaled": (
-        run(stateless(scaled_by_tree_map, lambda params, total: params)),
+        run(adding(lambda context, *states: (scaled_by_tree_map(context), states[1]))),
         "a SparseUpdate with indices of float32; scale it by sums.scale_update",
         TypeError,
     ),

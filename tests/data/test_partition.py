@@ -391,7 +391,7 @@ def test_ids_may_be_a_pandas_series(kind):
     assert [rows.tolist() for rows in by_id(ids)] == [[1], [0, 2]]
 
 
-FLOWER = {  # n = 100 and N = 5: quotas rounded down, and what is left to the last client
+FLOWER = {  # n = 100 and N = 5: quotas rounded down, and the remainder to the last client
     "linear": (6, 13, 20, 26, 35),
     "square": (1, 7, 16, 29, 47),
     "exponential": (1, 3, 8, 23, 65),

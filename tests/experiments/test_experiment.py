@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,10 @@ from pydantic import ValidationError
 
 from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
 from fedjax_mm.base import ClientContext, ServerContext
-from fedjax_mm.experiments import tasks
+from fedjax_mm.experiments import axes, tasks
 from fedjax_mm.experiments.axes import Range
 from fedjax_mm.experiments.grid_of import grid_of
-from fedjax_mm.experiments.methods import METHOD_TABLES
+from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
@@ -716,3 +717,61 @@ def test_wrong_axes_are_named_with_a_remedy(axes, fragments):
 def test_data_seeds_of_a_task_without_data_are_refused():
     with pytest.raises(ValueError, match=r"^task\.data_seed = 'seed': unknown key"):
         validate(Experiment, values() | {"axes": {"task.data_seed": "seed"}})
+
+
+def test_every_point_is_validated_and_built_once(monkeypatch):
+    counts = Counter()
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def call(*args):
+            counts[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(axes, "validate")
+    counted(Method, "build")
+    experiment = swept(learning_rate={"start": 0.01, "stop": 1, "num": 20})
+    grid = grid_of(experiment)
+    assert len(programs_of(grid)) == len(programs_of(grid_of(experiment))) == 1
+    assert counts == {"validate": 20, "build": 1 + 20}  # one is that of the file without axes
+    built = grid.setup(grid.points[7], 0)
+    rate = built.algorithm.call.arguments["local"].learning_rate
+    assert rate == grid.axes["learning_rate"][7]
+
+
+def test_a_changed_copy_has_other_points_and_parts():
+    experiment = swept(learning_rate=[0.1, 0.2])
+    assert experiment.points() is experiment.points()
+    other = experiment.model_copy(update={"axes": {"learning_rate": [0.3]}})
+    assert other.points().values == {"learning_rate": [0.3]}
+    assert other == other.model_copy()
+    more = (
+        experiment.model_copy(update={"num_models": 3})
+        .points()
+        .at({"learning_rate": 0.2} | {"algorithm": "A"})
+    )
+    assert more.setup("A", [more.task.build()]).assignment.num_models == 3
+
+
+def test_points_between_the_axes_are_validated_when_a_grid_is_built():
+    absent = {"name": "markov", "comes": 0.5, "leaves": 0.5}
+    file = values(assignment={"name": "mfa_rand", "available": absent})
+    inner = {"comes": [0.5, 0.0], "leaves": [0.5, 0.0]}
+    grid = grid_of(validate(Experiment, file | {"axes": {"assignment.available": inner}}))
+    grid.setup(grid.points[1], 0)
+    with pytest.raises(ValueError, match=r"^at .*comes = 0.0, .*leaves = 0.0: .*positive"):
+        grid.setup(grid.points[3], 0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_parts_are_made_in_the_precision_of_the_run(precision):
+    present = {"name": "bernoulli", "probability": [1 / 3] * 8}
+    file = values(assignment={"name": "mfa_rand", "available": present}, precision=precision)
+    experiment = validate(Experiment, file)
+    with jax.enable_x64(precision == "float64"):
+        grid = grid_of(experiment)
+        law = grid.setup(grid.points[0], 0).assignment.call.arguments["law"]
+    assert law.share.dtype == precision

@@ -130,7 +130,7 @@ def own_by_hand(rng_key, task, start=None, **how):
 def test_keys_of_a_table_are_parameters_of_the_function(name):
     local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
     own = set(inspect.signature(methods()[name]).parameters) - {"local"}
-    rest = {"name", "assignment", "weight_decay", "clip", "compression", "privacy", "robust"}
+    rest = {"name", "assignment", "compression", "privacy", "robust"}
     rest |= {"personal"}
     assert set(METHOD_TABLES[name].model_fields) == local | own | rest
 
@@ -442,8 +442,8 @@ def settings(task=None, top=None, **algorithm):
             ["algorithms.A.mu = 1", "known keys of maxfl are", "local_steps"],
         ),
         (
-            settings(OWN, epochs=1, local_steps=..., **MAXFL),
-            ["algorithms.A: epochs is 1", "clients of maxfl", "local steps; give their number"],
+            settings(OWN, epochs=1, local_steps=..., name="prsgd"),
+            ["algorithms.A: epochs is 1", "prsgd refuses", "Problem 1 counts iterations"],
         ),
         (settings(OWN, epochs=1), ["algorithms.A: 3 local steps and epochs = 1", "one of the two"]),
         (
@@ -451,18 +451,8 @@ def settings(task=None, top=None, **algorithm):
             ["algorithms.A: neither local steps nor epochs are given"],
         ),
         (
-            settings(OWN, name="scaffold", weight_decay=0.1),
-            [
-                "algorithms.A: optimizer is",
-                "scaffold",
-                "of SGD",
-                "leave out",
-                "weight_decay and clip",
-            ],
-        ),
-        (
-            settings(OWN, name="afl", mixture_rate=0.1),
-            ["algorithms.A: 3 local steps are given, but afl takes 1; leave steps out"],
+            settings(OWN, name="scaffold", optimizer={"name": "adam"}),
+            ["algorithms.A: optimizer is", "scaffold, option II refuses", "a mean gradient"],
         ),
         (settings(OWN, name="qffl"), ["algorithms.A.q: missing"]),
         (

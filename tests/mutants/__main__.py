@@ -31,7 +31,7 @@ class BrokenError(Exception):
 
 
 class Outcome(NamedTuple):
-    """What the tests say about a tree.
+    """Outcome of the tests of a tree.
 
     Attributes:
       killed_by: the first test that failed, or empty if all passed.

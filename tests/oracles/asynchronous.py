@@ -79,7 +79,7 @@ def share_out(
 def give_up(
     targets: list[int], gone: int, active: Sequence[int], order: Sequence[int]
 ) -> list[int]:
-    """R_m after a model has left its jobs to the active ones; `order` lists models at random."""
+    """R_m after a model has left its jobs to the active ones, in the random `order` of models."""
     whole, given = sum(targets[m] for m in active), targets[gone]
     after = [*targets]
     for m in active:
@@ -126,7 +126,7 @@ def fedast(
         train: maps `(m, k, w, number, t)` to the update Delta of client k, which trains model m
             from w in job `number`. The model's next step at the job's start is t, from 1.
         start: the models at time 0.
-        at_work: R_m at time 0, if all models are there.
+        at_work: R_m at time 0, if all models are active.
         ratio: b_m = ceil(R_m / ratio).
         client_of: the client of each job number.
         delay_of: maps `(number, m)` to the job's delay.

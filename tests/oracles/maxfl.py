@@ -6,6 +6,9 @@ function names. Nothing here is shared with the library under test. One model is
 Counting as in `multi_model`: `k` (client), `e` (local step) and `i` (batch of a client's round) are
 array indices, from 0; `t` (round) is from 1. A negative client id is padding and is skipped. A
 round without clients leaves the model unchanged.
+
+Every loop takes as many steps as the problem says, with its momentum (`Heavy`), and its server gets
+what the method adds to w (`Problem.server`).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +32,33 @@ class Problem(NamedTuple):
     thresholds: Array  # [N], rho_k
     # (k, t, i): matrices A [z, d] of the examples of batch i, whose features are A w
     features: Callable[[int, int, int], list[Array]] = lambda k, t, i: []
+    steps: Sequence[int] | None = None  # K_k of every client, instead of `num_steps`
+    momentum: float = 0.0
+    server: Callable[[Array, Array], Array] = lambda w, step: w + step  # keeps its own state
+
+    def num_steps(self, k: int, num_steps: int) -> int:
+        """K_k."""
+        return num_steps if self.steps is None else self.steps[k]
+
+    def normalizer(self, k: int, num_steps: int) -> float:
+        """a_k = sum (1 - beta^j) / (1 - beta) over j = 1 ... K_k (Wang et al., section 4)."""
+        beta, K = self.momentum, self.num_steps(k, num_steps)
+        return float(sum((1 - beta**j) / (1 - beta) for j in range(1, K + 1)))
+
+    def weights(self, clients: Sequence[int], weighted: bool) -> list[float]:
+        """n_k, or 1, of several clients."""
+        return [float(self.num_examples[k]) if weighted else 1.0 for k in clients]
+
+
+class Heavy:
+    """Steps with momentum: m <- beta m + g and x <- x - rate m, from m = 0."""
+
+    def __init__(self, beta: float) -> None:
+        self.beta, self.m = beta, np.zeros(())
+
+    def __call__(self, x: Array, rate: float, g: Array) -> Array:
+        self.m = self.beta * self.m + g
+        return np.asarray(x - rate * self.m)
 
 
 def sigmoid(x: float) -> float:
@@ -37,9 +67,15 @@ def sigmoid(x: float) -> float:
 
 
 def sgd(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int) -> Array:
-    """w_k after E local steps."""
+    """w_k after E local steps, or K_k."""
+    return descend(problem, k, w, t, rate, problem.num_steps(k, num_steps))
+
+
+def descend(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int) -> Array:
+    """w_k after exactly as many local steps."""
+    step = Heavy(problem.momentum)
     for e in range(num_steps):
-        w = w - rate * problem.gradient(k, w, t, e)
+        w = step(w, rate, problem.gradient(k, w, t, e))
     return w
 
 
@@ -57,8 +93,7 @@ def fedavg(
     for t, clients in enumerate(rounds, start=1):
         if clients:
             changes = [sgd(problem, k, w, t, rate(t), num_steps) - w for k in clients]
-            weights = [problem.num_examples[k] if weighted else 1.0 for k in clients]
-            w = w + mean(changes, weights)
+            w = problem.server(w, mean(changes, problem.weights(clients, weighted)))
     return w
 
 
@@ -84,33 +119,46 @@ def maxfl(
             continue
         sum_q, sum_q_delta = 0.0, np.zeros_like(w)
         for k in clients:
-            tuned = sgd(problem, k, w, t, rate(t), tuning_steps or 0)
+            tuned = descend(problem, k, w, t, rate(t), tuning_steps or 0)
             s = sigmoid(slope * (problem.loss(k, tuned) - problem.thresholds[k]))
             q = s * (1.0 - s) if weight == "derivative" else s
             sum_q += q
             sum_q_delta += q * (w - sgd(problem, k, w, t, rate(t), num_steps))
-        w = w - server_rate / (sum_q + eps) * sum_q_delta
+        w = problem.server(w, -server_rate / (sum_q + eps) * sum_q_delta)
     return w
 
 
 def fedprox(
-    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, mu: float
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    mu: float,
+    weighted: bool = True,
 ) -> Array:
     """FedProx, with local steps along g + mu (w_k - w) and an n_k-weighted mean."""
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own = w
-            for e in range(num_steps):
-                own = own - rate(t) * (problem.gradient(k, own, t, e) + mu * (own - w))
+            own, step = w, Heavy(problem.momentum)
+            for e in range(problem.num_steps(k, num_steps)):
+                own = step(own, rate(t), problem.gradient(k, own, t, e) + mu * (own - w))
             changes.append(own - w)
         if clients:
-            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+            w = problem.server(w, mean(changes, problem.weights(clients, weighted)))
     return w
 
 
 def prsgd(
-    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    weighted: bool = False,
 ) -> tuple[Array, Array]:
     """Pawlik's Algorithm 1 in rounds that end with the mean: w and the last -rate G_k [N, d].
 
@@ -120,13 +168,13 @@ def prsgd(
     for t, clients in enumerate(rounds, start=1):
         points = []
         for k in clients:
-            x = w + last[k]
+            x, step = w + last[k], Heavy(problem.momentum)
             for e in range(num_steps - 1):
-                x = x - rate(t) * problem.gradient(k, x, t, e)
-            last[k] = -rate(t) * problem.gradient(k, x, t, num_steps - 1)
-            points.append(x)
+                x = step(x, rate(t), problem.gradient(k, x, t, e))
+            last[k] = step(x, rate(t), problem.gradient(k, x, t, num_steps - 1)) - x
+            points.append(x - w)
         if clients:
-            w = np.asarray(sum(points) / len(points))
+            w = problem.server(w, mean(points, problem.weights(clients, weighted)))
     return w, last
 
 
@@ -139,6 +187,7 @@ def scaffold(
     *,
     server_rate: float,
     option: str,
+    weighted: bool = False,
 ) -> tuple[Array, Array, Array]:
     """SCAFFOLD: w, c [d] and c_k [N, d] after the last round."""
     N = len(problem.num_examples)
@@ -146,18 +195,19 @@ def scaffold(
     for t, clients in enumerate(rounds, start=1):
         changes, c_changes = [], []
         for k in clients:
-            y = w
-            for e in range(num_steps):
-                y = y - rate(t) * (problem.gradient(k, y, t, e) - c_k[k] + c)
+            y, step = w, Heavy(problem.momentum)
+            for e in range(problem.num_steps(k, num_steps)):
+                y = step(y, rate(t), problem.gradient(k, y, t, e) - c_k[k] + c)
             if option == "II":
-                new = c_k[k] - c + (w - y) / (num_steps * rate(t))
+                new = c_k[k] - c + (w - y) / (problem.normalizer(k, num_steps) * rate(t))
             else:
                 new = problem.full_gradient(k, w)
             changes.append(y - w)
             c_changes.append(new - c_k[k])
             c_k[k] = new
         if clients:
-            w = w + server_rate * np.mean(changes, axis=0)
+            step_w = server_rate * mean(changes, problem.weights(clients, weighted))
+            w = problem.server(w, step_w)
             c = c + np.sum(c_changes, axis=0) / N
     return w, c, c_k
 
@@ -172,14 +222,15 @@ def perfedavg(
     alpha: float,
     variant: str,
     delta: float,
+    weighted: bool = False,
 ) -> Array:
     """Per-FedAvg with 2 (FO) or 3 (HF) batches per step and an unweighted mean."""
     num_batches = 2 if variant == "FO" else 3
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own = w
-            for e in range(num_steps):
+            own, step = w, Heavy(problem.momentum)
+            for e in range(problem.num_steps(k, num_steps)):
                 i = num_batches * e
                 u = own - alpha * problem.gradient(k, own, t, i)
                 g = problem.gradient(k, u, t, i + 1)
@@ -187,27 +238,34 @@ def perfedavg(
                     ahead = problem.gradient(k, own + delta * g, t, i + 2)
                     behind = problem.gradient(k, own - delta * g, t, i + 2)
                     g = g - alpha * (ahead - behind) / (2 * delta)
-                own = own - rate(t) * g
+                own = step(own, rate(t), g)
             changes.append(own - w)
         if clients:
-            w = w + np.mean(changes, axis=0)
+            w = problem.server(w, mean(changes, problem.weights(clients, weighted)))
     return w
 
 
 def qffl(
-    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, q: float
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    q: float,
+    weighted: bool = False,
 ) -> Array:
     """q-FedAvg: w <- w - sum Delta_k / sum h_k."""
     for t, clients in enumerate(rounds, start=1):
         if not clients:
             continue
         sum_delta, sum_h = np.zeros_like(w), 0.0
-        for k in clients:
+        for k, weight in zip(clients, problem.weights(clients, weighted), strict=True):
             F = problem.loss(k, w) + 1e-10
             dw = (w - sgd(problem, k, w, t, rate(t), num_steps)) / rate(t)
-            sum_delta += F**q * dw
-            sum_h += q * F ** (q - 1) * float(dw @ dw) + F**q / rate(t)
-        w = w - sum_delta / sum_h
+            sum_delta += weight * F**q * dw
+            sum_h += weight * (q * F ** (q - 1) * float(dw @ dw) + F**q / rate(t))
+        w = problem.server(w, -sum_delta / sum_h)
     return w
 
 
@@ -227,24 +285,24 @@ def afl(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, mixture_rate: float
 ) -> tuple[Array, Array, Array]:
     """AFL: the mean of w over rounds with participants, the last w, and lambda [N]."""
-    assert num_steps == 1
     N = len(problem.num_examples)
     mixture, all_w = np.full(N, 1.0 / N), []
     for t, clients in enumerate(rounds, start=1):
         step, gain = np.zeros_like(w), np.zeros(N)
         for k in clients:
-            step += mixture[k] * problem.gradient(k, w, t, 0)
+            step += mixture[k] * (sgd(problem, k, w, t, rate(t), num_steps) - w)
             gain[k] = problem.loss(k, w)
         if clients:
-            w = w - rate(t) * step
+            w = problem.server(w, step)
             mixture = onto_simplex(mixture + mixture_rate * gain)
             all_w.append(w)
     return np.mean(all_w, axis=0), w, mixture
 
 
-def mwfed_steps(v: Array, num_steps: int) -> list[int]:
+def mwfed_steps(v: Array, taus: Sequence[int]) -> list[int]:
     """tau_k = clip(round(tau N v_k), 1, 4 tau) for every client."""
-    return [int(np.clip(np.round(num_steps * len(v) * x), 1, 4 * num_steps)) for x in v]
+    pairs = zip(v, taus, strict=True)
+    return [int(np.clip(np.round(tau * len(v) * x), 1, 4 * tau)) for x, tau in pairs]
 
 
 def mwfed(
@@ -275,18 +333,25 @@ def mwfed(
 
     v = grown(np.full(N, 1.0 / N), w)
     for t, clients in enumerate(rounds, start=1):
-        steps = mwfed_steps(v, num_steps)
+        steps = mwfed_steps(v, [problem.num_steps(k, num_steps) for k in range(N)])
         if lengths is not None:
             lengths.append(sum(steps[k] for k in clients))
         if clients:
-            changes = [sgd(problem, k, w, t, rate(t), steps[k]) - w for k in clients]
-            w = w + mean(changes, [v[k] for k in clients])
+            changes = [descend(problem, k, w, t, rate(t), steps[k]) - w for k in clients]
+            w = problem.server(w, mean(changes, [v[k] for k in clients]))
             v = grown(v, w)
     return w, v
 
 
 def ditto(
-    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, lam: float
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    lam: float,
+    weighted: bool = True,
 ) -> tuple[Array, Array]:
     """Ditto: w and the personal models v_k [N, d]."""
     v = np.tile(w, (len(problem.num_examples), 1))
@@ -294,10 +359,11 @@ def ditto(
         changes = []
         for k in clients:
             changes.append(sgd(problem, k, w, t, rate(t), num_steps) - w)
-            for e in range(num_steps):
-                v[k] = v[k] - rate(t) * (problem.gradient(k, v[k], t, e) + lam * (v[k] - w))
+            step = Heavy(problem.momentum)
+            for e in range(problem.num_steps(k, num_steps)):
+                v[k] = step(v[k], rate(t), problem.gradient(k, v[k], t, e) + lam * (v[k] - w))
         if clients:
-            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+            w = problem.server(w, mean(changes, problem.weights(clients, weighted)))
     return w, v
 
 
@@ -308,38 +374,51 @@ def fednova(
     rate: Rate,
     num_steps: int,
     *,
-    each: list[int] | None = None,
+    weighted: bool = True,
 ) -> Array:
-    """FedNova, where client k takes `each[k]` local steps, or `num_steps`."""
+    """FedNova: w <- w + a_eff sum p_k Delta_k / a_k with a_eff = sum p_k a_k."""
     for t, clients in enumerate(rounds, start=1):
-        total = sum(problem.num_examples[k] for k in clients)
-        tau_eff, direction = 0.0, np.zeros_like(w)
-        for k in clients:
-            p, tau = problem.num_examples[k] / total, each[k] if each else num_steps
-            tau_eff += p * tau
-            direction += p / tau * (sgd(problem, k, w, t, rate(t), tau) - w)
-        w = w + tau_eff * direction
+        weights = problem.weights(clients, weighted)
+        a_eff, direction = 0.0, np.zeros_like(w)
+        for k, weight in zip(clients, weights, strict=True):
+            p, a = weight / sum(weights), problem.normalizer(k, num_steps)
+            a_eff += p * a
+            direction += p / a * (sgd(problem, k, w, t, rate(t), num_steps) - w)
+        if clients:
+            w = problem.server(w, a_eff * direction)
     return w
 
 
 def feddyn(
-    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, alpha: float
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    alpha: float,
+    weighted: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """FedDyn: w, h [d] and g_k [N, d]."""
-    N = len(problem.num_examples)
+    """FedDyn: w, h [d] and g_k [N, d].
+
+    For the sum of n_k F_k, client k has the strength alpha / (N p_k), p_k = n_k / sum n.
+    """
+    n, N = problem.num_examples, len(problem.num_examples)
+    strength = [alpha * sum(n) / (N * n[k]) if weighted else alpha for k in range(N)]
     h, g = np.zeros_like(w), np.zeros((N, len(w)))
     for t, clients in enumerate(rounds, start=1):
         points = []
         for k in clients:
-            x = w
-            for e in range(num_steps):
-                x = x - rate(t) * (problem.gradient(k, x, t, e) - g[k] + alpha * (x - w))
+            x, step = w, Heavy(problem.momentum)
+            for e in range(problem.num_steps(k, num_steps)):
+                slope = problem.gradient(k, x, t, e) - g[k] + strength[k] * (x - w)
+                x = step(x, rate(t), slope)
             points.append(x)
         if clients:
             for k, x in zip(clients, points, strict=True):
-                g[k] = g[k] - alpha * (x - w)
+                g[k] = g[k] - strength[k] * (x - w)
             h = h - alpha / N * sum(x - w for x in points)
-            w = np.asarray(sum(points) / len(points) - h / alpha)
+            w = problem.server(w, sum(points) / len(points) - w - h / alpha)
     return w, h, g
 
 
@@ -352,6 +431,7 @@ def apfl(
     *,
     alpha: float,
     adaptive: bool,
+    weighted: bool = True,
 ) -> tuple[Array, Array, Array]:
     """APFL as in FedJAX, with one alpha per client: w, v_k [N, d] and alpha_k [N]."""
     N = len(problem.num_examples)
@@ -359,17 +439,17 @@ def apfl(
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own = w
-            for e in range(num_steps):
+            own, steps = w, [Heavy(problem.momentum) for _ in range(2)]
+            for e in range(problem.num_steps(k, num_steps)):
                 bar = mix[k] * v[k] + (1 - mix[k]) * own
                 g, g_bar = problem.gradient(k, own, t, e), problem.gradient(k, bar, t, e)
                 slope = (v[k] - own) @ g_bar
-                own, v[k] = own - rate(t) * g, v[k] - rate(t) * g_bar
+                own, v[k] = steps[0](own, rate(t), g), steps[1](v[k], rate(t), g_bar)
                 if adaptive:
                     mix[k] = min(1.0, max(0.0, mix[k] - rate(t) * slope))
             changes.append(own - w)
         if clients:
-            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+            w = problem.server(w, mean(changes, problem.weights(clients, weighted)))
     return w, v, mix
 
 
@@ -394,23 +474,24 @@ def moon(
     *,
     mu: float,
     temperature: float,
+    weighted: bool = True,
 ) -> tuple[Array, Array]:
     """MOON: w and the previous local models [N, d], at first the initial model."""
     last = np.tile(w, (len(problem.num_examples), 1))
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own = w
-            for e in range(num_steps):
+            own, step = w, Heavy(problem.momentum)
+            for e in range(problem.num_steps(k, num_steps)):
                 gradient, batch = problem.gradient(k, own, t, e), problem.features(k, t, e)
                 for A in batch:
                     slope = contrast_gradient(A @ own, A @ w, A @ last[k], temperature)
                     gradient = gradient + mu / len(batch) * (A.T @ slope)
-                own = own - rate(t) * gradient
+                own = step(own, rate(t), gradient)
             last[k] = own
             changes.append(own - w)
         if clients:
-            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+            w = problem.server(w, mean(changes, problem.weights(clients, weighted)))
     return w, last
 
 
@@ -425,21 +506,23 @@ def pfedme(
     inner_steps: int,
     lam: float,
     server_rate: float,
+    weighted: bool = False,
 ) -> tuple[Array, Array]:
     """pFedMe: w and theta_k [N, d]."""
     theta = np.tile(w, (len(problem.num_examples), 1))
     for t, clients in enumerate(rounds, start=1):
-        points = []
+        changes = []
         for k in clients:
-            own = w
-            for e in range(num_steps):
+            own, step = w, Heavy(problem.momentum)
+            for e in range(problem.num_steps(k, num_steps)):
                 for _ in range(inner_steps):
                     gradient = problem.gradient(k, theta[k], t, e)
                     theta[k] = theta[k] - inner_rate * (gradient + lam * (theta[k] - own))
-                own = own - rate(t) * lam * (own - theta[k])
-            points.append(own)
+                own = step(own, rate(t), lam * (own - theta[k]))
+            changes.append(own - w)
         if clients:
-            w = (1 - server_rate) * w + server_rate * np.mean(points, axis=0)
+            step_w = server_rate * mean(changes, problem.weights(clients, weighted))
+            w = problem.server(w, step_w)
     return w, theta
 
 

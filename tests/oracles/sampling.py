@@ -143,25 +143,38 @@ def run(
 
 
 def mifa(
-    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    weighted: bool = True,
 ) -> tuple[Array, Array]:
     """MIFA of one model: w and h [N, d] after the last round."""
-    n = problem.num_examples
+    n = problem.weights(range(len(problem.num_examples)), weighted)
     h = np.zeros((len(n), len(w)))
     for t, clients in enumerate(rounds, start=1):
         for k in clients:
             h[k] = sgd(problem, k, w, t, rate(t), num_steps) - w
         for_all = [n[k] / sum(n) * h[k] for k in range(len(n))]
-        w = np.asarray(w + sum(for_all))
+        w = problem.server(w, np.asarray(sum(for_all)))
     return w, h
 
 
 def stalevr(
-    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, beta: str
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    beta: str,
+    weighted: bool = True,
 ) -> tuple[Array, Array]:
     """StaleVRE ("estimated") or FedVARP ("one") of one model with p = 1: w and h [N, d]."""
-    n = problem.num_examples
-    N = len(n)
+    N = len(problem.num_examples)
+    n = problem.weights(range(N), weighted)
     h, sent, declines = np.zeros((N, len(w))), np.zeros(N), np.full(N, np.nan)
     for t, clients in enumerate(rounds, start=1):
         known = [x for x in declines if not np.isnan(x)]
@@ -178,5 +191,5 @@ def stalevr(
             if h[k].any():
                 declines[k] = (1.0 - G @ h[k] / (h[k] @ h[k])) / (t - sent[k])
             h[k], sent[k] = G, t
-        w = w + step
+        w = problem.server(w, step)
     return w, h

@@ -60,7 +60,7 @@ def check_in(order, eligible, demand, policy, key=None):
     Args:
       order: the clients, in the order in which they check in.
       eligible: ``[models][clients]``.
-      demand: the clients that each model asks for; 0 for models that do not.
+      demand: the number of clients that each model requests, which may be 0.
       policy: "srsf", "venn", or another one with the key below.
       key: for each model, a number; the lowest is served first.
     """
@@ -94,7 +94,7 @@ def check_in(order, eligible, demand, policy, key=None):
 
 
 def bayesian(histories, num_models, decay, beta, accuracy):
-    """Each client's probabilities of the models; a history has the models of the past rounds."""
+    """Each client's probabilities of the models, given the models of the past rounds."""
     rows = []
     for history in histories:
         s = [

@@ -1,4 +1,4 @@
-"""Figures of a user's own results: what they show, and what they refuse."""
+"""Figures of a user's own results, and the refusals of wrong ones."""
 
 import pickle
 from functools import partial
@@ -25,7 +25,7 @@ def result(**dims):
 
 
 def trained(metric="test_accuracy", **axes):
-    """Values between 0.05 and 0.95 of two seeds and models; the second model is ahead by 0.2."""
+    """Values between 0.05 and 0.95 of two seeds and models, the second of which is ahead by 0.2."""
     axes = {"rate": [0.1, 0.2, 0.3]} | axes
     sizes = [*map(len, axes.values())]
     points = 0.1 * np.arange(np.prod(sizes)).reshape(sizes) / np.prod(sizes)

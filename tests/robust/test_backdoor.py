@@ -150,7 +150,7 @@ def start_of(task):
 
 
 def test_numbers_of_a_backdoor_are_leaves_and_views_keep_it():
-    """Runs that differ in them share a program; label columns and drifting data have one, too."""
+    """Runs that differ in them share a program, also with label columns and drifting data."""
     one, other = task_of(), task_of(target=0, value=0.5, share=0.25)
     assert jax.tree.structure(one) == jax.tree.structure(other)
     asked = requiring(clean_task(), jnp.zeros(N), num_unseen=3)

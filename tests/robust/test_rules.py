@@ -1,4 +1,4 @@
-"""Rules of robust aggregation against NumPy loops, and what each must keep."""
+"""Rules of robust aggregation against NumPy loops, and their invariants."""
 
 from functools import partial
 

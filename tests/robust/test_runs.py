@@ -300,7 +300,7 @@ def test_messages_have_the_same_size_and_updates_of_all_kinds_are_aggregated():
 
 
 def test_flipped_labels_reach_a_rule():
-    """Clients with flipped labels are clients like others, whose updates the rule gets."""
+    """The rule gets the updates of clients with flipped labels like any others."""
     honest = synthetic(6, dim=3, seed=1, test_fraction=0.3)
     flipped = flip_labels(honest, fraction=0.4, test=False)
 

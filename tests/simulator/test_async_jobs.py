@@ -122,7 +122,7 @@ def test_finishes_and_arrivals_match_the_event_loop(name):
 
 
 def dealt(counts, leaves, active, arrives):
-    """R_m after some models have left, and after others have arrived; and those of the oracle."""
+    """R_m after some models have left and others have arrived, with the oracle's R_m."""
     given = given_up(jnp.array(counts), jnp.array(leaves), jnp.array(active), KEY)
     found = made_room(given, jnp.array(arrives), jnp.array(active), sum(counts))
     expected, models = list(counts), range(len(counts))

@@ -1,4 +1,4 @@
-"""Models that arrive and finish: who trains them, when they end, and what stays the same."""
+"""Models that arrive and finish: their clients, their ends, and the draws that do not change."""
 
 import dataclasses
 

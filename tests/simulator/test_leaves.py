@@ -190,7 +190,7 @@ def test_models_share_their_data_inside_the_program():
     assert found == [[True, True, False] * 2 + [False, False, True], [True] * 9]
 
 
-# What a user's function depends on cannot be known, so it is traced for each call.
+# Trace a user's function for each call, because its dependencies are unknown.
 
 
 def value_of(function):
@@ -278,6 +278,14 @@ def test_numbers_that_choose_structure_are_compiled_in():
         return (lambda t: t) if number > 0 else (lambda t: -t)
 
     assert [ask(chosen(x)) for x in (1.0, -1.0)] == [1, -1]
+
+
+def test_numbers_annotated_as_floats_have_their_values():
+    @part
+    def known(rate: float):
+        return lambda t: rate if isinstance(rate, float) else 0.5
+
+    assert [ask(known(x)) for x in (0.25, 0.75)] == [0.25, 0.75]
 
 
 def test_errors_are_the_users_own_and_come_from_one_call():

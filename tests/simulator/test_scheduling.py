@@ -1,4 +1,4 @@
-"""Schedulers of jobs, and allocations by what is known of clients and models."""
+"""Schedulers of jobs, and allocations by statistics of clients and models."""
 
 import jax
 import jax.numpy as jnp
@@ -64,8 +64,8 @@ def test_clients_are_served_as_one_after_another(policy, supply, demand):
     served = np.zeros(M, int)
     for t, found in enumerate(rounds_of(assignment, 3), start=1):
         order = permutation(jax.random.fold_in(jax.random.key(1), t), N, N).tolist()
-        # SRSF serves by the demand of the request, which is the order of the remaining demands as
-        # long as every client may serve every model.
+        # SRSF serves by the demand of the request, which is the order of the remaining demands if
+        # every client may serve every model.
         key = {"fifo": [1] * M, "las": served, "srsf": demand}.get(policy)
         rule = "by key" if policy == "srsf" else policy
         expected = check_in(order, eligible, demand, rule, key)

@@ -240,8 +240,7 @@ def test_an_idle_model_does_not_change():
         assert np.isfinite(new).all()
     np.testing.assert_array_equal(before.models[0].params[0], after.models[0].params[0])
     assert not np.array_equal(before.models[0].params[1], after.models[0].params[1])
-    counts = [state.count for state in after.models[0].server if hasattr(state, "count")]
-    assert counts[0].tolist() == [3, 3]
+    assert after.models[0].server.optimizer[0].count.tolist() == [3, 3]
     assert np.isfinite(trace.metrics["loss"]).all()
 
 

@@ -21,6 +21,7 @@ from fedjax_mm import (
     local_sgd,
     mfa_rand,
     mfa_rr,
+    prsgd,
     simulate,
     sweep,
     to_dataset,
@@ -157,7 +158,7 @@ def part(whole):
 
 
 def test_every_point_is_built_once(whole):
-    """Nothing that users write is traced again, whatever the number of seeds."""
+    """No number of seeds traces a user's function again."""
     _, _, planning, running = whole
     assert (planning.builds, running.builds) == (3 * 2 * 2, 0)
 
@@ -247,6 +248,20 @@ def test_a_build_with_seeds_gets_their_numbers():
     (program,) = programs_of(Grid(drawn, axes, 1, num_seeds=2, first_seed=7))
     assert built == [(0.1, 7), (0.1, 8), (0.2, 7), (0.2, 8)]
     assert program.shape == (2, 2)
+
+
+@pytest.mark.parametrize("method", [fedavg, prsgd])
+def test_steps_that_share_a_program_are_those_of_plain_points(method):
+    def build(steps, rate):
+        algorithm = method(local_sgd(rate, steps=steps, batch_size=1))
+        return Setup(Towards(jnp.arange(float(N))), algorithm, mfa_rr(N, 2))
+
+    axes = {"steps": [1, 3], "rate": [0.1, 0.3]}
+    plain = sweep(build, axes, num_rounds=3)
+    shared = sweep(build, axes, num_rounds=3, together=["steps"])
+    assert len(programs_of(Grid(build, axes, 3, together=["steps"]))) == 1
+    xr.testing.assert_allclose(shared, plain, rtol=1e-5)
+    np.testing.assert_array_equal(shared.gradients, plain.gradients)
 
 
 @pytest.mark.parametrize("name", ["tau", "rate"])

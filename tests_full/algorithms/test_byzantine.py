@@ -116,7 +116,7 @@ def test_attackers_report_inflated_losses():
 
 
 def test_maxfl_hardly_weighs_attackers():
-    """q is 1/4 at the threshold and sigma'(9 rho_k) for attackers, who report 10 F_k."""
+    """q is 1/4 at the threshold, and sigma'(9 rho_k) for attackers that report 10 F_k."""
     losses = jax.vmap(lambda k: TASK.client_loss(PARAMS, k))(jnp.arange(12))
     task, send = requiring(TASK, losses), sender(method("maxfl"))
     plain, sent = send(1, task=task), send(1, task=attacked(task, ATTACKS))

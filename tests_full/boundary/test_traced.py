@@ -1,4 +1,4 @@
-"""Errors about traced values explain what is traced, in every traced function."""
+"""Errors about traced values name the traced part, in every traced function."""
 
 import jax
 import pytest

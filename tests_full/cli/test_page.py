@@ -486,7 +486,7 @@ def test_verdicts_under_our_reading_are_marked_everywhere(tmp_path, kind, monkey
     words = " ".join(Reader(text).text.split())
     assert f"under our reading: {OURS}" in words
     assert "evidence of one" in words
-    # Of each statement that is judged, in the counts and in the lists.
+    # Each judged statement, in the counts and in the lists.
     cells = re.findall(r"<td>(.*?)</td>", text)
     one = "1 (1 under our reading)"
     counts = ["2 (1 under our reading)", "0", "0", one, one, "1"]

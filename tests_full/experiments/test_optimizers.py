@@ -244,7 +244,7 @@ COSINE = {"schedule": "cosine", "start": 0.1}
             {"name": "scaffold", "optimizer": {"name": "adam"}},
             [
                 "algorithms.A: optimizer is the function adam",
-                "steps of scaffold",
+                "scaffold, option II refuses",
                 "leave out optimizer",
             ],
         ),

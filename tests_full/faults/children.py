@@ -87,7 +87,7 @@ def arguments(name: str, directory: Path, *more: object) -> list[str]:
 
 
 def start(name: str, directory: Path, *more: object, cached: bool = True) -> subprocess.Popen:
-    """Starts the command in a child process with as many devices as this one."""
+    """Starts the command in a child process with the same number of devices."""
     command = ["--devices", str(jax.device_count()), *arguments(name, directory, *more)]
     environment = {key: x for key, x in os.environ.items() if cached or "CACHE" not in key}
     return subprocess.Popen(

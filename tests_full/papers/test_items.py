@@ -195,7 +195,7 @@ def figure(request):
 
 
 def test_nothing_in_a_figure_is_cut_or_covered(figure):
-    """Panels lie on the page, above the shared legend; title and caption are for the page."""
+    """Panels lie on the page, above the shared legend, and without title and caption."""
     FigureCanvasAgg(figure).draw()
     page = figure.bbox
     assert not figure.texts

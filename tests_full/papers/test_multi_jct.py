@@ -1,4 +1,4 @@
-"""Job completion times: a small run, and what it makes of unfinished models."""
+"""Job completion times in a small run with unfinished models."""
 
 import jax
 import numpy as np

@@ -221,7 +221,7 @@ def members(clients):
 
 
 def test_the_bandit_in_a_simulation_matches_the_papers_loop(expected):
-    """Models differ in structure, and losses are those that clients report."""
+    """Models differ in structure, and losses are the clients' reports."""
     _, clients, losses = expected[0].assignment
     for seed in range(SEEDS):
         by_client = np.full((ROUNDS, M, N), np.nan)

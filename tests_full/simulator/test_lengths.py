@@ -172,7 +172,7 @@ class Seen(NamedTuple):
 
 
 def watching(groups, scale):
-    """An assignment with given cohorts ``[T, M, n]`` and scales that records what it observes."""
+    """An assignment with given cohorts ``[T, M, n]`` and scales that records its observations."""
     groups, scale = jnp.asarray(groups), jnp.asarray(scale)
 
     def assign(rng_key, round, state, look):

@@ -52,7 +52,7 @@ def test_parameters_come_in_the_order_of_the_tasks_and_can_start_a_run(is_same):
 
 
 def test_parameters_of_one_model_may_be_a_list():
-    """The list has as many arrays as there are models, but is one pytree for all of them."""
+    """The list has one array per model by chance, but is one pytree for all models."""
 
     class Pair(Towards):
         def init(self, rng_key):

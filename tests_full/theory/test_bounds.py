@@ -108,7 +108,7 @@ def test_theorems_are_judged_only_by_their_methods(small):
 
 
 def test_exponents_are_shown_and_not_judged(small):
-    """An upper bound says nothing about the slope of what it bounds."""
+    """An upper bound implies nothing about the slope of the bounded quantity."""
     findings = judge_bounds(small, SMALL)
     assert not [check for check in findings.checks if "errors fall" in check.text]
     slopes = findings.tables[0]
@@ -261,7 +261,7 @@ def test_growing_samples_train_in_one_program():
 
 
 def test_figures_and_tables(small, tmp_path):
-    _, errors, constants = judge_bounds(small, SMALL).tables  # curves only where there are few
+    _, errors, constants = judge_bounds(small, SMALL).tables  # curves only for few points
     assert len(errors.rows) == 12
     assert {len(row) for row in errors.rows} == {len(errors.header)}
     assert errors.header[:4] == ("algorithm", "mu", "M", "E")
