@@ -81,7 +81,8 @@ def may_be_traced(annotation: Any) -> bool:
     """Whether a number may be traced: unless its annotation has an int or a float, and no array.
 
     Example:
-      >>> may_be_traced(float), may_be_traced(float | Float[Array, ""]), may_be_traced(Any)
+      >>> from fedjax_mm.base import Scalar
+      >>> may_be_traced(float), may_be_traced(Scalar), may_be_traced(Any)
       (False, True, True)
     """
     kinds = list(kinds_of(annotation))

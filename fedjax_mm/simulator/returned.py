@@ -25,6 +25,9 @@ def name_of(part: Assignment | Algorithm) -> str:
     if isinstance(function, Wraps):
         return f"the {kind} {function.name}"
     name = getattr(function, "__qualname__", type(function).__name__).split(".<locals>")[0]
+    # A method of the package may be built by a function such as `averaging`.
+    if part.origin and getattr(function, "__module__", "").startswith("fedjax_mm."):
+        name = part.origin.factory.__name__
     return f"the {kind} {name}"
 
 
