@@ -462,7 +462,12 @@ def _opened_tree(x: Any, mode: Mode) -> _Opened:
         return _Opened(_Same(x)) if opened.is_own else opened._replace(is_declared=True)
     each = [None if static is kind else static, *children]
     modes: list[Mode] = ["fixed", *[mode] * len(children)]
-    return _Opened(_read_by(kind), each, lambda new: tree.unflatten(new[1:]), modes)
+
+    def make(new: list[Any]) -> Any:
+        made = tree.unflatten(new[1:])
+        return made.stating(_changed=x.origin) if isinstance(x, Part) else made
+
+    return _Opened(_read_by(kind), each, make, modes)
 
 
 def _opened_object(x: Any) -> _Opened:
