@@ -1138,7 +1138,7 @@ CASES = TRACED | {
     ),
     "metrics in a list": (
         simulated(algorithm=measuring([1.0])),
-        "metrics of the algorithm averaging returns a list of 1; return a dict of names and num",
+        "metrics of the algorithm fedavg returns a list of 1; return a dict of names and num",
         TypeError,
     ),
     "weight for each example": (

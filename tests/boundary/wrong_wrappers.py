@@ -133,7 +133,7 @@ CASES = {
     ),
     "num_steps of all clients": (
         run(FEDAVG._replace(num_steps=lambda task, client, server: jnp.ones(4, jnp.int32))),
-        r"the algorithm averaging returns from num_steps an array of shape \(4,\); give one number",
+        r"the algorithm fedavg returns from num_steps an array of shape \(4,\); give one number",
         TypeError,
     ),
     "serve returns a context alone": (
