@@ -381,7 +381,9 @@ def test_the_round_does_not_change_the_type_of_a_state(kind):
 
 def test_metrics_of_an_assignment_have_a_number_for_each_model():
     assignment = full_participation(4)._replace(metrics=lambda state: {"a": jnp.zeros(3)})
-    with pytest.raises(ValueError, match=r"the metric 'a' of the assignment full_participation has shape"):
+    with pytest.raises(
+        ValueError, match=r"the metric 'a' of the assignment full_participation has shape"
+    ):
         simulated(assignment)
 
 
