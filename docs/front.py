@@ -32,7 +32,7 @@ LOOKS = {  # text, and the colors of the two assignments
 
 def schedule(assignment):
     """Returns the model that each client trains in each round, ``[clients, rounds]``."""
-    rng_key, state = jax.random.key(0), assignment.init(jax.random.key(0))
+    rng_key, state = jax.random.key(0), assignment.init(jax.random.key(0), Look())
     who = np.full((CLIENTS, ROUNDS), -1)
     for number in range(1, ROUNDS + 1):
         key = jax.random.fold_in(rng_key, number)

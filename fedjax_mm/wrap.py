@@ -122,9 +122,9 @@ def wrap_assignment(
     depth = len(names_of(check_assignment(inner)))
     both: KeysFn = keys_of or (lambda key: (key, keys.wrapper_key(key, depth)))
 
-    def start(rng_key: PRNGKeyArray) -> Any:
+    def start(rng_key: PRNGKeyArray, look: Look) -> Any:
         _, own_key = both(rng_key)
-        return join(inner.init(rng_key), () if init is None else init(own_key))
+        return join(inner.init(rng_key, look), () if init is None else init(own_key))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         inside, own = split(state)

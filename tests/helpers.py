@@ -59,7 +59,7 @@ def rounds_of(assignment: Assignment, rng_key: Any, num_rounds: int) -> Any:
         cohort, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
         return state, rows_of(cohort, assignment.num_models)
 
-    start = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
+    start = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)), NOTHING_TO_SEE)
     return lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1]
 
 
@@ -78,7 +78,7 @@ def replay(groups: Any, num_clients: int) -> Assignment:
     return Assignment(
         num_clients,
         groups.shape[1],
-        lambda rng_key: (),
+        lambda rng_key, look: (),
         lambda rng_key, t, state, look: (Cohort.of_rows(groups[t - 1], ones), state),
     )
 
@@ -89,9 +89,9 @@ def remembering(assignment, num_rounds, width=None):
     The recorded rows have length `width`, by default the number of clients.
     """
 
-    def init(rng_key):
+    def init(rng_key, look):
         shape = num_rounds, assignment.num_models, width or assignment.num_clients
-        return assignment.init(rng_key), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
+        return assignment.init(rng_key, look), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
 
     def assign(rng_key, t, state, look):
         groups, inner = assignment.assign(rng_key, t, state[0], look)

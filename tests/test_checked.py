@@ -364,6 +364,7 @@ def test_parts_do_not_change_and_copies_are_the_part():
 
 def test_functions_of_wrapped_parts_can_be_compiled():
     assignment = available(full_participation(4), bernoulli(1.0))
-    key = jax.random.key(0)
-    cohort, _ = jax.jit(assignment.assign, static_argnums=3)(key, 1, assignment.init(key), None)
+    key, look = jax.random.key(0), Look()
+    state = assignment.init(key, look)
+    cohort, _ = jax.jit(assignment.assign, static_argnums=3)(key, 1, state, look)
     assert cohort.clients.tolist() == [0, 1, 2, 3]

@@ -48,7 +48,6 @@ def bandit(
     weights: Annotated[Float[Array, " models"] | tuple[float, ...], Gt(0)] | None = None,
     discount: Annotated[Scalar, Interval(gt=0, le=1)] = 0.9,
     clock: Literal["round", "client"] = "round",
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """Multi-FedAvg with bandits: selects K clients per round using bounds on discounted losses.
 
@@ -73,8 +72,6 @@ def bandit(
       weights: p for "weighted-sum", one positive number per model; None means equal weights.
       discount: gamma, above 0 and at most 1.
       clock: "round" advances T once per round, and "client" N times, as in the authors' code.
-      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
-        train. None means all.
 
     Raises:
       ValueError: if sizes do not fit, `weights` does not apply to the policy, or a choice is
@@ -84,27 +81,25 @@ def bandit(
       >>> import jax
       >>> import jax.numpy as jnp
       >>> assignment, key = bandit(3, 1, cohort_size=1), jax.random.key(0)
-      >>> cohort, state = assignment.assign(key, 1, assignment.init(key), None)
+      >>> cohort, state = assignment.assign(key, 1, assignment.init(key, Look()), Look())
       >>> reports = {"loss": jnp.array([0.1, 0.9, 0.5])}
       >>> state = assignment.observe(1, cohort, reports, state)
-      >>> assignment.assign(key, 2, state, None)[0].clients.tolist()
+      >>> assignment.assign(key, 2, state, Look())[0].clients.tolist()
       [1, -1, -1]
 
     Reference: Bhuyan and Moharir, "Multi-Model Federated Learning" (2022).
     """
     checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
     shares = _shares(weights, policy, num_models)
-    given = dealt_to(num_models, active)
     shape, ticks = (num_models, num_clients), num_clients if clock == "client" else 1
 
-    def init(rng_key: PRNGKeyArray) -> Heard:
-        del rng_key
+    def init(rng_key: PRNGKeyArray, look: Look) -> Heard:
+        del rng_key, look
         nothing = jnp.zeros(shape)
         rounds, first = jnp.zeros(shape, jnp.int32), jnp.ones(num_models, bool)
         return Heard(nothing, nothing, jnp.zeros(()), rounds, first)
 
-    def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Cohort:
-        dealt = Dealt.to(jnp.ones(num_models, bool)) if given is None else given
+    def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard, dealt: Dealt) -> Cohort:
         if policy == "random":
             return dealt.named(at_random(rng_key, num_clients, dealt.number, cohort_size))
         bounds = jnp.where(dealt.active[:, None], upper_bounds(heard), -jnp.inf)
@@ -116,8 +111,8 @@ def bandit(
         return dealt.named(rank_list(bounds[dealt.models], first, cohort_size, dealt.number))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del look
-        t = jnp.asarray(round, jnp.int32)
+        t, given = jnp.asarray(round, jnp.int32), dealt_to(num_models, look)
+        dealt = Dealt.to(jnp.ones(num_models, bool)) if given is None else given
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
         first = Cohort(everybody, jnp.broadcast_to(t - 1, everybody.shape))
         fill = partial(jnp.pad, pad_width=(0, num_clients - cohort_size), constant_values=-1)
@@ -129,7 +124,7 @@ def bandit(
         cohort = lax.cond(
             opens,
             lambda: first,
-            lambda: jax.tree.map(fill, choose(rng_key, t, state)),
+            lambda: jax.tree.map(fill, choose(rng_key, t, state, dealt)),
         )
         return cohort, state
 

@@ -23,7 +23,6 @@ def fedfair(
     alpha: Annotated[Scalar, Ge(1)] = 3.0,
     by: Literal["loss", "accuracy"] = "loss",
     memory: Annotated[Scalar, Interval(gt=0, le=1)] | None = None,
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """FedFairMMFL: each client draws a model with probability proportional to f_m^(alpha - 1).
 
@@ -45,8 +44,6 @@ def fedfair(
       by: the metric that determines f_m and that all tasks must have. "loss" uses the mean training
         loss, and "accuracy" uses 100 (1 - test accuracy). Either costs one pass over the data.
       memory: d, above 0 and at most 1; None ignores which models a client has trained.
-      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
-        train. None means all.
 
     Raises:
       ValueError: if sizes do not fit, `alpha` is below 1, `by` is unknown, or there is a memory
@@ -67,14 +64,14 @@ def fedfair(
     checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
     if memory is not None and num_models == 1:
         raise ValueError("memory is given, but there is one model; leave it out")
-    dealt = dealt_to(num_models, active)
 
-    def init(rng_key: PRNGKeyArray) -> Any:
+    def init(rng_key: PRNGKeyArray, look: Look) -> Any:
         nothing = jnp.zeros((num_clients, num_models))
-        return no_state(rng_key) if memory is None else nothing
+        return no_state(rng_key, look) if memory is None else nothing
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
+        dealt = dealt_to(num_models, look)
         client_key, model_key = jax.random.split(rng_key)
         clients = permutation(client_key, num_clients, number)
         if by == "loss":

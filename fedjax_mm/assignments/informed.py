@@ -27,7 +27,6 @@ def power_of_choice(
     *,
     cohort_size: Count,
     candidates: Count,
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """Power-of-choice: of d candidates, those with the largest losses train.
 
@@ -45,8 +44,6 @@ def power_of_choice(
       cohort_size: K, the number of clients of all models in a round, divided near-equally.
       candidates: d, of each model, at least the number of its clients. If fewer clients are left,
         all of them are candidates.
-      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
-        train. None means all.
 
     Raises:
       ValueError: if sizes do not fit.
@@ -65,12 +62,11 @@ def power_of_choice(
     """
     checks.check_sizes(num_clients, num_models, cohort_size)
     checks.check_between("candidates", candidates, -(-cohort_size // num_models), num_clients)
-    dealt = dealt_to(num_models, active)
-    num_drawn = candidates if active is None else max(candidates, cohort_size)
-    width = _width(num_models, cohort_size, active is not None, num_drawn)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        losses = look.losses()
+        losses, dealt = look.losses(), dealt_to(num_models, look)
+        num_drawn = candidates if dealt is None else max(candidates, cohort_size)
+        width = _width(num_models, cohort_size, dealt is not None, num_drawn)
         lots = jnp.log(look.weights()) + jax.random.gumbel(rng_key, losses.shape, jnp.float32)
 
         def choose(model: Array, is_taken: Array, size: Array) -> Array:
@@ -116,7 +112,6 @@ def oort(
     uncertainty: NonNegative = 0.1,
     durations: Annotated[Float[Array, " clients"] | tuple[float, ...], Gt(0)] | None = None,
     preferred_duration: Positive | None = None,
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """Oort: explores clients that never trained, and exploits those with large utilities.
 
@@ -147,8 +142,6 @@ def oort(
       durations: the duration of each client's training, positive; None means that time does not
         count.
       preferred_duration: T, in the same unit.
-      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
-        train. None means all.
 
     Raises:
       ValueError: if sizes do not fit, a number is out of range, or only one of the durations and T
@@ -159,7 +152,7 @@ def oort(
       >>> import jax.numpy as jnp
       >>> assignment = oort(2, cohort_size=1, least_exploration=0.0, exploration=0.0)
       >>> look, key = Look(weights=lambda: jnp.ones((1, 2))), jax.random.key(0)
-      >>> cohort, state = assignment.assign(key, 1, assignment.init(key), look)
+      >>> cohort, state = assignment.assign(key, 1, assignment.init(key, look), look)
       >>> everybody = Cohort(jnp.arange(2), jnp.zeros(2, int))
       >>> state = assignment.observe(1, everybody, {"loss": jnp.array([0.1, 0.9])}, state)
       >>> assignment.assign(key, 2, state, look)[0].clients.tolist()
@@ -178,12 +171,10 @@ def oort(
         raise ValueError(
             f"durations has shape {np.shape(durations)}; give one for each of {num_clients} clients"
         )
-    dealt = dealt_to(num_models, active)
-    width = _width(num_models, cohort_size, active is not None, num_clients)
     shape = num_models, num_clients
 
-    def init(rng_key: PRNGKeyArray) -> Utilities:
-        del rng_key
+    def init(rng_key: PRNGKeyArray, look: Look) -> Utilities:
+        del rng_key, look
         return Utilities(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape))
 
     def penalty() -> Any:
@@ -195,6 +186,8 @@ def oort(
         rng_key: PRNGKeyArray, round: Round, state: Utilities, look: Look
     ) -> tuple[Cohort, Utilities]:
         weights, t = look.weights(), jnp.asarray(round, float)
+        dealt = dealt_to(num_models, look)
+        width = _width(num_models, cohort_size, dealt is not None, num_clients)
         lots = jax.random.gumbel(rng_key, (2, *shape), jnp.float32)
         unseen = jnp.log(weights) + lots[0]
         score = scores(state.utility, state.last, t, uncertainty) * penalty()

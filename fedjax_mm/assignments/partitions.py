@@ -5,9 +5,9 @@ partition draws at random which models get the larger groups.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,6 @@ def mfa_rand(
     cohort_size: Count | None = None,
     unbiased: bool = False,
     processors: Processors = 1,
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """MFA-Rand: in every round, a new uniform partition into M groups, randomly matched to models.
 
@@ -62,8 +61,6 @@ def mfa_rand(
         ``fedavg(server_scale="1/N")`` the expected step then equals that of full participation.
       processors: B_k; one number, or one per client. With 1, each client of the cohort trains one
         model; with M or more, it trains all of them.
-      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
-        train. None means all.
 
     Raises:
       ValueError: if the sizes do not fit, `processors` are not positive integers or `unbiased` is
@@ -72,19 +69,17 @@ def mfa_rand(
     Example:
       >>> import jax
       >>> assignment = mfa_rand(6, 3)
-      >>> cohort, _ = assignment.assign(jax.random.key(0), 1, (), None)
+      >>> cohort, _ = assignment.assign(jax.random.key(0), 1, (), Look())
       >>> sorted(cohort.clients.tolist()), cohort.models.tolist()
       ([0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2])
       >>> assignment = mfa_rand(3, 2, processors=[1, 2, 2])
-      >>> cohort, _ = assignment.assign(jax.random.key(0), 1, (), None)
+      >>> cohort, _ = assignment.assign(jax.random.key(0), 1, (), Look())
       >>> sorted(cohort.clients.tolist())
       [0, 1, 1, 2, 2]
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2, for one processor per client; several processors are an extension.
     """
-    dealt = dealt_to(num_models, active)
-    num_models = num_models if dealt is None else dealt.padded
     most_models, number, cohort_size = cohort_sizes(num_clients, num_models, cohort_size)
     num_trained = check_processors(processors, num_clients)
     # There may be a billion clients. Do not broadcast a single number.
@@ -93,17 +88,19 @@ def mfa_rand(
     num_trained = np.minimum(num_trained, most_models) if is_several else num_trained
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del round, look
-        cohort = draw_cohort(rng_key, num_clients, num_models, cohort_size)
+        del round
+        dealt = dealt_to(num_models, look)
+        models, M = (num_models, number) if dealt is None else (dealt.padded, dealt.number)
+        cohort = draw_cohort(rng_key, num_clients, models, cohort_size)
         if is_several:
             slots = int(np.sort(num_trained)[-cohort_size:].sum())
-            cohort = add_models(rng_key, cohort, num_trained, most_models, number, slots)
+            cohort = add_models(rng_key, cohort, num_trained, most_models, M, slots)
         if unbiased:
             # A weak dtype keeps float32 contributions in float32.
-            factor = jnp.asarray(num_clients / cohort_size) * number
+            factor = jnp.asarray(num_clients / cohort_size) * M
             scale = jnp.broadcast_to(factor, cohort.clients.shape)
             if is_several:
-                scale = scale / jnp.minimum(jnp.asarray(num_trained)[cohort.clients], number)
+                scale = scale / jnp.minimum(jnp.asarray(num_trained)[cohort.clients], M)
             cohort = dataclasses.replace(cohort, scale=scale)
         return cohort if dealt is None else dealt.named(cohort), state
 
@@ -120,7 +117,6 @@ def mfa_rr(
     cohort_size: Count | None = None,
     redraw: Literal["frame", "round", "never"] = "frame",
     on_change: Literal["cut", "wait"] = "cut",
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """MFA-RR: one partition per frame of M rounds, whose groups rotate through the models.
 
@@ -139,7 +135,6 @@ def mfa_rr(
       on_change: how a frame reacts to a change of the active models. "cut" ends it and
         begins a new one with one group per active model. ``frames_cut`` counts these ends.
         With "wait", the frame goes on to its end without the finished and the new models.
-      active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
       ValueError: if the sizes do not fit, or a choice is unknown.
@@ -147,9 +142,9 @@ def mfa_rr(
     Example:
       >>> import jax
       >>> assignment = mfa_rr(4, 2)
-      >>> key, state = jax.random.key(0), assignment.init(jax.random.key(0))
-      >>> first, state = assignment.assign(key, 1, state, None)
-      >>> second, state = assignment.assign(key, 2, state, None)
+      >>> key, look = jax.random.key(0), Look()
+      >>> first, state = assignment.assign(key, 1, assignment.init(key, look), look)
+      >>> second, state = assignment.assign(key, 2, state, look)
       >>> rows = first.clients.reshape(2, 2), second.clients.reshape(2, 2)
       >>> bool((rows[0] == rows[1][::-1]).all())
       True
@@ -158,22 +153,27 @@ def mfa_rr(
     Alg. 3.
     """
     if redraw == "never":
-        return _rotated_groups(num_clients, num_models, cohort_size, active)
-    if dealt_to(num_models, active) is not None:
-        return _rotated_jobs(num_clients, num_models, cohort_size, redraw, on_change, active)
+        return _rotated_groups(num_clients, num_models, cohort_size)
     most_models, number, cohort_size = cohort_sizes(num_clients, num_models, cohort_size)
     rounds_held = number if redraw == "frame" else 1
 
-    def draw(rng_key: PRNGKeyArray) -> Cohort:
-        return draw_cohort(rng_key, num_clients, num_models, cohort_size)
+    def draw(rng_key: PRNGKeyArray, models: int | Padded = num_models) -> Cohort:
+        return draw_cohort(rng_key, num_clients, models, cohort_size)
 
-    def init(rng_key: PRNGKeyArray) -> Cohort:
-        cohort = jax.eval_shape(draw, rng_key)
-        return jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), cohort)
+    def init(rng_key: PRNGKeyArray, look: Look) -> Cohort | Frame:
+        is_fixed = dealt_to(num_models, look) is None
+        models = num_models if is_fixed else Padded(most_models, 1)
+        cohort = jax.eval_shape(partial(draw, models=models), rng_key)
+        empty = jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), cohort)
+        nobody = jnp.zeros(most_models, bool)
+        return empty if is_fixed else Frame(empty, nobody, jnp.int32(0), jnp.int32(0))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del look
         turn = jnp.asarray(round, jnp.int32) - 1
+        if isinstance(state, Frame):
+            active, may_cut = jnp.asarray(look.active()), on_change == "cut"
+            frame = state.next(turn + 1, active, may_cut, redraw == "round", partial(draw, rng_key))
+            return frame.cohort(turn + 1, active), frame
         # Keep the unrotated partition as the state, and rotate it in every round.
         held = lax.cond(turn % rounds_held == 0, lambda: draw(rng_key), lambda: state)
         if isinstance(num_models, Padded):
@@ -181,26 +181,33 @@ def mfa_rr(
         rows = held.clients.reshape(number, -1)
         return Cohort.of_rows(rows[(jnp.arange(number) - turn) % number]), held
 
+    def metrics(state: Cohort | Frame) -> Metrics:
+        if isinstance(state, Frame):
+            return {"frames_cut": jnp.full(most_models, state.cuts, float)}
+        return {}
+
     # The same clients participate throughout a frame.
     sampling = uniform_sampling(num_clients, cohort_size if redraw == "round" else num_clients)
-    return Assignment(num_clients, most_models, init, assign).sampled(sampling)
+    return Assignment(num_clients, most_models, init, assign, None, metrics).sampled(sampling)
 
 
 def _rotated_groups(
-    num_clients: int, num_models: int | Padded, cohort_size: int | None, active: Any
+    num_clients: int, num_models: int | Padded, cohort_size: int | None
 ) -> Assignment:
     """MFA-RR with one partition of all clients, which stays."""
-    dealt = dealt_to(num_models, active)
-    most_models, number, drawn = cohort_sizes(num_clients, num_models, cohort_size)
-    number = number if dealt is None else dealt.number
+    most_models, fixed, drawn = cohort_sizes(num_clients, num_models, cohort_size)
 
-    def init(rng_key: PRNGKeyArray) -> tuple[Int[Array, " clients"], UInt32[Array, " models"]]:
+    def init(
+        rng_key: PRNGKeyArray, look: Look
+    ) -> tuple[Int[Array, " clients"], UInt32[Array, " models"]]:
+        del look
         # Each client's place in a row, and lots that order the groups.
         lots = jax.random.bits(keys.groups_key(rng_key), (most_models,), jnp.uint32)
         return permutation(rng_key, num_clients, num_clients), lots
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del look
+        dealt = dealt_to(num_models, look)
+        number = fixed if dealt is None else dealt.number
         (places, lots), clients = state, permutation(rng_key, num_clients, drawn)
         groups = part_of(places[clients], num_clients, number)
         # Groups of equal size are matched to models at random by the places already.
@@ -214,7 +221,7 @@ def _rotated_groups(
 
 
 class Frame(NamedTuple):
-    """State of MFA-RR for the active models.
+    """State of MFA-RR if models come and go, with frames of one round per active model.
 
     Attributes:
       held: the partition of the frame, of numbers from 0 on.
@@ -228,44 +235,33 @@ class Frame(NamedTuple):
     first: Int[Array, ""]
     cuts: Int[Array, ""]
 
-
-def _rotated_jobs(
-    num_clients: int,
-    num_models: Any,
-    cohort_size: int | None,
-    redraw: Literal["frame", "round"],
-    on_change: Literal["cut", "wait"],
-    active: Any,
-) -> Assignment:
-    """MFA-RR with frames of one round per active model."""
-    size, _, drawn = cohort_sizes(num_clients, num_models, cohort_size)
-
-    def draw(rng_key: PRNGKeyArray, number: Any) -> Cohort:
-        return draw_cohort(rng_key, num_clients, Padded(size, number), drawn)
-
-    def init(rng_key: PRNGKeyArray) -> Frame:
-        cohort = jax.eval_shape(partial(draw, number=1), rng_key)
-        empty = jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), cohort)
-        return Frame(empty, jnp.zeros(size, bool), jnp.int32(0), jnp.int32(0))
-
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del look
-        t, (held, before, first, cuts) = jnp.asarray(round, jnp.int32), state
-        is_over = (first == 0) | (t - first == Dealt.to(before).number)
-        is_cut = ~is_over & jnp.any(before != active) & (on_change == "cut")
+    def next(
+        self,
+        t: Int[Array, ""],
+        active: Bool[Array, " models"],
+        may_cut: bool,
+        redraws: bool,
+        draw: Callable[[Padded], Cohort],
+    ) -> Self:
+        """The frame in round t."""
+        is_over = (self.first == 0) | (t - self.first == Dealt.to(self.active).number)
+        is_cut = ~is_over & jnp.any(self.active != active) & may_cut
         begins = is_over | is_cut
-        now, first = jnp.where(begins, jnp.asarray(active), before), jnp.where(begins, t, first)
-        dealt = Dealt.to(now)
-        is_new = begins | (redraw == "round")
-        held = lax.cond(is_new, lambda: draw(rng_key, dealt.number), lambda: held)
-        turned = Cohort(held.clients, (held.models + t - first) % dealt.number)
-        cohort = dealt._replace(active=now & active).named(turned)
-        return cohort, Frame(held, now, first, cuts + is_cut)
+        now = jnp.where(begins, active, self.active)
+        models = Dealt.to(now).padded
+        held = lax.cond(begins | redraws, lambda: draw(models), lambda: self.held)
+        return self._replace(
+            held=held,
+            active=now,
+            first=jnp.where(begins, t, self.first),
+            cuts=self.cuts + is_cut,
+        )
 
-    def metrics(state: Frame) -> Metrics:
-        return {"frames_cut": jnp.full(size, state.cuts, float)}
-
-    return Assignment(num_clients, size, init, assign, None, metrics)
+    def cohort(self, t: Int[Array, ""], active: Bool[Array, " models"]) -> Cohort:
+        """The cohort of round t, without the models that have finished during the frame."""
+        dealt = Dealt.to(self.active)
+        turned = Cohort(self.held.clients, (self.held.models + t - self.first) % dealt.number)
+        return dealt._replace(active=self.active & active).named(turned)
 
 
 @part
@@ -285,8 +281,8 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
     Example:
       >>> import jax
       >>> assignment = fedcluster(6, 3)
-      >>> cohort, _ = assignment.assign(
-      ...     jax.random.key(1), 1, assignment.init(jax.random.key(0)), None)
+      >>> key, look = jax.random.key(0), Look()
+      >>> cohort, _ = assignment.assign(key, 1, assignment.init(key, look), look)
       >>> cohort.clients.shape
       (2,)
 
@@ -294,7 +290,8 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
     """
     checks.check_sizes(num_clients, num_clusters, None, parts="clusters")
 
-    def init(rng_key: PRNGKeyArray) -> Any:
+    def init(rng_key: PRNGKeyArray, look: Look) -> Any:
+        del look
         cohort = draw_cohort(rng_key, num_clients, num_clusters, num_clients)
         clusters = cohort.clients.reshape(num_clusters, -1)
         return clusters, jnp.arange(num_clusters, dtype=jnp.int32)
@@ -317,7 +314,7 @@ def full_participation(num_clients: Count) -> Assignment:
 
     Example:
       >>> import jax
-      >>> full_participation(3).assign(jax.random.key(0), 1, (), None)[0].clients.tolist()
+      >>> full_participation(3).assign(jax.random.key(0), 1, (), Look())[0].clients.tolist()
       [0, 1, 2]
 
     Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks ..." (2017).
@@ -332,7 +329,6 @@ def sequential(
     *,
     rounds_per_model: TracedCount,
     cohort_size: Count | None = None,
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """Sequential FedAvg: clients train model 1 for T1 rounds, then model 2, and so on.
 
@@ -344,7 +340,6 @@ def sequential(
       num_models: M.
       rounds_per_model: T1, the number of consecutive rounds in which a model is trained.
       cohort_size: K of the N clients, drawn uniformly each round; None means all of them.
-      active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
       ValueError: if a size is not positive, or `cohort_size` is larger than N.
@@ -352,7 +347,7 @@ def sequential(
     Example:
       >>> import jax
       >>> assignment = sequential(2, 2, rounds_per_model=10)
-      >>> cohort, _ = assignment.assign(jax.random.key(0), 11, (), None)
+      >>> cohort, _ = assignment.assign(jax.random.key(0), 11, (), Look())
       >>> cohort.clients.tolist(), cohort.models.tolist()
       ([0, 1], [1, 1])
 
@@ -360,13 +355,13 @@ def sequential(
     """
     if cohort_size is not None:
         checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
-    dealt = dealt_to(num_models, active)
 
-    def init(rng_key: PRNGKeyArray) -> Any:
-        return no_state(rng_key) if dealt is None else (jnp.int32(0), jnp.int32(1))
+    def init(rng_key: PRNGKeyArray, look: Look) -> Any:
+        del rng_key
+        return () if look.active() is None else (jnp.int32(0), jnp.int32(1))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del look
+        dealt = dealt_to(num_models, look)
         t = jnp.asarray(round, jnp.int32)
         clients = jnp.arange(num_clients, dtype=jnp.int32)
         if cohort_size is not None:

@@ -54,7 +54,7 @@ def mdh(
       >>> how = {"heterogeneous": [False, True, False, True], "from_round": 1}
       >>> assignment = mdh(8, 4, cohort_size=8, **how)
       >>> for t in (1, 2):
-      ...     cohort, _ = assignment.assign(jax.random.key(0), t, (), None)
+      ...     cohort, _ = assignment.assign(jax.random.key(0), t, (), Look())
       ...     print(cohort.sizes(4).tolist())
       [2, 4, 2, 0]
       [2, 0, 2, 4]
@@ -141,7 +141,7 @@ def dma_fl(
     Example:
       >>> import jax
       >>> assignment, key = dma_fl(4, 2, cohort_size=4), jax.random.key(0)
-      >>> cohort, _ = assignment.assign(key, 1, assignment.init(key), None)
+      >>> cohort, _ = assignment.assign(key, 1, assignment.init(key, Look()), Look())
       >>> sorted(cohort.clients.tolist()), cohort.models.tolist()
       ([0, 1, 2, 3], [0, 0, 1, 1])
 
@@ -151,8 +151,8 @@ def dma_fl(
     checks.check_sizes(num_clients, num_models, cohort_size)
     shape, each = (num_models, num_clients), cohort_size // num_models
 
-    def init(rng_key: PRNGKeyArray) -> Drift:
-        del rng_key
+    def init(rng_key: PRNGKeyArray, look: Look) -> Drift:
+        del rng_key, look
         return Drift(jnp.full(shape, jnp.nan), jnp.zeros(shape))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from fedjax_mm.base import Cohort, Padded, Sampling, keys
+from fedjax_mm.base import Cohort, Look, Padded, Sampling, keys
 from fedjax_mm.base.shuffles import permutation
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import Count, TracedCount, check_argument
@@ -78,20 +78,18 @@ class Dealt(NamedTuple):
         return dataclasses.replace(cohort, clients=clients)
 
 
-def dealt_to(num_models: int | Padded, active: Any) -> Dealt | None:
-    """The active models, or None if all are.
+def dealt_to(num_models: int | Padded, look: Look) -> Dealt | None:
+    """The active models, or None if all always are.
 
     Raises:
-      ValueError: if there is not one truth value for each model.
+      ValueError: if models come and go, and their number is padded.
     """
+    active = look.active()
     if active is None:
         return None
-    if isinstance(num_models, Padded) or np.shape(active) != (num_models,):
-        raise ValueError(
-            f"active has the shape {np.shape(active)} and num_models is {num_models}; give a bool "
-            "for each of a fixed number of models"
-        )
-    return Dealt.to(jnp.asarray(active))
+    if isinstance(num_models, Padded):
+        raise ValueError("num_models is padded, but models arrive or finish; give a fixed number")
+    return Dealt.to(active)
 
 
 def add_models(
@@ -171,7 +169,7 @@ def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " cli
     return np.array([check_argument(f"{name}[{k}]", one, Count) for k, one in enumerate(each)])
 
 
-def no_state(rng_key: PRNGKeyArray) -> Any:
+def no_state(rng_key: PRNGKeyArray, look: Look) -> Any:
     """Empty state of a stateless assignment."""
-    del rng_key
+    del rng_key, look
     return ()

@@ -68,7 +68,6 @@ def scheduled(
     cohort_size: Count | None = None,
     policy: Literal["fifo", "random", "srsf", "las", "venn"] = "srsf",
     eligible: Eligible | None = None,
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """Schedulers of jobs: FIFO, random, SRSF, LAS and Venn.
 
@@ -89,7 +88,6 @@ def scheduled(
         reserved for, the one with the smallest remaining demand is served. As in its simulator,
         clients of a finished model may wait while a model with more eligible clients lacks some.
       eligible: whether a client may train a model, ``bool[models, clients]``; None means all.
-      active: the active models, ``bool[models]``, which `finishing` gives; None means all.
 
     Raises:
       ValueError: if a demand is not positive, or the sizes or shapes do not fit.
@@ -99,7 +97,7 @@ def scheduled(
       >>> eligible = [[True, True, True], [False, False, True]]
       >>> assignment = scheduled(3, 2, demand=[2, 1], policy="venn", eligible=eligible)
       >>> key = jax.random.key(0)
-      >>> cohort, _ = assignment.assign(key, 1, assignment.init(key), None)
+      >>> cohort, _ = assignment.assign(key, 1, assignment.init(key, Look()), Look())
       >>> sorted(zip(cohort.clients.tolist(), cohort.models.tolist()))
       [(0, 0), (1, 0), (2, 1)]
 
@@ -111,15 +109,15 @@ def scheduled(
     checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
     wanted = _demands(demand, num_models)
     may = _eligible(eligible, num_models, num_clients)
-    dealt, supply = dealt_to(num_models, active), Supply.of(may)
-    slots = min(number, int(wanted.sum()))
+    supply, slots = Supply.of(may), min(number, int(wanted.sum()))
 
-    def init(rng_key: PRNGKeyArray) -> Requests:
+    def init(rng_key: PRNGKeyArray, look: Look) -> Requests:
+        del look
         nothing = jnp.zeros(num_models, jnp.int32)
         return Requests(nothing, nothing, jax.random.uniform(rng_key, (num_models,), jnp.float32))
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
-        del look
+        dealt = dealt_to(num_models, look)
         asks = jnp.ones(num_models, bool) if dealt is None else dealt.active
         since = jnp.where((state.since == 0) & asks, jnp.asarray(round, jnp.int32), state.since)
         state, lacks = state._replace(since=since), jnp.where(asks, wanted, 0)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.assignments.partitions import Processors
 from fedjax_mm.assignments.sampling import check_processors, dealt_to, no_state
@@ -23,7 +23,6 @@ def variance_reduced(
     by: Literal["loss", "update"] = "loss",
     processors: Processors = 1,
     inactive: Literal["rest", "train"] = "rest",
-    active: Bool[Array, " models"] | None = None,
 ) -> Assignment:
     """LVR and GVR: samples clients with large losses or updates more often, but at lower weights.
 
@@ -49,8 +48,6 @@ def variance_reduced(
       processors: B_k; one number, or one per client.
       inactive: "rest" or "train". With "train", clients that are not drawn train without
         participating, as `stalevr` with exact beta requires.
-      active: the active models, ``bool[models]``, which `finishing` gives; the others do not
-        train. None means all.
 
     Raises:
       ValueError: if a number is not positive, or `expected_trainings` exceeds the number of
@@ -77,11 +74,10 @@ def variance_reduced(
     checks.check_numbers(
         "expected_trainings", expected_trainings, lambda m: (m > 0) & (m <= len(owners)), most
     )
-    dealt = dealt_to(num_models, active)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
-        sizes, num_gradients = _sizes(by, look)
+        dealt, (sizes, num_gradients) = dealt_to(num_models, look), _sizes(by, look)
         if dealt is not None:
             sizes = jnp.where(dealt.active[:, None], sizes, 0)
             if num_gradients is not None:

@@ -340,7 +340,7 @@ def between_rounds(
     old, done = clock.lives, jnp.asarray(round, jnp.int32)
 
     def event_of(i: int, lifetime: Lifetime, active: Array) -> Array:
-        return lifetime.event(done, old.events[i], look, active)
+        return lifetime.event(done, old.events[i], look._replace(active=lambda: active))
 
     events, active = observed(dispatch.lifetimes, dispatch.num_models, event_of)
     stays = old.active & active

@@ -23,18 +23,15 @@ class Lifetime(NamedTuple):
       recorded: the name of the event in records.
       first: returns the event of each model before round 1: the number of completed rounds when the
         model arrived or finished, or NaN before.
-      event: ``(round, before, look, active) -> event`` after a number of rounds, given the one
-        before, and the models that may work.
-      is_active: ``event -> active``, the active models among the ones that may work.
-      active: the models that may work; None means all.
+      event: ``(round, before, look) -> event`` after a number of rounds, given the one before.
+      is_active: ``event -> active``, the active models among those of ``look.active()``.
     """
 
     name: str
     recorded: str
     first: Callable[[], Array]
-    event: Callable[[Any, Array, Look, Any], Array]
+    event: Callable[[Any, Array, Look], Array]
     is_active: Callable[[Array], Bool[Array, " models"]]
-    active: Any = None
 
 
 class Lives(NamedTuple):
@@ -66,7 +63,6 @@ def observed(
     active, events = jnp.ones(num_models, bool), []
     # From the outside in, because models finish after their arrival.
     for i, each in reversed([*enumerate(lifetimes)]):
-        active = active if each.active is None else active & jnp.asarray(each.active)
         event = jnp.asarray(event_of(i, each, active), float)
         active = active & each.is_active(event)
         events.append(event)

@@ -93,7 +93,7 @@ def bods(
       >>> import jax
       >>> from fedjax_mm.asynchrony import bods
       >>> assignment, key = bods(12, 2, cohort_size=3), jax.random.key(0)
-      >>> cohort, state = assignment.assign(key, 1, assignment.init(key), None)
+      >>> cohort, state = assignment.assign(key, 1, assignment.init(key, Look()), Look())
       >>> len(set(cohort.clients.tolist())), cohort.models.tolist()
       (6, [0, 0, 0, 1, 1, 1])
       >>> assignment.metrics(state)["time"].shape
@@ -111,8 +111,8 @@ def bods(
     check_delay(law, num_clients, num_models)
     shape = num_models, cohort_size
 
-    def init(rng_key: PRNGKeyArray) -> Plans:
-        del rng_key
+    def init(rng_key: PRNGKeyArray, look: Look) -> Plans:
+        del rng_key, look
         return Plans(
             jnp.full((MEMORY, *shape), -1, jnp.int32),
             jnp.zeros((MEMORY, MEMORY), jnp.int32),

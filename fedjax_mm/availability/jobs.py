@@ -1,10 +1,10 @@
 """Jobs: models that arrive after the first round, and models that finish when they are good enough.
 
-Both wrappers deal the clients to the active models, by the assignment's argument `active`. A
-`Dispatch` deals the jobs itself, see `asynchrony/lifetimes.py`.
+Both wrappers tell the assignment which models are active, by `Look.active`. A `Dispatch` deals the
+jobs itself, see `asynchrony/lifetimes.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -54,7 +54,6 @@ def finishing(
     at_least: Targets | None = None,
     at_most: Targets | None = None,
     every: TracedCount = 1,
-    active: Bool[Array, " models"] | None = None,
 ) -> Rule:
     """Models finish when a metric meets its target, and the others get their clients.
 
@@ -74,18 +73,17 @@ def finishing(
 
     Args:
       assignment: mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair,
-        power_of_choice or oort,
-        which deal clients to the active models alone; wrap the result with all other wrappers.
-        Or the dispatch of an asynchronous run, `fedast`.
+        power_of_choice, oort, or any other that deals clients to the models of ``look.active()``
+        alone. Or the dispatch of an asynchronous run, `fedast`.
       metric: the name of a recorded metric that every task has, such as "test_accuracy".
       at_least: the target; one for all models, or one for each.
       at_most: the same for metrics such as the loss. Give one of the two.
       every: the number of rounds between two evaluations, usually `record_every`.
-      active: the models that may work, ``bool[models]``, which `arriving` gives; None means all.
 
     Raises:
       TypeError: if a target is not a number.
-      ValueError: if the assignment cannot leave models out, or unless there is one finite target.
+      ValueError: unless there is one finite target. When a run starts: if the assignment does not
+        ask which models are active.
 
     Example: the third model finishes after one round, and the second after three.
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
@@ -112,28 +110,22 @@ def finishing(
             "arriving(finishing(...), ...)"
         )
 
-    def event(round: Int[Array, ""], before: Array, look: Look, active: Any) -> Array:
+    def event(round: Int[Array, ""], before: Array, look: Look) -> Array:
         is_seen = round % every == 0
         nobody = jnp.zeros(size, bool)
         reached = lax.cond(is_seen, lambda: meets(look.metric(metric)), lambda: nobody)
+        active = look.active()
         reached = reached if active is None else reached & active
         return jnp.where(jnp.isnan(before) & reached, round, before)
 
     def first() -> Array:
         return jnp.full(size, jnp.nan)
 
-    return _wrapped(
-        assignment, Lifetime("finishing", "finished_at", first, event, jnp.isnan, active)
-    )
+    return _wrapped(assignment, Lifetime("finishing", "finished_at", first, event, jnp.isnan))
 
 
 @part
-def arriving(
-    assignment: Rule,
-    rounds: Sequence[int] | Int[Array, " models"],
-    *,
-    active: Bool[Array, " models"] | None = None,
-) -> Rule:
+def arriving(assignment: Rule, rounds: Sequence[int] | Int[Array, " models"]) -> Rule:
     """Models arrive over time, and get clients from then on.
 
     In asynchronous runs, the jobs of time 0 belong to the models of round 1, as if the others
@@ -147,11 +139,9 @@ def arriving(
       assignment: as in `finishing`, or the result of it.
       rounds: the number of completed rounds after which each model arrives, ``int[models]``; a
         model that arrives after round a first trains in round a + 1.
-      active: the models that may work, ``bool[models]``; None means all.
 
     Raises:
-      ValueError: if the assignment cannot leave models out, or unless there is a nonnegative round
-        for each model.
+      ValueError: unless there is a nonnegative round for each model; or as for `finishing`.
 
     Example: the second model arrives after round 2.
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
@@ -170,17 +160,15 @@ def arriving(
     def after(round: Int[Array, ""] | int) -> Array:
         return jnp.where(round >= jnp.asarray(at), jnp.asarray(at), jnp.nan)
 
-    def event(round: Int[Array, ""], before: Array, look: Look, active: Any) -> Array:
-        del before, look, active
+    def event(round: Int[Array, ""], before: Array, look: Look) -> Array:
+        del before, look
         return after(round)
 
     def has_arrived(arrived_at: Array) -> Bool[Array, " models"]:
         return ~jnp.isnan(arrived_at)
 
     first = partial(after, 0)
-    return _wrapped(
-        assignment, Lifetime("arriving", "arrived_at", first, event, has_arrived, active)
-    )
+    return _wrapped(assignment, Lifetime("arriving", "arrived_at", first, event, has_arrived))
 
 
 def _size_of(assignment: Rule) -> int:
@@ -195,35 +183,44 @@ def _names_of(assignment: Rule) -> list[str]:
 
 
 def _wrapped(assignment: Rule, lifetime: Lifetime) -> Rule:
-    """Adds a lifetime to a dispatch, or to an assignment, which is made again in every round."""
+    """Adds a lifetime to a dispatch, or to an assignment."""
     if isinstance(assignment, Dispatch):
         _check_few(assignment)
         return assignment._replace(lifetimes=(*assignment.lifetimes, lifetime))
-    name, recorded, active = lifetime.name, lifetime.recorded, lifetime.active
-    deal, everyone = _dealing(assignment, name), np.ones(assignment.num_models, bool)
+    name, recorded = lifetime.name, lifetime.recorded
 
-    def active_at(event: Array) -> Bool[Array, " models"]:
-        is_active = lifetime.is_active(event)
-        return is_active if active is None else is_active & active
+    def active_at(event: Array, look: Look) -> Bool[Array, " models"]:
+        others, is_active = look.active(), lifetime.is_active(event)
+        return is_active if others is None else is_active & others
 
-    def start(rng_key: PRNGKeyArray) -> Job:
+    def start(rng_key: PRNGKeyArray, look: Look) -> Job:
         now = lifetime.first()
-        return Job(deal(everyone).init(rng_key), now, active_at(now))
+        active = active_at(now, look)
+        return Job(assignment.init(rng_key, look._replace(active=lambda: active)), now, active)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Job, look: Look) -> tuple[Cohort, Job]:
-        done = jnp.asarray(round, jnp.int32) - 1
-        now = lifetime.event(done, state.event, look, active)
-        working = active_at(now)
-        cohort, inside = deal(working).assign(rng_key, round, state.inner, look)
-        return cohort, Job(inside, now, working)
+        now = lifetime.event(jnp.asarray(round, jnp.int32) - 1, state.event, look)
+        active, asks = active_at(now, look), []
+
+        def ask() -> Bool[Array, " models"]:
+            asks.append(name)
+            return active
+
+        given = look._replace(active=ask)
+        cohort, inside = assignment.assign(rng_key, round, state.inner, given)
+        if not asks:
+            raise ValueError(
+                f"{name} needs an assignment that can leave models out, and {assignment!r} does "
+                "not call look.active(); give one that does, such as mfa_rand or mfa_rr"
+            )
+        return cohort, Job(inside, now, active)
 
     def observe(round: Round, cohort: Cohort, reports: Any, state: Job) -> Job:
-        learn: Any = deal(state.active).observe
+        learn: Any = assignment.observe
         return state._replace(inner=learn(round, cohort, reports, state.inner))
 
     def measured(state: Job) -> Metrics:
-        inner = deal(everyone).metrics
-        inside = inner(state.inner) if inner else {}
+        inside = assignment.metrics(state.inner) if assignment.metrics else {}
         return {ACTIVE: state.active.astype(float), recorded: state.event} | inside
 
     mine: Any = partial(Wraps, name, assignment)
@@ -241,18 +238,6 @@ def _check_few(dispatch: Dispatch) -> None:
             f"at_work is {dispatch.num_jobs:,} in all; jobs are dealt again in int32, which holds "
             f"products of numbers up to {_MOST_JOBS:,}: give fewer jobs"
         )
-
-
-def _dealing(assignment: Assignment, name: str) -> Callable[[Any], Assignment]:
-    """A function of the active models that makes the assignment again for them."""
-    call = assignment.call
-    if call is None or "active" not in call.arguments:
-        raise ValueError(
-            f"{name} needs an assignment that can leave models out, and {assignment!r} cannot; "
-            "give mfa_rand, mfa_rr, sequential, scheduled, variance_reduced, bandit, fedfair, "
-            "power_of_choice, oort or fedast, and wrap the result"
-        )
-    return lambda active: call.again(active=active)
 
 
 def _one_each(name: str, given: Any, size: int) -> Any:

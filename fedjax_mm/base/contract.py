@@ -332,6 +332,8 @@ class Look(NamedTuple):
         will send exactly these updates.
       metric: returns a recorded metric of every model by name, ``float[models]``; given several
         names, the first one that a model's task has.
+      active: returns which models may train, or None if all always may. `finishing` and `arriving`
+        refuse assignments that do not call it.
     """
 
     losses: Callable[[], Float[Array, "models clients"]] = _not_offered
@@ -339,6 +341,14 @@ class Look(NamedTuple):
     weights: Callable[[], Float[Array, "models clients"]] = _not_offered
     updates: Callable[[], Updates] = _not_offered
     metric: Callable[..., Float[Array, " models"]] = _not_offered
+    active: Callable[[], Bool[Array, " models"] | None] = lambda: None
+
+
+class StateFn(Protocol):
+    """A function that makes the initial state of an assignment."""
+
+    def __call__(self, rng_key: PRNGKeyArray, look: Look) -> Any:
+        """Returns the state before round 1."""
 
 
 class AssignFn(Protocol):
@@ -368,7 +378,7 @@ ACTIVE = "active"
 class _AssignmentFields(NamedTuple):
     num_clients: int
     num_models: int
-    init: Callable[[PRNGKeyArray], Any]
+    init: StateFn
     assign: AssignFn
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
@@ -380,7 +390,7 @@ class Assignment(Part, _AssignmentFields):
     Attributes:
       num_clients: N, the number of clients to choose from.
       num_models: M, or the static upper bound of a traced M.
-      init: makes the initial state from a key.
+      init: makes the initial state.
       assign: chooses the cohort of a round.
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns additional metrics ``[models, ...]`` by name, from the state, to record along

@@ -161,8 +161,8 @@ def _sampling_of(assignment: Assignment) -> Sampling:
         _refuse("looks at the clients' losses or updates")
 
     def one_round(rng_key: PRNGKeyArray) -> Any:
-        look = Look(*[lambda *_: asked()] * len(Look._fields))
-        return assignment.assign(rng_key, 1, assignment.init(rng_key), look)
+        look = Look(**{name: lambda *_: asked() for name in Look._fields if name != "active"})
+        return assignment.assign(rng_key, 1, assignment.init(rng_key, look), look)
 
     jax.eval_shape(one_round, jax.random.key(0))
     sampling = assignment.sampling

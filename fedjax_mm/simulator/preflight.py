@@ -284,7 +284,7 @@ def _rehearse(
     fold = partial(jax.random.fold_in, rng_key)
     with tracing("the start of a run"):
         firsts = [_start(run, stack, fold(4 + i), now) for i, stack in enumerate(run.stacks)]
-        own = _traced(run.assignment.init(fold(0))) if isinstance(run, Rounds) else ()
+        own = _initial(run, firsts, fold(0), now) if isinstance(run, Rounds) else ()
     with tracing("the record of a round"):
         _check_record(run, firsts, fold(1), own)
     if isinstance(run, Rounds):
@@ -435,6 +435,13 @@ def _check_personal(first: _First) -> None:
 
 def _no_metrics(*_: Any) -> Metrics:
     return {}
+
+
+def _initial(run: Rounds, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now) -> Any:
+    """Returns the assignment's state before round 1."""
+    asked = _look(run, firsts, jax.random.fold_in(rng_key, 0), now)
+    with told(run.assignment, "init(rng_key, look)"):
+        return _traced(run.assignment.init(jax.random.fold_in(rng_key, 1), asked))
 
 
 def _assign(

@@ -80,8 +80,11 @@ class Rounds(NamedTuple):
 
     def start(self, rng_key: PRNGKeyArray) -> State:
         """State before round 1."""
-        models = start_models(rng_key, stacks_at(self.stacks, jnp.int32(0)), self.params)
-        own = self.assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
+        zero = jnp.int32(0)
+        stacks = stacks_at(self.stacks, zero)
+        models = start_models(rng_key, stacks, self.params)
+        asked = look(stacks, rng_key, zero, models, self.options)
+        own = self.assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)), asked)
         return State(rng_key, jnp.asarray(0), models, own)
 
     def one_round(self, state: State) -> tuple[State, Work]:

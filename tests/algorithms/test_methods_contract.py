@@ -100,7 +100,7 @@ def assignment_of(groups, is_free, num_models):
         return dataclasses.replace(all_of_them, clients=clients), state
 
     nothing = jnp.zeros((num_models, N)), jnp.zeros(())
-    return Assignment(N, num_models, lambda rng_key: nothing, assign, remember)
+    return Assignment(N, num_models, lambda rng_key, look: nothing, assign, remember)
 
 
 def remember(round, groups, reports, state):

@@ -92,7 +92,7 @@ def cohorts(assignment, num_rounds=ROUNDS, key=KEY):
         cohort, state = assignment.assign(one, t, state, Look())
         return state, cohort
 
-    start = assignment.init(keys.assignment_key(keys.round_key(key, 0)))
+    start = assignment.init(keys.assignment_key(keys.round_key(key, 0)), Look())
     rounds = jnp.arange(1, num_rounds + 1)
     return jax.jit(lambda: jax.lax.scan(step, start, rounds)[1])()
 

@@ -233,7 +233,7 @@ CASES = {
     "replaced with factors": (
         lambda: available(
             mfa_rand(4, 2, unbiased=True), bernoulli(0.5), when_absent="replace"
-        ).assign(*start(), None),
+        ).assign(*start(), Look()),
         "when_absent is 'replace', but the assignment gives clients factors of their own",
     ),
     "no examples": (lambda: share_of_examples([1.0, 0.0]), "it must be positive"),
@@ -342,4 +342,4 @@ def start():
     """Key, round and state, as arguments of `assign`."""
     key = jax.random.key(0)
     assignment = available(mfa_rand(4, 2, unbiased=True), bernoulli(0.5))
-    return key, jnp.int32(1), assignment.init(key)
+    return key, jnp.int32(1), assignment.init(key, Look())

@@ -105,7 +105,7 @@ def parts(setup):
             lambda: task.appeals(params)[None],
             lambda *names: jnp.zeros(1),
         )
-        groups, assigned = assignment.assign(key, round, assignment.init(key), look)
+        groups, assigned = assignment.assign(key, round, assignment.init(key, look), look)
         steps = algorithm.num_steps and algorithm.num_steps(task, client, server)
         local = ClientContext(key, round, task, client, params)
         sent, state = algorithm.client(local, server, state)

@@ -201,7 +201,7 @@ def test_marginals_are_uniform(assignment):
     keys = jax.random.split(jax.random.key(11), num_seeds)
 
     def two_rounds(key):
-        state = assignment.init(jax.random.fold_in(key, 0))
+        state = assignment.init(jax.random.fold_in(key, 0), NOTHING_TO_SEE)
         first, state = assignment.assign(jax.random.fold_in(key, 1), 1, state, NOTHING_TO_SEE)
         later, _ = assignment.assign(jax.random.fold_in(key, 2), 2, state, NOTHING_TO_SEE)
         return rows_of(first, M), rows_of(later, M)
@@ -251,7 +251,7 @@ def evens_first(found, observe=None):
     def assign(rng_key, round, state, look):
         return found
 
-    return Assignment(4, 2, lambda rng_key: EVENS, assign, observe)
+    return Assignment(4, 2, lambda rng_key, look: EVENS, assign, observe)
 
 
 def simulated(assignment):

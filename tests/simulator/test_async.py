@@ -259,10 +259,12 @@ def test_full_buffers_and_equal_delays_make_rounds(shift):
 def test_padding_of_a_list_takes_no_time():
     """A slot is padding if its client or its model is -1."""
     listed = Cohort(jnp.array([3, -1]), jnp.array([-1, 1]))
-    waiting = Assignment(24, 2, lambda rng_key: (), lambda rng_key, t, state, look: (listed, state))
+    waiting = Assignment(
+        24, 2, lambda rng_key, look: (), lambda rng_key, t, state, look: (listed, state)
+    )
     delay = shifted_exponential(24, 0.0, shift=1.0)
     clock = on_clock(waiting, delay)
-    _, state = jax.jit(lambda: clock.assign(KEY, 1, clock.init(KEY), None))()
+    _, state = jax.jit(lambda: clock.assign(KEY, 1, clock.init(KEY, None), None))()
     assert state.own == 0
 
 

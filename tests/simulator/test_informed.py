@@ -40,9 +40,9 @@ def chosen(cohort):
     ],
 )
 def test_power_of_choice_agrees_with_its_loop(size, candidates, active):
-    given = None if active is None else jnp.array(active)
-    assignment = power_of_choice(N, M, cohort_size=size, candidates=candidates, active=given)
-    choose = jax.jit(lambda key, t: assignment.assign(key, t, (), LOOK)[0])
+    look = LOOK if active is None else LOOK._replace(active=lambda: jnp.array(active))
+    assignment = power_of_choice(N, M, cohort_size=size, candidates=candidates)
+    choose = jax.jit(lambda key, t: assignment.assign(key, t, (), look)[0])
     for t in range(1, 9):
         key = jax.random.key(t)
         lots = np.asarray(jax.random.gumbel(key, (M, N), jnp.float32), float)
@@ -57,15 +57,13 @@ def test_power_of_choice_agrees_with_its_loop(size, candidates, active):
 @pytest.mark.parametrize("name", ["power_of_choice", "oort"])
 def test_active_models_get_equally_many_clients_over_their_turns(name):
     """Of seven clients, each of two models gets four in every other round."""
-    active = jnp.array([True, False, True])
+    look = LOOK._replace(active=lambda: jnp.array([True, False, True]))
     assignment = {
-        "power_of_choice": lambda: power_of_choice(
-            N, M, cohort_size=7, candidates=8, active=active
-        ),
-        "oort": lambda: oort(N, M, cohort_size=7, active=active),
+        "power_of_choice": lambda: power_of_choice(N, M, cohort_size=7, candidates=8),
+        "oort": lambda: oort(N, M, cohort_size=7),
     }[name]()
-    state = assignment.init(jax.random.key(0))
-    choose = jax.jit(lambda t: assignment.assign(jax.random.key(t), t, state, LOOK)[0])
+    state = assignment.init(jax.random.key(0), look)
+    choose = jax.jit(lambda t: assignment.assign(jax.random.key(t), t, state, look)[0])
     sizes = [choose(t).sizes(M).tolist() for t in range(1, 5)]
     assert sizes == [[4, 0, 3], [3, 0, 4]] * 2
 
@@ -91,7 +89,7 @@ def test_oort_agrees_with_its_loop(timed):
     how |= {"uncertainty": 0.3}
     time = {"durations": durations, "preferred_duration": 1.0} if timed else {}
     assignment = oort(N, M, cohort_size=5, **how, **time)
-    state = assignment.init(jax.random.key(0))
+    state = assignment.init(jax.random.key(0), LOOK)
     utility, last = np.zeros((M, N)), np.zeros((M, N), int)
     choose = jax.jit(lambda key, t, state: assignment.assign(key, t, state, LOOK))
     kinds = set()
@@ -123,7 +121,7 @@ def test_scores_have_the_numbers_computed_by_hand():
 def test_oort_draws_clients_by_their_scores():
     """With exploration off, two known clients are drawn in proportion to their scores."""
     assignment = oort(3, cohort_size=1, exploration=0.0, least_exploration=0.0, uncertainty=0.1)
-    state = assignment.init(jax.random.key(0))
+    state = assignment.init(jax.random.key(0), LOOK)
     utility, last = jnp.array([[1.0, 2.0, 4.0]]), jnp.full((1, 3), 5, jnp.int32)
     state = state._replace(utility=utility, last=last)
     look, number = Look(weights=lambda: jnp.ones((1, 3))), 20_000

@@ -31,7 +31,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.assignments.variance_reduced import optimal_probabilities
 from fedjax_mm.availability import arriving, available, bernoulli, finishing
-from fedjax_mm.base import Contribution, Look
+from fedjax_mm.base import Contribution, Look, Padded
 from fedjax_mm.metrics import completion, time_to_target
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.program import programs_of
@@ -123,6 +123,8 @@ def test_freed_clients_are_dealt_again(make, arrivals, expected):
     last = result.isel(round=-1)
     np.testing.assert_array_equal(last.finished_at, expected)
     np.testing.assert_array_equal(last.arrived_at, arrivals)
+    first = result.isel(round=0)
+    np.testing.assert_array_equal(first.active, np.array(arrivals) == 0)
     assert result.client_updates.isel(round=-1).sum() == N * 5
     assert result.idle_rounds.isel(round=-1).sum() == 0
 
@@ -153,7 +155,7 @@ def test_models_that_are_done_are_frozen_and_the_others_get_their_clients(name):
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_targets_that_are_never_met_change_nothing(name):
     jobs = finishing(ASSIGNMENTS[name], "loss", at_most=-1.0)
-    same = ASSIGNMENTS[name].call.again(active=np.ones(M, bool))
+    same = arriving(ASSIGNMENTS[name], [0] * M)
     (found, trace), (expected, without) = trained(jobs), trained(same)
     jax.tree.map(np.testing.assert_array_equal, params_of(found), params_of(expected))
     _, plain = trained(ASSIGNMENTS[name])
@@ -224,7 +226,7 @@ def test_a_sweep_over_targets_and_arrivals_is_one_program_and_equals_simulate():
 
 def trainings_of(assignment, rounds):
     """The model that each client trains in each round, or -1, and the number of cut frames."""
-    state, found = assignment.init(jax.random.key(0)), []
+    state, found = assignment.init(jax.random.key(0), Look()), []
     for t in range(1, rounds + 1):
         cohort, state = assignment.assign(jax.random.key(t), t, state, Look())
         rows = np.full(N, -1)
@@ -286,13 +288,13 @@ def test_a_model_that_meets_its_target_on_arrival_takes_no_time(every):
 
 
 def test_models_that_are_left_have_all_clients_in_equal_parts():
-    active = np.array([True, False, True, False])
+    active = jnp.array([True, False, True, False])
+    look = Look(lambda: jnp.ones((4, N)), weights=lambda: jnp.ones((4, N)), active=lambda: active)
     for assignment in (
-        mfa_rr(N, 4, redraw="never", active=active),
-        power_of_choice(N, 4, cohort_size=8, candidates=3, active=active),
+        mfa_rr(N, 4, redraw="never"),
+        power_of_choice(N, 4, cohort_size=8, candidates=3),
     ):
-        look = Look(lambda: jnp.ones((4, N)), weights=lambda: jnp.ones((4, N)))
-        state = assignment.init(jax.random.key(0))
+        state = assignment.init(jax.random.key(0), look)
         for t in (1, 2):
             cohort, state = assignment.assign(jax.random.key(t), t, state, look)
             sizes = np.asarray(cohort.sizes(4))
@@ -311,9 +313,9 @@ def test_servers_of_finished_models_do_not_step_while_those_of_idle_models_do():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: finishing(mdh(N, M, **MDH), "loss", at_most=1), r"mdh\("),
-        (lambda: arriving(ifca(N, M), [0] * M), "can leave models out"),
-        (lambda: finishing(available(mfa_rand(N, M), bernoulli(0.5)), "loss", at_most=1), "wrap"),
+        (lambda: trained(finishing(mdh(N, M, **MDH), "loss", at_most=1)), r"mdh\("),
+        (lambda: trained(arriving(ifca(N, M), [0] * M)), "can leave models out"),
+        (lambda: trained(arriving(mfa_rr(N, Padded(M, 2)), [0] * M)), "num_models is padded"),
         (lambda: finishing(mfa_rand(N, M), "loss"), "give one of them"),
         (lambda: finishing(mfa_rand(N, M), "loss", at_most=1, at_least=1), "give one of them"),
         (lambda: finishing(mfa_rand(N, M), "loss", at_most=[1, 2]), "give one number, or 3"),
@@ -321,7 +323,6 @@ def test_servers_of_finished_models_do_not_step_while_those_of_idle_models_do():
         (lambda: arriving(mfa_rand(N, M), [0, 1]), "give one number, or 3"),
         (lambda: arriving(mfa_rand(N, M), 3), "give a list of 3 rounds"),
         (lambda: arriving(mfa_rand(N, M), [0, 1, -2]), "not be negative"),
-        (lambda: mfa_rand(N, M, active=np.ones(2, bool)), "give a bool"),
         (lambda: trained(finishing(mfa_rand(N, M), "accuracy", at_least=1)), "accuracy"),
     ],
 )

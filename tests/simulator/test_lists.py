@@ -152,7 +152,7 @@ def test_clients_of_a_list_opt_out_of_models_without_appeal():
     @jax.jit
     @jax.vmap
     def draw(key):
-        drawn = one_each.assign(jax.random.split(key)[0], 1, (), None)[0]
+        drawn = one_each.assign(jax.random.split(key)[0], 1, (), look)[0]
         return drawn, assignment.assign(key, 1, (), look)[0].clients
 
     drawn, stays = draw(jax.random.split(jax.random.key(0), 5))

@@ -43,10 +43,10 @@ SUPPLIES = {
 DEMANDS = [[3, 9, 4, 2, 1], [5, 5, 5, 5, 5], [12, 1, 8, 9, 2], [40, 3, 3, 3, 3]]
 
 
-def rounds_of(assignment, number, active=None):
+def rounds_of(assignment, number):
     """The clients and models of each round."""
     key, found = jax.random.key(1), []
-    state = assignment.init(key)
+    state = assignment.init(key, Look())
     for t in range(1, number + 1):
         cohort, state = assignment.assign(jax.random.fold_in(key, t), t, state, Look())
         is_there = np.asarray(cohort.clients) >= 0
@@ -155,7 +155,7 @@ def test_a_random_order_is_drawn_once_and_differs_between_seeds():
     assignment = scheduled(N, M, demand=N, policy="random")
     found = rounds_of(assignment, 4)
     assert len({tuple(sorted(set(r.values()))) for r in found}) == 1
-    firsts = {int(jnp.argmin(assignment.init(jax.random.key(s)).lot)) for s in range(60)}
+    firsts = {int(jnp.argmin(assignment.init(jax.random.key(s), Look()).lot)) for s in range(60)}
     assert firsts == set(range(M))
 
 
@@ -164,7 +164,7 @@ def test_sequential_models_give_way_when_they_finish_and_when_others_arrive():
         return [next(iter(set(r.values())), None) for r in rounds_of(assignment, number)]
 
     plain = sequential(N, 3, rounds_per_model=2)
-    assert turns(plain) == turns(plain.call.again(active=np.ones(3, bool))) == [0, 0, 1, 1, 2, 2, 0]
+    assert turns(plain) == turns(arriving(plain, [0, 0, 0])) == [0, 0, 1, 1, 2, 2, 0]
     assert turns(arriving(plain, [0, 4, 1])) == [0, 0, 2, 2, 0, 0, 1]
     assert turns(arriving(plain, [3, 3, 9]), 8) == [None] * 3 + [0, 0, 1, 1, 0]
     jobs = finishing(sequential(N, 3, rounds_per_model=99), "loss", at_most=[1e9, -1.0, -1.0])
@@ -192,15 +192,15 @@ def test_groups_that_are_never_redrawn_rotate_for_ever_and_cohorts_come_from_all
 def test_models_with_the_larger_groups_of_one_partition_are_drawn(number):
     """Seven clients in three or four groups, one larger or three, in round 1 of 3000 seeds."""
 
-    def sizes(num_models, **how):
-        assignment = mfa_rr(7, num_models, redraw="never", **how)
+    def sizes(num_models, **given):
+        assignment, look = mfa_rr(7, num_models, redraw="never"), Look(**given)
         return jax.vmap(
-            lambda key: assignment.assign(key, 1, assignment.init(key), Look())[0].sizes(4)
+            lambda key: assignment.assign(key, 1, assignment.init(key, look), look)[0].sizes(4)
         )(jax.random.split(jax.random.key(0), 3000))
 
     found = np.asarray(sizes(number))
     np.testing.assert_array_equal(sizes(Padded(4, number)), found)
-    np.testing.assert_array_equal(sizes(4, active=np.arange(4) < number), found)
+    np.testing.assert_array_equal(sizes(4, active=lambda: jnp.arange(4) < number), found)
     least, larger = 7 // number, 7 % number
     assert (np.sort(found[:, :number]) == [least] * (number - larger) + [least + 1] * larger).all()
     p = larger / number
@@ -231,7 +231,7 @@ def test_clients_rarely_draw_the_models_that_they_trained(decay, beta, histories
 def test_the_memory_of_fair_clients_counts_their_rounds():
     look, key = Look(metric=lambda *names: jnp.array([1.0, 2.0])), jax.random.key(0)
     assignment, state = fedfair(4, 2, cohort_size=2, memory=0.5), None
-    state, histories = assignment.init(key), [[] for _ in range(4)]
+    state, histories = assignment.init(key, Look()), [[] for _ in range(4)]
     for t in range(1, 6):
         cohort, state = assignment.assign(jax.random.fold_in(key, t), t, state, look)
         had = dict(zip(cohort.clients.tolist(), cohort.models.tolist(), strict=True))
@@ -266,7 +266,7 @@ def test_turns_and_homogeneity_of_the_worked_examples():
 
 def test_clients_that_drifted_are_drawn_with_three_times_the_weight():
     assignment, oracle = dma_fl(4, 2, cohort_size=2), Drifting()
-    state = assignment.init(jax.random.key(0))
+    state = assignment.init(jax.random.key(0), Look())
     told = [((0, 1), (1.0, 2.0)), ((2, 1), (1.0, 2.2)), ((0, 2), (1.04, 0.9)), ((3, 1), (1, 2.3))]
     for t, (clients, losses) in enumerate(told, start=1):
         cohort, _ = assignment.assign(jax.random.key(t), t, state, Look())

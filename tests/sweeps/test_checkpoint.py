@@ -509,7 +509,7 @@ def wandering(num_clients, num_models):
         groups = jax.random.permutation(draw, num_clients).reshape(num_models, -1)
         return Cohort.of_rows(groups.astype(jnp.int32)), key
 
-    return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
+    return Assignment(num_clients, num_models, lambda rng_key, look: rng_key, assign)
 
 
 @functools.cache

@@ -150,7 +150,7 @@ def test_lost_reports_are_not_observed():
     counting = Assignment(
         N,
         1,
-        lambda key: jnp.zeros(2, int),
+        lambda key, look: jnp.zeros(2, int),
         lambda key, t, state, look: (Cohort.of_rows(clients), state),
         observe,
     )

@@ -99,7 +99,7 @@ def test_models_cost_privacy_only_if_one_client_trains_several():
     own = Assignment(
         6,
         4,
-        lambda key: (),
+        lambda key, look: (),
         lambda key, t, state, look: (Cohort.of_rows(clients), state),
     ).sampled(Sampling(4))
     rare = [1] * 999 + [4]  # few clients are drawn
@@ -123,10 +123,12 @@ PRESENT = available(full_participation(100), bernoulli(0.1))
 @pytest.mark.parametrize(
     "assignment",
     [
-        Assignment(6, 1, lambda key: (), three_times),
+        Assignment(6, 1, lambda key, look: (), three_times),
         mfa_rand(100, 1)._replace(assign=three_times),
         PRESENT._replace(assign=full_participation(100).assign),
-        PRESENT._replace(init=lambda key: PRESENT.init(key)._replace(own=((), jnp.full((), -1.0)))),
+        PRESENT._replace(
+            init=lambda *given: PRESENT.init(*given)._replace(own=((), jnp.full((), -1.0)))
+        ),
         mfa_rand(100, 1, cohort_size=5)._replace(num_clients=10**6),
         available(full_participation(100)._replace(assign=three_times), bernoulli(0.1)),
         dropping(mfa_rand(100, 1)._replace(assign=three_times), 0.1),

@@ -196,7 +196,7 @@ def replayed(assignment, losses, rng_key=None):
         return assignment.observe(t, groups, reports, state), rows
 
     given = jnp.arange(1, len(losses) + 1), losses
-    state = assignment.init(jax.random.key(0))
+    state = assignment.init(jax.random.key(0), NOTHING_TO_SEE)
     return np.asarray(jax.jit(lambda given: lax.scan(one_round, state, given)[1])(given))
 
 
@@ -263,7 +263,7 @@ def test_the_random_policy_and_alpha_1_are_uniform():
     @jax.vmap
     def draw(key):
         return [
-            helpers.rows_of(assignment.assign(key, M + 1, assignment.init(key), look)[0], M)
+            helpers.rows_of(assignment.assign(key, M + 1, assignment.init(key, look), look)[0], M)
             for assignment, look in assignments
         ]
 

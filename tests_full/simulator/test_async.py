@@ -259,7 +259,7 @@ def test_the_clock_passes_on_observations_and_metrics():
     counting = Assignment(
         24,
         2,
-        lambda rng_key: jnp.zeros(2),
+        lambda rng_key, look: jnp.zeros(2),
         lambda rng_key, t, state, look: (Cohort.of_rows(jnp.array([[1, 2], [3, -1]])), state),
         observe,
         lambda state: {"seen": state},

@@ -251,7 +251,9 @@ def test_the_bandit_matches_the_papers_loop(page, size):
         reports = {"loss": jnp.where(groups.clients >= 0, told, 0)}
         return bandit.observe(t, groups, reports, state), rows_of(groups, size[1])
 
-    clients = jax.jit(lambda x: lax.scan(one_round, bandit.init(None), (jnp.arange(1, 61), x))[1])
+    clients = jax.jit(
+        lambda x: lax.scan(one_round, bandit.init(None, NOTHING_TO_SEE), (jnp.arange(1, 61), x))[1]
+    )
     assert members(np.asarray(clients(losses))) == rank_list_loop(losses, *size)
 
 

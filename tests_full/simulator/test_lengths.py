@@ -187,7 +187,7 @@ def watching(groups, scale):
 
     shape = groups.shape
     nothing = Seen(jnp.zeros_like(groups), jnp.zeros(shape), jnp.zeros(M), jnp.int32(0))
-    return Assignment(N, M, lambda rng_key: nothing, assign, observe)
+    return Assignment(N, M, lambda rng_key, look: nothing, assign, observe)
 
 
 @functools.cache

@@ -107,7 +107,9 @@ def roll(assignment, num_rounds, key):
         cohort, state = assignment.assign(at, t, state, NOTHING_TO_SEE)
         return state, cohort.clients.reshape(M, -1)
 
-    state, clients = jax.lax.scan(one_round, assignment.init(key), jnp.arange(1, num_rounds + 1))
+    state, clients = jax.lax.scan(
+        one_round, assignment.init(key, NOTHING_TO_SEE), jnp.arange(1, num_rounds + 1)
+    )
     return clients, state.own
 
 

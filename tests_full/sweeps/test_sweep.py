@@ -328,7 +328,7 @@ def keyed(num_clients, num_models):
         clients = jax.random.permutation(draw, num_clients).reshape(num_models, -1)
         return Cohort.of_rows(clients), state
 
-    return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
+    return Assignment(num_clients, num_models, lambda rng_key, look: rng_key, assign)
 
 
 def test_custom_algorithms_and_assignments_keep_their_states(monkeypatch):

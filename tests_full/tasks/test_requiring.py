@@ -582,13 +582,13 @@ def test_assignments_see_the_models_before_training_and_in_order():
 
     def assign(rng_key, round, state, look):
         held = Cohort.of_rows(jnp.array([[0], [1]]))
-        cohort, _ = mfa_rr(2, 2).assign(rng_key, round, held, None)
+        cohort, _ = mfa_rr(2, 2).assign(rng_key, round, held, look)
         more = jnp.concatenate([cohort.clients, jnp.array([0])])
         return Cohort.of_rows(more[:, None]), (look.losses(), look.appeals())
 
     assignment = full_participation(2)._replace(num_models=3, assign=assign)
     nothing = jnp.zeros((3, 2)), jnp.zeros((3, 2), bool)
-    assignment = assignment._replace(init=lambda rng_key: nothing)
+    assignment = assignment._replace(init=lambda rng_key, look: nothing)
     start = [{"w": jnp.full(dim, w)} for dim, w in ((1, 2.0), (2, 1.0), (1, 0.0))]
 
     @jax.jit
@@ -606,7 +606,7 @@ def test_assignments_see_the_models_before_training_and_in_order():
 
 def choose(assignment, rng_key, round, appeals):
     look = Look(losses=None, appeals=lambda: appeals, metric=None)
-    cohort, _ = assignment.assign(rng_key, round, assignment.init(rng_key), look)
+    cohort, _ = assignment.assign(rng_key, round, assignment.init(rng_key, look), look)
     return rows_of(cohort, assignment.num_models)
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import fedcluster, mfa_rand, mfa_rr
-from fedjax_mm.base import Assignment, Batching, Index, Metrics, Task
+from fedjax_mm.base import Assignment, Batching, Index, Look, Metrics, Task
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
@@ -322,13 +322,13 @@ def _left_out(
 
     def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
         def one_round(state: Any, t: Array) -> tuple[Any, Array]:
-            cohort, state = assign(jax.random.fold_in(key, t), t, state, None)
+            cohort, state = assign(jax.random.fold_in(key, t), t, state, Look())
             pairs = jnp.zeros((assignment.num_clients, M), int)
             # Do not count empty slots, because their number -1 would index the last client.
             return state, pairs.at[cohort.clients, cohort.models].add(cohort.clients >= 0)
 
         rounds = jnp.arange(1, M * num_frames + 1)
-        _, pairs = lax.scan(one_round, assignment.init(key), rounds)
+        _, pairs = lax.scan(one_round, assignment.init(key, Look()), rounds)
         counts = pairs.reshape(num_frames, M, *pairs.shape[1:]).sum(1)
         return jnp.stack([(counts == times).mean() for times in (0, 1)])
 
@@ -339,9 +339,9 @@ def follows_table_3(assignment: Assignment) -> bool:
     """Returns whether an assignment of three models follows Table 3 for two frames."""
     key = jax.random.key(0)
     assign: Callable[..., Any] = assignment.assign  # the assignment ignores the models
-    state, first, follows = assignment.init(key), np.empty((0, 0)), []
+    state, first, follows = assignment.init(key, Look()), np.empty((0, 0)), []
     for t in range(1, 1 + 2 * len(_TABLE_3)):
-        cohort, state = assign(jax.random.fold_in(key, t), t, state, None)
+        cohort, state = assign(jax.random.fold_in(key, t), t, state, Look())
         trained, place = np.asarray(cohort.clients).reshape(3, -1), (t - 1) % len(_TABLE_3)
         first = trained if place == 0 else first
         follows.append((trained == first[np.array(_TABLE_3[place]) - 1]).all())

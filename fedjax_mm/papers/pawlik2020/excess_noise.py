@@ -118,7 +118,7 @@ def _simulated(
     def model(C: Scalar) -> Vector:
         cohort = Cohort.of_rows(jnp.where(places < C, order, -1)[None])
         first = Assignment(
-            len(order), 1, lambda key: (), lambda key, t, state, look: (cohort, state)
+            len(order), 1, lambda key, look: (), lambda key, t, state, look: (cohort, state)
         )
         return params_of(simulate(0, task, algorithm, first, 1, params=params)[0])[0]
 

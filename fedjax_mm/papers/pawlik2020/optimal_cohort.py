@@ -144,7 +144,7 @@ def cohort_of(num_clients: int, size: Scalar) -> Assignment:
         order = permutation(rng_key, num_clients)
         return Cohort.of_rows(jnp.where(jnp.arange(num_clients) < size, order, -1)[None]), state
 
-    return Assignment(num_clients, 1, lambda rng_key: (), assign)
+    return Assignment(num_clients, 1, lambda rng_key, look: (), assign)
 
 
 def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset:
