@@ -24,10 +24,10 @@ from fedjax_mm.base import (
     keys,
 )
 from fedjax_mm.base.calls import Part
-from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked, root
+from fedjax_mm.base.sums import dense_update, is_stacked, root
 from fedjax_mm.checks.annotations import TracedCount, checked, part
 from fedjax_mm.checks.instances import check_algorithm, check_instance, check_task
-from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm, zero_message
+from fedjax_mm.wrap import Hidden, names_of, sent_by, wrap_algorithm, zero_message
 
 __all__ = [
     *("Compressor", "MessageBytes", "compressed", "message_bytes", "qsgd", "random_k", "sign"),
@@ -309,10 +309,9 @@ def message_bytes(task: Task, algorithm: Algorithm) -> MessageBytes:
         params = task.init(rng_key)
         server, state = algorithm.init(task, params)
         # Rules of aggregation refuse scaled weights, which other methods need.
-        is_scaled = "robust" not in names_of(algorithm)
-        given = rng_key, 1, task, jnp.int32(0), params
-        context = ClientContext(*given, is_scaled=is_scaled)
-        sent = as_arrays(algorithm.client(context, server, state)[0])._replace(report=())
+        factor = None if "robust" in names_of(algorithm) else 1.0
+        context = ClientContext(rng_key, 1, task, jnp.int32(0), params, factor)
+        sent = sent_by(algorithm, context, server, state)
         update = sent.update
         update = update.update if is_stacked(update) else dense_update(sent, params).update
         down = params if algorithm.download is None else algorithm.download(params)

@@ -271,6 +271,14 @@ def wrap_algorithm(
     )
 
 
+def sent_by(
+    algorithm: Algorithm, context: ClientContext, server: ServerState, client: ClientState
+) -> Contribution:
+    """Trains a client outside of a round, and returns its contribution without the report."""
+    sent, _ = algorithm.client(context, server, client)
+    return as_arrays(sent)._replace(report=())
+
+
 def zero_message(
     algorithm: Algorithm, task: Task, params: Params, server: ServerState, client: ClientState
 ) -> Contribution:
@@ -279,8 +287,7 @@ def zero_message(
     def send(rng_key: PRNGKeyArray, *given: Any) -> Contribution:
         params, *states = given
         context = ClientContext(rng_key, 1, task, jnp.int32(0), params)
-        sent, _ = algorithm.client(context, *states)
-        return dense_update(as_arrays(sent)._replace(report=()), params)
+        return dense_update(sent_by(algorithm, context, *states), params)
 
     rng_key = jax.eval_shape(jax.random.key, 0)
     shapes = jax.eval_shape(send, rng_key, params, server, client)

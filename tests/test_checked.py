@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedjax_mm import fedavg, fedprox, full_participation, local_sgd, mfa_rand, mfa_rr, simulate
 from fedjax_mm.availability import available, bernoulli
-from fedjax_mm.base import Padded, Scalar
+from fedjax_mm.base import Look, Padded, Scalar
 from fedjax_mm.checks.annotations import (
     Count,
     CountOrZero,

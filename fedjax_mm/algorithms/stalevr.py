@@ -103,7 +103,7 @@ def stalevr(
         sent = scale_update(fresh, weight)
         if beta == "exact":
             # Add the client's term of sum d_k beta_k h_k, because the server does not know beta_k.
-            n_k = weight_of(context._replace(scale=1.0))
+            n_k = weight_of(context._replace(factor=None, takes_part=True))
             sent = jax.tree.map(jnp.add, sent, scale_update(stale, n_k))
         if beta == "estimated":
             now, measured = is_active & is_known, (1 - measured) / jnp.maximum(t - last, 1)
@@ -135,7 +135,7 @@ def stalevr(
 
 
 def _check_factors(context: ClientContext) -> None:
-    if not context.is_scaled:
+    if context.factor is None:
         raise ValueError(
             "stalevr needs the factors 1/p of its assignment, which gives none; use "
             "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), even for one "

@@ -152,10 +152,8 @@ class ClientContext(NamedTuple):
       task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: the factor that multiplies the client's weight, 1 unless `Cohort.scale` is set; 0 if
-        the client does not participate.
+      factor: the factor from `Cohort.scale`; None if the assignment does not set it.
       takes_part: whether the client participates; see `Cohort.takes_part`.
-      is_scaled: whether the assignment sets `Cohort.scale`.
     """
 
     rng_key: PRNGKeyArray
@@ -163,9 +161,14 @@ class ClientContext(NamedTuple):
     task: Task
     client: Index
     params: Params
-    scale: Scalar = 1.0
+    factor: Scalar | None = 1.0
     takes_part: bool | Bool[Array, ""] = True
-    is_scaled: bool = True
+
+    @property
+    def scale(self) -> Scalar:
+        """The factor that multiplies the client's weight; 0 if the client does not participate."""
+        factor = 1.0 if self.factor is None else self.factor
+        return factor if self.takes_part is True else jnp.where(self.takes_part, factor, 0)
 
     def weight(self) -> Float[Array, ""]:
         """The client's weight, n_k times the scale."""

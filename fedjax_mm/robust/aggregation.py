@@ -18,12 +18,11 @@ from fedjax_mm.base import (
     Task,
     keys,
 )
-from fedjax_mm.base.sums import as_arrays
 from fedjax_mm.checks.annotations import part
 from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.compression import of_weight_one
 from fedjax_mm.robust.rules import Rule
-from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm, zero_message
+from fedjax_mm.wrap import Hidden, names_of, sent_by, wrap_algorithm, zero_message
 
 _NOT_AGGREGATED = (
     "robust: the server of this method reads the clients' states, to which no rule is applied; "
@@ -120,7 +119,7 @@ def robust(algorithm: Algorithm, rule: Rule) -> Algorithm:
         context: ClientContext, sent: Contribution, server: Any, own: Any
     ) -> tuple[Contribution, Any]:
         del server
-        if context.is_scaled:
+        if context.factor is not None:
             raise ValueError(
                 "robust: the assignment multiplies the clients' weights, as for unbiased sampling, "
                 "but a rule does not weigh updates; use one that does not, such as mfa_rand"
@@ -185,8 +184,8 @@ def _own_update(algorithm: Algorithm, root: Task, context: ServerContext) -> Flo
     """Update of the server, which trains on its own data."""
     rng_key = keys.noise_key(keys.rule_key(context.rng_key))  # a key of its own
     local = ClientContext(
-        *(rng_key, context.round, root, jnp.int32(0), context.params), is_scaled=False
+        *(rng_key, context.round, root, jnp.int32(0), context.params), factor=None
     )
     _, state = algorithm.init(root, context.params)
-    sent, _ = algorithm.client(local, context.server_state, state)
-    return ravel_pytree(of_weight_one(as_arrays(sent), context.params))[0]
+    sent = sent_by(algorithm, local, context.server_state, state)
+    return ravel_pytree(of_weight_one(sent, context.params))[0]

@@ -259,9 +259,11 @@ def _of_stack(stack: Stack, arrivals: Arrived) -> Cohort:
     return stack.slots(Cohort(clients, arrivals.model))[0]
 
 
-def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, base.ClientState]:
+def _dense(
+    send: SendFn, factor: Scalar | None, params: Params
+) -> tuple[Contribution, base.ClientState]:
     """Sends a dense update, because jobs' versions differ, and reports it divided by its weight."""
-    sent, state = send(scale)
+    sent, state = send(factor)
     sent = sums.dense_update(sent._replace(report=()), params)
     return sent._replace(report=jax.tree.map(lambda x: x / sent.weight, sent.update)), state
 

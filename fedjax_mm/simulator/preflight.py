@@ -511,15 +511,14 @@ def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
 
 def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now) -> Contribution:
     """Trains one client, takes the server step, and returns what the client sends, dense."""
-    is_scaled = cohort is not None and cohort.scale is not None
+    has_factor = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None
     client_key, server_key = jax.random.split(jax.random.fold_in(rng_key, first.stack.models[0]))
-    # The scale and `takes_part` have values exactly when they have values in `train.py`.
+    # The factor and `takes_part` have values exactly when they have values in `train.py`.
     context = ClientContext(
         *(client_key, now.next, first.task, now.client, first.params),
-        scale=now.client + jnp.ones(()) if is_scaled or may_miss else 1.0,
+        factor=now.client + jnp.ones(()) if has_factor else None,
         takes_part=now.client >= 0 if may_miss else True,
-        is_scaled=is_scaled,
     )
     sent = _contribute(first, context)
     if is_stacked(sent.update):

@@ -231,9 +231,9 @@ def look(
     )
 
 
-def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, Any]:
+def _norm_alone(send: SendFn, factor: Scalar | None, params: Params) -> tuple[Contribution, Any]:
     """Reports the norm of the part of an update that is proportional to the assignment's factor."""
-    del scale
+    del factor
 
     # The update is affine in the scale, and its values at 0 and 1 determine it. Training does not
     # depend on the scale, so it is not repeated.

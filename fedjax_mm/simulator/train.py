@@ -75,10 +75,10 @@ class Start(NamedTuple):
 StartFn: TypeAlias = Callable[[Any, StackState, Jobs], Start]
 """Maps the data shared by a model's jobs, the model and a job to a client's inputs."""
 
-SendFn: TypeAlias = Callable[[Scalar], tuple[Contribution, ClientState]]
-"""Runs the client function, given the factor that multiplies the client's weight."""
+SendFn: TypeAlias = Callable[[Scalar | None], tuple[Contribution, ClientState]]
+"""Runs the client function, given the factor that multiplies the client's weight, if any."""
 
-MessageFn: TypeAlias = Callable[[SendFn, Scalar, Params], tuple[Contribution, ClientState]]
+MessageFn: TypeAlias = Callable[[SendFn, Scalar | None, Params], tuple[Contribution, ClientState]]
 """Maps the client function's result to the client's message and new state."""
 
 
@@ -106,10 +106,12 @@ class Trained(NamedTuple):
         return self._replace(total=self.total._replace(update=stacked), stacked=())
 
 
-def as_it_is(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, ClientState]:
+def as_it_is(
+    send: SendFn, factor: Scalar | None, params: Params
+) -> tuple[Contribution, ClientState]:
     """Sends the client function's result unchanged."""
     del params
-    return send(scale)
+    return send(factor)
 
 
 def train(
@@ -273,21 +275,15 @@ def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots
 def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Trained:
     """Trains one client."""
     task, began = models.begin(how.start, job)
-    takes_part, scale = job.takes_part, 1.0 if job.scale is None else job.scale
-    if takes_part is not None:
-        scale = jnp.where(takes_part, scale, 0)
-    context = base.ClientContext(
-        *(began.rng_key, began.round, task, job.client, began.params),
-        takes_part=True if takes_part is None else takes_part,
-        is_scaled=job.scale is not None,
-    )
+    given = began.rng_key, began.round, task, job.client, began.params
+    takes_part = True if job.takes_part is None else job.takes_part
 
-    def send(scale: Scalar) -> tuple[Contribution, ClientState]:
-        local = context._replace(scale=scale)
-        sent, new = how.stack.algorithm.client(local, began.server_state, state)
+    def send(factor: Scalar | None) -> tuple[Contribution, ClientState]:
+        context = base.ClientContext(*given, factor, takes_part)
+        sent, new = how.stack.algorithm.client(context, began.server_state, state)
         return sums.as_arrays(sent), new
 
-    sent, new = how.message(send, scale, began.params)
+    sent, new = how.message(send, job.scale, began.params)
     reports = sent.report if how.options.with_reports else ()
     total, stacked = sums.unstacked(sent._replace(report=()))
     return Trained(total, new if how.keeps_states else (), reports, stacked)

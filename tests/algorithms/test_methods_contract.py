@@ -261,7 +261,7 @@ def test_clients_that_take_no_part_do_not_affect_the_server(method):
 def test_all_methods_report_the_loss():
     """An assignment may observe models that are trained by different methods."""
     assignment = replay([[[k] for k in range(len(METHODS))]], len(METHODS))
-    assignment = assignment._replace(init=lambda rng_key: jnp.zeros(len(METHODS)))
+    assignment = assignment._replace(init=lambda rng_key, look: jnp.zeros(len(METHODS)))
     assignment = assignment._replace(observe=lambda t, groups, reports, state: reports["loss"])
     task = requiring(Measured(jnp.arange(1.0, 1 + len(METHODS))), jnp.ones(len(METHODS)))
     algorithms = [row.build(0.1, 2) for row in METHODS.values()]

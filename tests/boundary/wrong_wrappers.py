@@ -16,7 +16,7 @@ from fedjax_mm.availability import (
     share_of_examples,
     timetable,
 )
-from fedjax_mm.base import Contribution, Sampling
+from fedjax_mm.base import Contribution, Look, Sampling
 from fedjax_mm.compression import compressed, qsgd, random_k, top_k
 from fedjax_mm.local import adding
 from fedjax_mm.privacy import AdaptiveClip, epsilon, noise_for, private

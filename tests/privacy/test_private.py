@@ -74,7 +74,7 @@ def test_messages_are_never_longer_than_the_clip(algorithm):
 
     @jax.vmap
     def norms(client):
-        context = ClientContext(KEY, 1, task, client, params, is_scaled=False)
+        context = ClientContext(KEY, 1, task, client, params, factor=None)
         sent, _ = private_one.client(context, server, own)
         return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(sent.update))), sent.weight
 
@@ -152,7 +152,6 @@ def test_a_vote_is_plus_or_minus_one_half():
 
     def vote(client, takes_part):
         context = ClientContext(KEY, 1, task, client, params, takes_part=takes_part)
-        context = context._replace(scale=jnp.where(takes_part, 1.0, 0.0))
         return algorithm.client(context, server, own)[0].update["vote"]
 
     votes = jax.jit(jax.vmap(vote, (0, None)))

@@ -346,7 +346,7 @@ def test_wrong_results_of_observe_are_refused_by_name():
 def test_assign_may_pass_extra_state_to_observe_and_states_may_be_numbers():
     simulated(evens_first((COHORT, (EVENS, 1)), lambda *args: EVENS))
     alone = evens_first((COHORT, jnp.float32(0.5)))
-    simulated(alone._replace(init=lambda rng_key: 0))
+    simulated(alone._replace(init=lambda rng_key, look: 0))
 
 
 def ask(rng_key, round, state, look):
@@ -375,7 +375,7 @@ def test_concretization_errors_explain_traced_values(assign):
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint32])
 def test_the_round_does_not_change_the_type_of_a_state(kind):
-    start = evens_first(None)._replace(init=lambda rng_key: jnp.zeros((), kind))
+    start = evens_first(None)._replace(init=lambda rng_key, look: jnp.zeros((), kind))
     simulated(start._replace(assign=lambda key, t, state, look: (COHORT, state + t)))
 
 

@@ -131,7 +131,7 @@ def test_norms_leave_out_control_variates():
     def assign(rng_key, round, state, look):
         return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
 
-    assignment = everybody._replace(init=lambda rng_key: jnp.zeros((1, N)), assign=assign)
+    assignment = everybody._replace(init=lambda rng_key, look: jnp.zeros((1, N)), assign=assign)
 
     @jax.jit
     def norms(rng_key):
@@ -164,7 +164,7 @@ def test_norms_are_shares_of_the_mean_step():
     def assign(rng_key, round, state, look):
         return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
 
-    assignment = everybody._replace(init=lambda rng_key: jnp.zeros((2, 3)), assign=assign)
+    assignment = everybody._replace(init=lambda rng_key, look: jnp.zeros((2, 3)), assign=assign)
     start = {"params": {"w": jnp.zeros(3)}}
     run = jax.jit(lambda: simulate(0, tasks, fedavg(0.5, local_steps=1), assignment, 1, **start)[0])
     norms = 0.5 * np.linalg.norm(np.outer(targets, np.ones(3)), axis=1) / 3

@@ -9,7 +9,7 @@ from fedjax_mm.sweeps import Setup
 from tests.boundary.parts import EVERYBODY, FEDAVG, KEY, QUADRATIC, swept
 
 
-def at_random(rng_key):
+def at_random(rng_key, look):
     return 1 if jax.random.uniform(rng_key) > 0.5 else 0
 
 
