@@ -1,5 +1,6 @@
 """Compression of client updates: top-k, random-k, QSGD and sign, with error feedback."""
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
@@ -40,13 +41,8 @@ SomeShare = Annotated[Scalar, Interval(gt=0, le=1)]
 """A fraction of the coordinates, which may be traced."""
 
 
-class _CompressorFields(NamedTuple):
-    compress: Callable[[PRNGKeyArray, Float[Array, " d"]], Float[Array, " d"]]
-    bits: Callable[[int], Scalar]
-    variance: Callable[[int], Scalar] | None = None
-
-
-class Compressor(Part, _CompressorFields):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Compressor(Part):
     """A compression operator for vectors of d numbers.
 
     Attributes:
@@ -55,6 +51,10 @@ class Compressor(Part, _CompressorFields):
       variance: maps d to omega, where ``E|C(v) - v|^2 <= omega |v|^2``, for an unbiased operator;
         None means that the operator is biased, and so needs error feedback.
     """
+
+    compress: Callable[[PRNGKeyArray, Float[Array, " d"]], Float[Array, " d"]]
+    bits: Callable[[int], Scalar]
+    variance: Callable[[int], Scalar] | None = None
 
 
 @part

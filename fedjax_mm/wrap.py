@@ -30,7 +30,6 @@ from fedjax_mm.base import (
     Task,
     keys,
 )
-from fedjax_mm.base.calls import Wraps
 from fedjax_mm.base.sums import Joint, as_arrays, dense_update
 from fedjax_mm.checks.instances import check_algorithm, check_assignment
 from fedjax_mm.checks.values import described
@@ -75,9 +74,14 @@ ServeFn: TypeAlias = Callable[[ServerContext, Any], tuple[ServerContext, Any]]
 """``(context, server) -> (context, server)``, with the wrapper's state of the server."""
 
 
+def layers(part: Any) -> list[Any]:
+    """An algorithm or an assignment and those inside it, from the outside in."""
+    return [part] if part.inner is None else [part, *layers(part.inner)]
+
+
 def names_of(part: Algorithm | Assignment) -> list[str]:
     """Names of the wrappers around a part, from the outside in."""
-    return [] if part.wraps is None else [part.wraps.name, *names_of(part.wraps.inner)]
+    return [each.name for each in layers(part)[:-1]]
 
 
 def wrap_assignment(
@@ -144,12 +148,13 @@ def wrap_assignment(
         new = {key: jnp.full(inner.num_models, x) for key, x in metrics(own).items()}
         return (inner.metrics(inside) if inner.metrics else {}) | new
 
-    mine: Any = partial(Wraps, name, inner)
     return inner._replace(
-        init=mine(start),
-        assign=mine(assign),
-        observe=mine(observe) if inner.observe else None,
-        metrics=mine(measured),
+        init=start,
+        assign=assign,
+        observe=observe if inner.observe else None,
+        metrics=measured,
+        name=name,
+        inner=inner,
     ).sampled(sampling)
 
 
@@ -258,16 +263,17 @@ def wrap_algorithm(
         return personal(own_model, own)
 
     has_own_models = inner.personal is not None or personal is not _unchanged
-    mine: Any = partial(Wraps, name, inner)
     return inner._replace(
-        init=mine(start),
-        client=mine(client),
-        server=mine(server),
-        num_steps=None if count is None else mine(num_steps),
+        init=start,
+        client=client,
+        server=server,
+        num_steps=None if count is None else num_steps,
         steps_idle=inner.steps_idle or steps_idle,
-        metrics=mine(measured),
-        personal=mine(evaluated) if has_own_models else None,
-        download=inner.download if download is None else mine(download),
+        metrics=measured,
+        personal=evaluated if has_own_models else None,
+        download=inner.download if download is None else download,
+        name=name,
+        inner=inner,
     )
 
 

@@ -25,7 +25,7 @@ from fedjax_mm.checks.annotations import Count, part
 from fedjax_mm.checks.instances import check_algorithm
 from fedjax_mm.checks.values import described
 from fedjax_mm.tasks.view import View
-from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
+from fedjax_mm.wrap import Hidden, layers, names_of, wrap_algorithm
 
 Where: TypeAlias = str | Sequence[str] | Callable[[str], bool]
 """Names of modules or arrays, or a function of paths such as ``classes/kernel``."""
@@ -236,11 +236,12 @@ def _check_inner(algorithm: Algorithm) -> None:
         raise ValueError(
             "the algorithm has personal models already; use one without, such as fedavg"
         )
-    if algorithm.origin is not None and algorithm.origin.factory.__name__ in _NOT_MEANS:
-        raise ValueError(
-            f"{algorithm.origin.factory.__name__} does not send weighted local changes; use an "
-            "algorithm that does, such as fedavg"
-        )
+    for each in layers(algorithm):
+        if each.name in _NOT_MEANS:
+            raise ValueError(
+                f"{each.name} does not send weighted local changes; use an algorithm that does, "
+                "such as fedavg"
+            )
 
 
 def _check_update(update: Any, params: Params) -> None:

@@ -135,7 +135,8 @@ def scheduled(
         )
         return cohort, state._replace(served=served)
 
-    return Assignment(num_clients, num_models, init, assign)
+    limits = None if eligible is None else may
+    return Assignment(num_clients, num_models, init, assign, eligible=limits)
 
 
 def serve(

@@ -7,6 +7,7 @@ arrive, and `simulator/asynchronous.py` trains them.
 Axes:  ``models`` M · ``jobs`` all R in progress
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,18 +28,8 @@ WINDOW = 8
 """The number of recent updates used to compute a model's relative variance."""
 
 
-class _DispatchFields(NamedTuple):
-    num_clients: int
-    num_models: int
-    at_work: tuple[int, ...]
-    ratio: int
-    delay: Delay
-    reallocate: bool
-    arrivals_per_round: int
-    lifetimes: tuple[Lifetime, ...] = ()
-
-
-class Dispatch(Part, _DispatchFields):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Dispatch(Part):
     """A rule for dispatching jobs and buffering updates, as built by `fedast`.
 
     Attributes:
@@ -52,6 +43,15 @@ class Dispatch(Part, _DispatchFields):
       lifetimes: when models are active, as stated by `finishing` and `arriving`, from the inside
         out; () means always.
     """
+
+    num_clients: int
+    num_models: int
+    at_work: tuple[int, ...]
+    ratio: int
+    delay: Delay
+    reallocate: bool
+    arrivals_per_round: int
+    lifetimes: tuple[Lifetime, ...] = ()
 
     @property
     def num_jobs(self) -> int:

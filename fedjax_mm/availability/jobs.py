@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.asynchrony.lifetimes import Lifetime
 from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Scalar
-from fedjax_mm.base.calls import Wraps
 from fedjax_mm.base.contract import ACTIVE
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import TracedCount, part
@@ -223,12 +222,13 @@ def _wrapped(assignment: Rule, lifetime: Lifetime) -> Rule:
         inside = assignment.metrics(state.inner) if assignment.metrics else {}
         return {ACTIVE: state.active.astype(float), recorded: state.event} | inside
 
-    mine: Any = partial(Wraps, name, assignment)
     return assignment._replace(
-        init=mine(start),
-        assign=mine(assign),
-        observe=mine(observe) if assignment.observe else None,
-        metrics=mine(measured),
+        init=start,
+        assign=assign,
+        observe=observe if assignment.observe else None,
+        metrics=measured,
+        name=name,
+        inner=assignment,
     )
 
 

@@ -1,8 +1,9 @@
 """Availability laws: random presence of clients, drawn before the cohort of a round is chosen."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,8 @@ Probability = Scalar | Float[Array, " clients"] | tuple[float, ...]
 """One number for all clients, or one per client; it may be traced."""
 
 
-class _LawFields(NamedTuple):
-    init: Callable[[PRNGKeyArray, int], Any]
-    step: Callable[[PRNGKeyArray, Round, Any, int], tuple[Bool[Array, " clients"], Any]]
-    share: Probability
-    num_clients: int | None = None
-    is_independent: bool = False
-
-
-class Law(Part, _LawFields):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Law(Part):
     """A random process of client availability.
 
     Attributes:
@@ -40,6 +34,12 @@ class Law(Part, _LawFields):
       num_clients: N, if the law has one parameter per client.
       is_independent: whether presence is independent across clients and rounds.
     """
+
+    init: Callable[[PRNGKeyArray, int], Any]
+    step: Callable[[PRNGKeyArray, Round, Any, int], tuple[Bool[Array, " clients"], Any]]
+    share: Probability
+    num_clients: int | None = None
+    is_independent: bool = False
 
 
 @part

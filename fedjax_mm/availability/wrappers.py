@@ -58,7 +58,7 @@ def available(
     num_clients = check_assignment(assignment).num_clients
     check_instance("law", law, Law, "give one, such as availability.bernoulli(0.8)")
     _check_law(law, num_clients, when_absent, unbiased)
-    if when_absent == "replace" and _is_choosy(assignment):
+    if when_absent == "replace" and assignment.eligible is not None:
         raise ValueError(
             "when_absent is 'replace', but not every client is eligible for every model; take "
             "'skip'"
@@ -107,14 +107,6 @@ def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> 
             "unbiased needs the shares of presence, which must be positive and which a timetable "
             "has only with a period of whole rounds; give such a period, or leave out unbiased"
         )
-
-
-def _is_choosy(assignment: Assignment) -> bool:
-    """Whether clients may only train models for which they are eligible."""
-    inner = assignment
-    while inner.wraps is not None:
-        inner = inner.wraps.inner
-    return inner.origin is not None and inner.origin.arguments.get("eligible") is not None
 
 
 def _thinned(sampling: Sampling | None, law: Law, when_absent: str) -> Sampling | None:

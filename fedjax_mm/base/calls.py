@@ -1,4 +1,4 @@
-"""Parts, which print as the calls that made them, and the functions of wrapped parts."""
+"""Parts, which print as the calls that made them."""
 
 import dataclasses
 import functools
@@ -168,12 +168,14 @@ def _fields(self: Any) -> dict[str, Any]:
 
 
 class Part:
-    """Base of the parts of an experiment, which are NamedTuples of numbers and functions.
+    """Base of the parts of an experiment, which hold numbers and functions.
+
+    They are frozen dataclasses, or NamedTuples such as an optimizer of optax.
 
     Attributes:
       call: the call that made the part, or None. A part with a call prints as it, and `pickle`
         saves only the call. ``part._replace(...)`` has none, because the call made another part.
-      origin: the call, or that of the part that `_replace` has changed.
+      name: the name of the factory.
 
     Example:
       >>> from fedjax_mm import mfa_rr
@@ -183,24 +185,20 @@ class Part:
     """
 
     call: Call | None = None
-    _changed: Call | None = None
-
-    @property
-    def origin(self) -> Call | None:
-        """The call, or that of the part that `_replace` has changed."""
-        return self.call or self._changed
+    name: str = ""
 
     def _replace(self, **changes: Any) -> Self:
         """Another part, without a call and statements."""
+        own: Any = self
         fields: Any = super()
-        made: Self = fields._replace(**changes)
-        vars(made).update(_changed=self.origin)
+        is_tuple = isinstance(own, tuple)
+        made: Self = fields._replace(**changes) if is_tuple else dataclasses.replace(own, **changes)
         return made
 
     def stating(self, **statements: Any) -> Self:
         """A copy of the part with statements about it, which `_replace` drops."""
-        fields: Any = self
-        made: Self = type(self)(*fields)
+        own: Any = self
+        made: Self = type(self)(*own) if isinstance(own, tuple) else object.__new__(type(self))
         vars(made).update(vars(self), **statements)
         return made
 
@@ -215,7 +213,7 @@ class Part:
 
     def __repr__(self) -> str:
         """The call, or else the fields."""
-        return super().__repr__() if self.call is None else repr(self.call)
+        return in_short(self) if self.call is None else repr(self.call)
 
     _repr_html_ = in_html
 
@@ -247,12 +245,6 @@ class Function(Part):
         """Keeps the function."""
         vars(self)["function"] = function
 
-    def stating(self, **statements: Any) -> Self:
-        """A copy with statements about the function."""
-        made = type(self)(self.function)
-        vars(made).update(statements)
-        return made
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
         return self.function(*args, **kwargs)
@@ -271,7 +263,8 @@ def with_call(made: Any, call: Call) -> Any:
       TypeError: if it is neither a part, a function nor a NamedTuple.
     """
     if isinstance(made, Part):
-        return made.stating(call=call)
+        is_wrapped = getattr(made, "inner", None) is not None
+        return made.stating(call=call, name=made.name if is_wrapped else call.factory.__name__)
     if isinstance(made, tuple) and hasattr(made, "_fields"):
         part: Any = _part_type(type(made))(*made)
         return part.stating(call=call)
@@ -281,27 +274,3 @@ def with_call(made: Any, call: Call) -> Any:
         f"{call.factory.__name__} is a factory of parts, but returns {type(made).__name__}; return "
         "an Algorithm, an Assignment, a function or an optimizer"
     )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Wraps:
-    """A function of a wrapped algorithm or assignment.
-
-    Attributes:
-      name: the wrapper's name.
-      inner: the algorithm or the assignment inside.
-      function: the function.
-    """
-
-    name: str
-    inner: Any
-    function: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
-        return self.function(*args, **kwargs)
-
-
-def wrapper_of(part: Any) -> Wraps | None:
-    """The wrapper to which a function of a part belongs, if there is one."""
-    return next((each for each in part if isinstance(each, Wraps)), None)

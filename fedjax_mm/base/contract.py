@@ -9,19 +9,21 @@ axes. An assignment sees all models and all clients. The simulator passes argume
 Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, padded with -1
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 # These protocols ignore what `__getattr__` finds on Python 3.11 too, because a wrapper that changes
 # the loss must not inherit the closed form of the task that it wraps.
 from typing_extensions import Protocol, runtime_checkable
 
-from fedjax_mm.base.calls import Part, Wraps, wrapper_of
+from fedjax_mm.base.calls import Part
 from fedjax_mm.base.cohorts import Cohort, Sampling
 
 T = TypeVar("T")
@@ -266,18 +268,8 @@ class ServerFn(Protocol):
         """Returns the new parameters and the new server state."""
 
 
-class _AlgorithmFields(NamedTuple):
-    init: InitFn
-    client: ClientFn
-    server: ServerFn
-    num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
-    steps_idle: bool = False
-    metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
-    personal: Callable[[Params, ClientState], Params] | None = None
-    download: Callable[[Params], Any] | None = None
-
-
-class Algorithm(Part, _AlgorithmFields):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Algorithm(Part):
     """Functions for client training and server aggregation.
 
     Attributes:
@@ -296,12 +288,20 @@ class Algorithm(Part, _AlgorithmFields):
         examples, ``personal_accuracy``. None means the global parameters, without further metrics.
       download: returns the part of the parameters that a client receives, whose size counts as
         downloaded; None means all.
+      name: the name of the wrapper or of the factory, for messages.
+      inner: the algorithm inside a wrapper; None if there is no wrapper.
     """
 
-    @property
-    def wraps(self) -> Wraps | None:
-        """The wrapper, if there is one. It stays until all functions are replaced."""
-        return wrapper_of(self)
+    init: InitFn
+    client: ClientFn
+    server: ServerFn
+    num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
+    steps_idle: bool = False
+    metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
+    personal: Callable[[Params, ClientState], Params] | None = None
+    download: Callable[[Params], Any] | None = None
+    name: str = ""
+    inner: Self | None = None
 
 
 class Updates(NamedTuple):
@@ -378,16 +378,8 @@ ACTIVE = "active"
 """Name of an assignment's metric that is 0 for inactive models, see `Assignment`."""
 
 
-class _AssignmentFields(NamedTuple):
-    num_clients: int
-    num_models: int
-    init: StateFn
-    assign: AssignFn
-    observe: ObserveFn | None = None
-    metrics: Callable[[Any], Metrics] | None = None
-
-
-class Assignment(Part, _AssignmentFields):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Assignment(Part):
     """A rule that chooses which clients train which models.
 
     Attributes:
@@ -399,16 +391,23 @@ class Assignment(Part, _AssignmentFields):
       metrics: returns additional metrics ``[models, ...]`` by name, from the state, to record along
         with the tasks' metrics; None means no additional ones. A model whose metric ``active`` is 0
         is not active: its server never steps, and its rounds are not idle.
+      eligible: which clients may train each model; None means all.
+      name: the name of the wrapper or of the factory, for messages.
+      inner: the assignment inside a wrapper; None if there is no wrapper.
       sampling: how clients are sampled, as stated by `sampled`; None if unknown or data-dependent.
         Privacy accounting relies on it, so ``assignment._replace(...)`` has none.
     """
 
-    sampling: Sampling | None = None
-
-    @property
-    def wraps(self) -> Wraps | None:
-        """The wrapper, if there is one. It stays until all functions are replaced."""
-        return wrapper_of(self)
+    num_clients: int
+    num_models: int
+    init: StateFn
+    assign: AssignFn
+    observe: ObserveFn | None = None
+    metrics: Callable[[Any], Metrics] | None = None
+    eligible: Bool[np.ndarray, "models clients"] | None = None
+    name: str = ""
+    inner: Self | None = None
+    sampling: ClassVar[Sampling | None] = None
 
     def sampled(self, sampling: Sampling | None) -> Self:
         """Returns the assignment with a statement of how it samples clients."""

@@ -463,11 +463,7 @@ def _opened_tree(x: Any, mode: Mode) -> _Opened:
     each = [None if static is kind else static, *children]
     modes: list[Mode] = ["fixed", *[mode] * len(children)]
 
-    def make(new: list[Any]) -> Any:
-        made = tree.unflatten(new[1:])
-        return made.stating(_changed=x.origin) if isinstance(x, Part) else made
-
-    return _Opened(_read_by(kind), each, make, modes)
+    return _Opened(_read_by(kind), each, lambda new: tree.unflatten(new[1:]), modes)
 
 
 def _opened_object(x: Any) -> _Opened:
@@ -480,6 +476,8 @@ def _opened_object(x: Any) -> _Opened:
     own = getattr(x, "__dict__", {})
     if dataclasses.is_dataclass(x):
         names = [each.name for each in dataclasses.fields(x) if each.name != "parent" * is_flax]
+        if issubclass(kind, Part):  # without statements
+            own = {name: own[name] for name in names}
         if kind.__dataclass_params__.frozen and not is_flax and {*own} >= {*names}:
             make = functools.partial(_remade, kind, (*own,))
             return _Opened((*own,), [*own.values()], make, is_declared=is_declared)

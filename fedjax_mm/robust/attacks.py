@@ -3,6 +3,7 @@
 Attacks on training data are `fedjax_mm.data.flip_labels` and `backdoored`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,12 +47,8 @@ class Honest(NamedTuple):
     deviation: Float[Array, " d"]
 
 
-class _AttackFields(NamedTuple):
-    forge: Callable[[PRNGKeyArray, Float[Array, " d"], Any], Float[Array, " d"]]
-    sees_others: bool = False
-
-
-class Attack(Part, _AttackFields):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Attack(Part):
     """An attack, for `attacking`.
 
     Attributes:
@@ -59,6 +56,9 @@ class Attack(Part, _AttackFields):
         update, which is divided by its weight.
       sees_others: whether it needs `Honest`, which is None otherwise.
     """
+
+    forge: Callable[[PRNGKeyArray, Float[Array, " d"], Any], Float[Array, " d"]]
+    sees_others: bool = False
 
 
 @part

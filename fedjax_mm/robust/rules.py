@@ -8,8 +8,9 @@ be traced. Ties go to the lower slot. Distances are sums of squared differences,
 Axes:  ``slots`` of a model's cohort · ``d`` numbers of an update, as one vector
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -48,14 +49,8 @@ def _no_state(zero: Float[Array, " d"]) -> Any:
     return ()
 
 
-class _RuleFields(NamedTuple):
-    aggregate: AggregateFn
-    least: Steps = 1
-    init: Callable[[Float[Array, " d"]], Any] = _no_state
-    root: Task | None = None
-
-
-class Rule(Part, _RuleFields):
+@dataclasses.dataclass(frozen=True, repr=False)
+class Rule(Part):
     """A rule of aggregation, for `robust`.
 
     Attributes:
@@ -66,6 +61,11 @@ class Rule(Part, _RuleFields):
       root: the server's own data, as a task whose client 0 has them; then the state is the server's
         own update on them in this round. None means that the server has no data.
     """
+
+    aggregate: AggregateFn
+    least: Steps = 1
+    init: Callable[[Float[Array, " d"]], Any] = _no_state
+    root: Task | None = None
 
 
 @part

@@ -62,6 +62,7 @@ from fedjax_mm.simulator.stacks import Stack, StackState, stacks_of
 from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
 from fedjax_mm.tools.compiler import check_fusions
+from fedjax_mm.wrap import layers
 
 Run: TypeAlias = Rounds | Arrivals
 """A run in rounds, or an asynchronous one, with the same methods."""
@@ -232,11 +233,7 @@ def _unwrapped(run: Run) -> Iterator[tuple[Run, bool]]:
     Wrappers of algorithms are left out first, and then those of the assignment. The algorithm may
     need these, and so nobody trains without them.
     """
-
-    def inside(part: Algorithm | Assignment) -> list[Any]:
-        return [] if part.wraps is None else [*inside(part.wraps.inner), part.wraps.inner]
-
-    algorithms = [inside(stack.algorithm) for stack in run.stacks]
+    algorithms = [layers(stack.algorithm)[:0:-1] for stack in run.stacks]
     for depth in range(max(map(len, algorithms))):
         stacks = [
             stack._replace(algorithm=each[depth]) if depth < len(each) else stack
@@ -244,7 +241,8 @@ def _unwrapped(run: Run) -> Iterator[tuple[Run, bool]]:
         ]
         yield run._replace(stacks=stacks), True
     if isinstance(run, Rounds):
-        yield from ((run._replace(assignment=each), False) for each in inside(run.assignment))
+        inside = layers(run.assignment)[:0:-1]
+        yield from ((run._replace(assignment=each), False) for each in inside)
 
 
 class _Now(NamedTuple):

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Params
-from fedjax_mm.base.calls import Wraps
 from fedjax_mm.base.sums import Stacked, is_sparse, is_stacked
 from fedjax_mm.checks.values import check_alike, check_name, described
 from fedjax_mm.simulator.record import RESERVED
@@ -22,12 +21,10 @@ def name_of(part: Assignment | Algorithm) -> str:
         kind, function = "assignment", part.assign
     else:
         kind, function = "algorithm", part.client
-    if isinstance(function, Wraps):
-        return f"the {kind} {function.name}"
     name = getattr(function, "__qualname__", type(function).__name__).split(".<locals>")[0]
     # A method of the package may be built by a function such as `averaging`.
-    if part.origin and getattr(function, "__module__", "").startswith("fedjax_mm."):
-        name = part.origin.factory.__name__
+    if part.name and getattr(function, "__module__", "").startswith("fedjax_mm."):
+        name = part.name
     return f"the {kind} {name}"
 
 

@@ -176,7 +176,7 @@ CASES = {
     "no groups": (lambda: cyclic(0), "num_groups is 0; it must be a positive whole number"),
     "half a group": (lambda: cyclic(1.5), "num_groups is 1.5; it must be a positive whole number"),
     "more groups than clients": (
-        lambda: available(ALL, cyclic(5)).init(jax.random.key(0)),
+        lambda: available(ALL, cyclic(5)).init(jax.random.key(0), Look()),
         "num_groups is 5; there are 4 clients only",
     ),
     "interval backwards": (

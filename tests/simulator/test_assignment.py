@@ -197,7 +197,7 @@ def test_marginals_are_uniform(assignment):
     Every client trains every model equally often, and every model has every group size equally
     often, within 4 standard errors corrected for the number of cells.
     """
-    num_seeds, (N, M) = 20_000, assignment[:2]
+    num_seeds, N, M = 20_000, assignment.num_clients, assignment.num_models
     keys = jax.random.split(jax.random.key(11), num_seeds)
 
     def two_rounds(key):
