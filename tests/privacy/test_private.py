@@ -257,7 +257,7 @@ def test_wrappers_do_not_hide_each_other(between):
 @pytest.mark.parametrize("dtype", ["complex64", "float16", "bfloat16"])
 def test_complex_parameters_are_refused(dtype):
     """Their imaginary parts would get no noise."""
-    init, _, *_ = private(fed(), **GIVEN)
+    init = private(fed(), **GIVEN).init
     start, task = {"w": jnp.ones(3), "v": jnp.ones(3, dtype)}, Towards(jnp.ones((N, 3)))
     if dtype != "complex64":
         init(task, start)
