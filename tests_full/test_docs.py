@@ -440,6 +440,15 @@ def test_the_map_of_the_papers_names_code_and_every_item():
     assert items <= set(words)
 
 
+def test_short_answers_have_the_published_numbers():
+    text = (ROOT / "docs" / "better.md").read_text()
+    numbers = re.findall(r"\[([^\]]*\d[^\]]*)\]\(results/([\w-]+)\.md\)", text)
+    assert len(numbers) > 20
+    for number, item in numbers:
+        summary = json.loads((ROOT / "docs" / "summaries" / f"{item}.json").read_text())
+        assert number in json.dumps(summary, ensure_ascii=False), (number, item)
+
+
 def test_links_between_files_lead_to_pages():
     page = "docs/how-to/data.md"
     assert hooks.destination(page, "../extending.md") == "extending.md"
