@@ -1,0 +1,51 @@
+"""Gradients that local steps descend along."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedjax_mm.base import ClientContext, Params, Scalar, Task
+from fedjax_mm.checks.values import described
+
+GradientFn: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
+"""``(params, *batches) -> (loss, gradient)``: the loss to report, and the vector that a local step
+descends along, as returned for example by `jax.value_and_grad` of the task's loss."""
+
+
+def loss_and_gradient(task: Task) -> GradientFn:
+    """Returns the function ``(params, batch) -> (loss, gradient)`` of a task.
+
+    It raises `TypeError` if the loss is not one float, or if parameters are integers.
+    """
+    name = type(task).__name__
+
+    def loss(params: Params, batch: Any) -> Float[Array, ""]:
+        found: Any = task.loss(params, batch)
+        is_array = isinstance(found, jax.Array)
+        if not is_array or found.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+            given = jax.typeof(found).str_short() if is_array else described(found)
+            raise TypeError(f"{name}.loss returns {given}; return one float, such as a jnp.mean")
+        return found
+
+    def both(params: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+        for leaf in jax.tree.leaves(params):
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                given = jax.typeof(leaf).str_short()
+                raise TypeError(f"{name}.init returns {given}; gradients need parameters of floats")
+        return jax.value_and_grad(loss)(params, batch)
+
+    return both
+
+
+def proximal(context: ClientContext, strength: Scalar) -> GradientFn:
+    """Proximal gradient function ``grad F_k(w_k) + strength (w_k - w)``."""
+
+    def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+        loss, gradient = loss_and_gradient(context.task)(own, batch)
+        held = jax.tree.map(lambda g, x, w: g + strength * (x - w), gradient, own, context.params)
+        return loss, held
+
+    return gradient_fn
