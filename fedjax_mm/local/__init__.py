@@ -1,6 +1,12 @@
 """Local training, and building blocks shared by federated methods."""
 
-from fedjax_mm.local.gradients import GradientFn, loss_and_gradient, proximal
+from fedjax_mm.local.gradients import (
+    GradientFn,
+    LocalStep,
+    StepGradient,
+    loss_and_gradient,
+    proximal,
+)
 from fedjax_mm.local.refused import REFUSED, check_local
 from fedjax_mm.local.servers import (
     MeanFn,
@@ -22,9 +28,11 @@ __all__ = [
     "GradientFn",
     "LocalOptimizer",
     "LocalSGD",
+    "LocalStep",
     "LocalUpdate",
     "MeanFn",
     "Optimized",
+    "StepGradient",
     "adding",
     "averaging",
     "check_local",

@@ -1,18 +1,55 @@
 """Gradients that local steps descend along."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm.base import ClientContext, Params, Scalar, Task
+from fedjax_mm.base import ClientContext, Index, Params, Scalar, Task
 from fedjax_mm.checks.values import described
 
 GradientFn: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
 """``(params, *batches) -> (loss, gradient)``: the loss to report, and the vector that a local step
 descends along, as returned for example by `jax.value_and_grad` of the task's loss."""
+
+
+class LocalStep(NamedTuple):
+    """One local step of a client.
+
+    Attributes:
+      rng_key: a key that no other step, client, model, round or seed has, and no batch is drawn by.
+      number: the number of the step in this round, from 0.
+    """
+
+    rng_key: PRNGKeyArray
+    number: Index
+
+
+class StepGradient(NamedTuple):
+    """A gradient function that also gets the local step, for example to draw noise.
+
+    Attributes:
+      function: ``(step, params, *batches) -> (loss, gradient)``, where `step` is a `LocalStep`.
+
+    Example: noisy gradients.
+      >>> from fedjax_mm import averaging, full_participation, local_sgd, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> local = local_sgd(0.1, steps=5)
+      >>> def train(context):
+      ...     @StepGradient
+      ...     def gradient_fn(step, params, batch):
+      ...         loss, gradient = loss_and_gradient(context.task)(params, batch)
+      ...         return loss, gradient + 0.01 * jax.random.normal(step.rng_key, params.shape)
+      ...     return local.train(context, gradient_fn=gradient_fn)
+      >>> algorithm = averaging(train, num_gradients=5)
+      >>> _, trace = simulate(0, quadratic(24, 4, mu=0.1), algorithm, full_participation(24), 10)
+      >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
+      True
+    """
+
+    function: GradientFn
 
 
 def loss_and_gradient(task: Task) -> GradientFn:

@@ -56,7 +56,7 @@ def averaging(
 
     Example: the simplest method, with one gradient step at a rate of 0.1.
       >>> import jax
-      >>> from fedjax_mm import full_participation, simulate
+      >>> from fedjax_mm import full_participation, local_sgd, simulate
       >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = averaging(local_sgd(0.1, steps=1).train, num_gradients=1)
       >>> _, trace = simulate(

@@ -37,7 +37,7 @@ from fedjax_mm.checks.values import (
     described,
     whole,
 )
-from fedjax_mm.local.gradients import GradientFn
+from fedjax_mm.local.gradients import GradientFn, StepGradient
 from fedjax_mm.local.training import LocalUpdate, train_locally
 from fedjax_mm.schedules import Schedule, value_at
 
@@ -175,7 +175,7 @@ class LocalSGD(Part, _LocalSGDFields):
         self,
         context: ClientContext,
         *,
-        gradient_fn: GradientFn | None = None,
+        gradient_fn: GradientFn | StepGradient | None = None,
         num_batches: int = 1,
         num_steps: Int[Array, ""] | None = None,
         start: Params | None = None,

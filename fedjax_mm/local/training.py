@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from fedjax_mm.base import Batching, ClientContext, Params
-from fedjax_mm.local.gradients import GradientFn, loss_and_gradient
+from fedjax_mm.base import Batching, ClientContext, Params, keys
+from fedjax_mm.local.gradients import GradientFn, LocalStep, StepGradient, loss_and_gradient
 from fedjax_mm.tools.loops import local_steps
 
 _LARGE_BYTES = 2**20  # bytes of parameters above which a model is large
@@ -40,7 +40,7 @@ def train_locally(
     num_steps: int | Int[Array, ""],
     how: Batching,
     *,
-    gradient_fn: GradientFn | None = None,
+    gradient_fn: GradientFn | StepGradient | None = None,
     num_batches: int = 1,
     start: Params | None = None,
 ) -> tuple[Params, Float[Array, ""]]:
@@ -51,11 +51,17 @@ def train_locally(
       optimizer: an optax optimizer with a fixed learning rate.
       num_steps: E. If it is traced, the result cannot be differentiated in reverse.
       how: how batches are drawn.
-      gradient_fn: replaces the gradient of the task's loss.
+      gradient_fn: replaces the gradient of the task's loss; a `StepGradient` also gets the step.
       num_batches: the number of batches per step.
       start: the parameters to start from; defaults to the global parameters.
     """
     value_and_gradient = loss_and_gradient(context.task) if gradient_fn is None else gradient_fn
+
+    def descent(step: Int[Array, ""], params: Params, batches: list[Any]) -> tuple[Any, Params]:
+        if not isinstance(value_and_gradient, StepGradient):
+            return value_and_gradient(params, *batches)
+        at = LocalStep(keys.local_step_key(context.rng_key, step), step)
+        return value_and_gradient.function(at, params, *batches)
 
     def batches_of(step: int | Int[Array, ""]) -> list[Any]:
         first = jnp.asarray(step, jnp.int32) * num_batches
@@ -67,7 +73,7 @@ def train_locally(
     # computed once.
     def step(step: Int[Array, ""], carry: Any) -> Any:
         params, state, batches, losses = carry
-        loss, gradients = value_and_gradient(params, *batches)
+        loss, gradients = descent(step, params, batches)
         gradients = _all_at_once(gradients) if is_large else gradients
         updates, state = optimizer.update(gradients, state, params)
         losses = losses + loss.astype(losses.dtype)
