@@ -156,6 +156,7 @@ class ClientContext(NamedTuple):
         the client does not participate.
       takes_part: whether the client participates; see `Cohort.takes_part`.
       is_scaled: whether the assignment sets `Cohort.scale`.
+      kept: the state of the local optimizer, if it is kept between rounds; see `keeping`.
     """
 
     rng_key: PRNGKeyArray
@@ -166,6 +167,7 @@ class ClientContext(NamedTuple):
     scale: Scalar = 1.0
     takes_part: bool | Bool[Array, ""] = True
     is_scaled: bool = True
+    kept: Any = None
 
     def weight(self) -> Float[Array, ""]:
         """The client's weight, n_k times the scale."""

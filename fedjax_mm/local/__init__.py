@@ -7,6 +7,7 @@ from fedjax_mm.local.gradients import (
     loss_and_gradient,
     proximal,
 )
+from fedjax_mm.local.keeping import keeping
 from fedjax_mm.local.refused import REFUSED, check_local
 from fedjax_mm.local.servers import (
     MeanFn,
@@ -38,6 +39,7 @@ __all__ = [
     "check_local",
     "each_by",
     "equal_weight",
+    "keeping",
     "local_sgd",
     "loss_and_gradient",
     "mean_update",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from fedjax_mm import base
 from fedjax_mm.base import (
@@ -38,11 +38,33 @@ from fedjax_mm.checks.values import (
     whole,
 )
 from fedjax_mm.local.gradients import GradientFn, StepGradient
-from fedjax_mm.local.training import LocalUpdate, train_locally
+from fedjax_mm.local.training import LocalUpdate, descend
 from fedjax_mm.schedules import Schedule, value_at
 
 LocalOptimizer: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
 """Makes an optax optimizer from the round's learning rate, such as `optax.sgd`."""
+
+
+STATE = "optimizer"
+"""Where the report of `LocalSGD.train` has the optimizer's state, if it is kept."""
+
+
+class Kept(NamedTuple):
+    """State of a local optimizer between rounds.
+
+    Attributes:
+      is_known: whether there is one; otherwise training starts from a fresh state.
+      state: the state; None while its structure is looked for.
+    """
+
+    is_known: bool | Bool[Array, ""]
+    state: Any
+
+    def or_fresh(self, fresh: Any) -> Any:
+        """The state to start from."""
+        if self.state is None:
+            return fresh
+        return jax.tree.map(partial(jnp.where, jnp.asarray(self.is_known)), self.state, fresh)
 
 
 class Epochs(NamedTuple):
@@ -80,6 +102,7 @@ class _LocalSGDFields(NamedTuple):
     momentum: Scalar | None = None
     weight_decay: Scalar | None = None
     clip: Scalar | None = None
+    keeps: Literal["client", "mean"] | None = None
 
 
 class LocalSGD(Part, _LocalSGDFields):
@@ -94,6 +117,7 @@ class LocalSGD(Part, _LocalSGDFields):
       momentum: of SGD, or None.
       weight_decay: times the parameters is added to gradients, or None.
       clip: the global norm to which gradients are clipped, or None.
+      keeps: who keeps the optimizer's state between rounds, or None.
     """
 
     def rate(self, round: base.Round) -> Scalar:
@@ -186,16 +210,27 @@ class LocalSGD(Part, _LocalSGDFields):
         `num_steps` and `optimizer` override those of the settings.
         """
         start = context.params if start is None else start
-        trained = train_locally(
-            context,
-            self.optimizer_at(context.round) if optimizer is None else optimizer,
-            self.num_steps(context.task, context.client) if num_steps is None else num_steps,
-            self.batching(context.round),
+        optimizer = self.optimizer_at(context.round) if optimizer is None else optimizer
+        steps = self.num_steps(context.task, context.client) if num_steps is None else num_steps
+        params, loss, state = descend(
+            *(context, optimizer, steps, self.batching(context.round)),
             gradient_fn=gradient_fn,
             num_batches=num_batches,
             start=start,
+            state=None if self.keeps is None else self._state(context, optimizer.init(start)),
         )
-        return LocalUpdate.between(start, *trained)
+        update = LocalUpdate.between(start, params, loss)
+        return (
+            update if self.keeps is None else update._replace(report={"loss": loss, STATE: state})
+        )
+
+    def _state(self, context: ClientContext, fresh: Any) -> Any:
+        if not isinstance(context.kept, Kept):
+            raise ValueError(
+                f"keeps is {self.keeps!r}, but this method does not keep the optimizer's state; "
+                "return keeping(algorithm, local) from it, of fedjax_mm.local"
+            )
+        return context.kept.or_fresh(fresh)
 
     def train_or_solve(self, context: ClientContext) -> LocalUpdate:
         """Trains a client, using the task's closed form of local SGD if it has one.
@@ -234,6 +269,7 @@ def local_sgd(
     weight_decay: NonNegative | None = None,
     clip: Positive | None = None,
     optimizer: LocalOptimizer = optax.sgd,
+    keeps: Literal["client", "mean"] | None = None,
 ) -> LocalSGD:
     """Settings of local training, the first argument of every method.
 
@@ -246,12 +282,16 @@ def local_sgd(
         each step of round t draws N_s(t) of the client's examples without replacement, at most all.
       order: "iid" draws every example of a batch independently; "epochs" visits all examples in a
         new order each epoch. Defaults to "epochs" if `epochs` is given, and otherwise to "iid".
-      momentum: beta of SGD, whose steps are ``m <- beta m + g`` and ``w <- w - eta m``. It is reset
-        every round.
+      momentum: beta of SGD, whose steps are ``m <- beta m + g`` and ``w <- w - eta m``.
       weight_decay: times the parameters is added to gradients, after clipping.
       clip: the global norm to which gradients are clipped.
-      optimizer: makes an optax optimizer from the round's learning rate. Its state is reset every
-        round. With `optax.sgd` and full gradients, a task may use its closed form.
+      optimizer: makes an optax optimizer from the round's learning rate. With `optax.sgd` and full
+        gradients, a task may use its closed form.
+      keeps: who keeps the optimizer's state, such as momentum, between rounds. None starts each
+        local training from a fresh one. With "client", each client keeps the state of its last
+        training of a model. With "mean", clients start from the mean of the states at the end of
+        the last round, which is averaged like their updates and sent both ways. Integers, such as
+        counts of steps, become the largest of any client.
 
     Raises:
       ValueError: if a number is not positive, or settings contradict each other.
@@ -278,6 +318,11 @@ def local_sgd(
         raise ValueError(
             f"momentum is that of SGD, but optimizer is {described(optimizer)}; leave out one of "
             "the two"
+        )
+    if keeps is not None and momentum is None and optimizer is optax.sgd:
+        raise ValueError(
+            f"keeps is {keeps!r}, but SGD has no state to keep; give momentum, another optimizer, "
+            "or no keeps"
         )
     if steps is not None and epochs is not None:
         raise ValueError(
@@ -307,7 +352,7 @@ def local_sgd(
             "epochs of iid draws would not see every example; give a number of local steps"
         )
     order = order or ("iid" if epochs is None else "epochs")
-    each = momentum, weight_decay, clip
+    each = momentum, weight_decay, clip, keeps
     return LocalSGD(learning_rate, length, batch_size, order, optimizer, *each)
 
 

@@ -39,12 +39,28 @@ def train_locally(
     optimizer: optax.GradientTransformation,
     num_steps: int | Int[Array, ""],
     how: Batching,
+    **others: Any,
+) -> tuple[Params, Float[Array, ""]]:
+    """Returns a client's parameters after `num_steps` steps, and the mean loss of its batches.
+
+    The arguments are those of `descend`.
+    """
+    params, loss, _ = descend(context, optimizer, num_steps, how, **others)
+    return params, loss
+
+
+def descend(
+    context: ClientContext,
+    optimizer: optax.GradientTransformation,
+    num_steps: int | Int[Array, ""],
+    how: Batching,
     *,
     gradient_fn: GradientFn | StepGradient | None = None,
     num_batches: int = 1,
     start: Params | None = None,
-) -> tuple[Params, Float[Array, ""]]:
-    """Returns a client's parameters after `num_steps` steps, and the mean loss of its batches.
+    state: Any = None,
+) -> tuple[Params, Float[Array, ""], Any]:
+    """Takes `num_steps` steps, and returns parameters, mean loss and the optimizer's state.
 
     Args:
       context: the client's inputs.
@@ -54,6 +70,7 @@ def train_locally(
       gradient_fn: replaces the gradient of the task's loss; a `StepGradient` also gets the step.
       num_batches: the number of batches per step.
       start: the parameters to start from; defaults to the global parameters.
+      state: the optimizer's state to start from; defaults to a fresh one.
     """
     value_and_gradient = loss_and_gradient(context.task) if gradient_fn is None else gradient_fn
 
@@ -81,9 +98,10 @@ def train_locally(
 
     start = context.params if start is None else start
     is_large = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(start)) >= _LARGE_BYTES
-    carry = start, optimizer.init(start), batches_of(0), jnp.zeros(())
-    params, _, _, losses = local_steps(num_steps, step, carry, is_small=not is_large)
-    return params, losses / num_steps
+    state = optimizer.init(start) if state is None else state
+    carry = start, state, batches_of(0), jnp.zeros(())
+    params, state, _, losses = local_steps(num_steps, step, carry, is_small=not is_large)
+    return params, losses / num_steps, state
 
 
 def each_by(optimizer: optax.GradientTransformation, *names: str) -> optax.GradientTransformation:
