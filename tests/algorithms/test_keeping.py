@@ -47,7 +47,7 @@ def check(name, keeps, kind, client_map=2):
     features, targets, _, counts = examples()
     cohorts = roll_out(mfa_rand(N, 1, cohort_size=3), jax.random.key(SEED), T)
     assignment = dropping(replay(cohorts, N), 0.3)
-    given = {**options(name), **row.numbers}
+    given = {**options(name, weighted=True), **row.numbers}
 
     @jax.jit
     def run(task, start):
