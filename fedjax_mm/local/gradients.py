@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import ClientContext, Index, Params, Scalar, Task
+from fedjax_mm.base.capabilities import GradientTask
 from fedjax_mm.checks.values import described
 
 GradientFn: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
@@ -55,8 +56,11 @@ class StepGradient(NamedTuple):
 def loss_and_gradient(task: Task) -> GradientFn:
     """Returns the function ``(params, batch) -> (loss, gradient)`` of a task.
 
-    It raises `TypeError` if the loss is not one float, or if parameters are integers.
+    It is the task's own, if the task has one. It raises `TypeError` if the loss is not one float,
+    or if parameters are integers.
     """
+    if isinstance(task, GradientTask):
+        return task.loss_and_gradient
     name = type(task).__name__
 
     def loss(params: Params, batch: Any) -> Float[Array, ""]:
