@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import fedavg, local_sgd, params_of, simulate
+from fedjax_mm import fedavg, fednova, local_sgd, params_of, simulate
 from fedjax_mm.asynchrony import fedast, hinge, on_clock, polynomial, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Cohort, keys
@@ -316,3 +316,20 @@ def test_wrapped_algorithms_run_asynchronously(wrap):
         return simulate(key, quadratic(6, 2, mu=0.1), algorithm, dispatch, 2)
 
     jax.eval_shape(run, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"weight": 0.5}, "weight is 0.5; give a function of the staleness"),
+        ({"weight": lambda s: s}, r"weight returns int32\[\]; return one real number"),
+        ({"drop_after": -1}, "drop_after is -1; it must"),
+        ({"sends": "gradient"}, "sends is 'gradient'; it must be"),
+        ({"weight": polynomial(0.5)}, "but the algorithm sends more"),
+    ],
+)
+def test_wrong_treatments_of_stale_updates_are_refused(how, words):
+    """FedNova sends two parts, of which a weight would change the wrong one."""
+    task, algorithm = quadratic(6, 2, mu=0.1), fednova(local_sgd(0.1, steps=2))
+    with pytest.raises((TypeError, ValueError), match=words):
+        simulate(KEY, task, algorithm, fedast(6, 1, at_work=2, ratio=1, **how), 1)
