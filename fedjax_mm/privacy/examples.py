@@ -130,10 +130,15 @@ def _refuse(what: str) -> NoReturn:
 
 
 def with_private_examples(
-    algorithm: Algorithm, clip: Scalar, noise_multiplier: Scalar
+    algorithm: Algorithm, clip: Scalar, noise_multiplier: Scalar, *of_clients: Any
 ) -> Algorithm:
     """Lets the clients of a method train by DP-SGD; see `private`."""
     _local_of(algorithm)
+    if any(each is not None for each in of_clients):
+        raise ValueError(
+            "clients_per_round and adaptive are for per='client'; leave them out, because "
+            "per='example' adds noise to local steps"
+        )
 
     def private(task: Any) -> Any:
         return PrivateExamples(task, task.num_clients, clip, noise_multiplier)

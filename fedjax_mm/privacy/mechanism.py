@@ -125,12 +125,7 @@ def private(
             stacklevel=3,
         )
     if per == "example":
-        if clients_per_round is not None or adaptive is not None:
-            raise ValueError(
-                "clients_per_round and adaptive are for per='client'; leave them out, because "
-                "per='example' adds noise to local steps"
-            )
-        return with_private_examples(algorithm, clip, noise_multiplier)
+        return with_private_examples(algorithm, clip, noise_multiplier, clients_per_round, adaptive)
     if clients_per_round is None:
         raise ValueError("clients_per_round is missing; give the expected number of participants")
     if adaptive is not None:
