@@ -97,7 +97,7 @@ REFERENCE = {
         "Algorithms",
         "Client contributions, server steps on their sum, and robust aggregation.",
         ("algorithms", "compression", "local", "optimizers", "privacy", "robust", "schedules"),
-        ("fedjax_mm.local", "fedjax_mm.base.shuffles"),
+        (*_modules("fedjax_mm.local"), "fedjax_mm.base.shuffles"),
         aliases=(
             *("schedules.Schedule", "optimizers.Decay", "compression.SomeShare"),
             *("algorithms.sharing.Where", "robust.rules.AggregateFn"),

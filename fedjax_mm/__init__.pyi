@@ -47,7 +47,8 @@ from .assignments.variance_reduced import variance_reduced
 from .checks.annotations import part
 from .experiments.experiment import Experiment
 from .experiments.run import run
-from .local import averaging, local_sgd
+from .local.servers import averaging
+from .local.settings import local_sgd
 from .results.dataset import save_dataset, to_dataset
 from .results.finished import open_result
 from .simulator.record import join_traces

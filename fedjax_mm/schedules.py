@@ -1,6 +1,6 @@
 """The papers' learning rates and sample sizes, as schedules of the round t = 1, 2, ...
 
-Any optax schedule works too. `LocalSGD.rate` in `local.py` evaluates it once per round, and all
+Any optax schedule works too. `LocalSGD.rate` in `local/` evaluates it once per round, and all
 local steps use that value.
 """
 

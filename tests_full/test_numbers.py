@@ -25,7 +25,7 @@ from fedjax_mm import (
     simulate,
     variance_reduced,
 )
-from fedjax_mm.asynchrony import bods, on_clock, shifted_exponential
+from fedjax_mm.asynchrony import bods, fedast, hinge, on_clock, polynomial, shifted_exponential
 from fedjax_mm.availability import (
     available,
     bernoulli,
@@ -106,6 +106,11 @@ def method_row(name):
     return made, {key: (0.6 * x, x) for key, x in row.numbers.items()}
 
 
+def stale(weight):
+    dispatch = fedast(N, M, at_work=4, ratio=4, reallocate=False, weight=weight)
+    return chosen(dispatch)
+
+
 SUBTLE = {"bandit", "bods", "dma_fl", "krum"}
 """Rows that choose the same clients with both values."""
 
@@ -146,6 +151,10 @@ ROWS = {name: method_row(name) for name in METHODS if METHODS[name].numbers} | {
     "private": (
         lambda **numbers: (private(trained(), **numbers), mfa_rand(N, M)),
         {"clip": (0.1, 0.5), "noise_multiplier": (0.5, 1.0), "clients_per_round": (3.0, 4.0)},
+    ),
+    "private examples": (
+        lambda **numbers: (private(trained(), per="example", **numbers), mfa_rand(N, M)),
+        {"clip": (0.1, 0.5), "noise_multiplier": (0.5, 1.0)},
     ),
     "AdaptiveClip": (
         lambda **numbers: (
@@ -237,6 +246,11 @@ ROWS = {name: method_row(name) for name in METHODS if METHODS[name].numbers} | {
             on_clock(mfa_rand(N, M), shifted_exponential(N, 1.0), deadline=deadline)
         ),
         {"deadline": (0.8, 1.5)},
+    ),
+    "polynomial": (lambda exponent: stale(polynomial(exponent)), {"exponent": (0.5, 1.0)}),
+    "hinge": (
+        lambda **numbers: stale(hinge(**numbers)),
+        {"slope": (1.0, 2.0), "free": (0.0, 1.0)},
     ),
     "shifted_exponential": (
         lambda **numbers: chosen(

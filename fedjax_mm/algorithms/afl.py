@@ -12,7 +12,7 @@ from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Positive, part
 from fedjax_mm.checks.instances import check_optimizer
-from fedjax_mm.local import LocalSGD, check_local, optimized
+from fedjax_mm.local import LocalSGD, check_local, keeping, optimized
 
 
 class AFLState(NamedTuple):
@@ -100,4 +100,4 @@ def afl(
         state = AFLState(iterate, mixture.astype(losses.dtype), count, own)
         return optax.apply_updates(context.params, step), state
 
-    return Algorithm(init, client, server, sgd.num_steps)
+    return keeping(Algorithm(init, client, server, sgd.num_steps), sgd)

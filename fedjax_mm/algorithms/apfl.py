@@ -23,6 +23,7 @@ from fedjax_mm.local import (
     adding,
     check_local,
     each_by,
+    keeping,
     loss_and_gradient,
     mean_update,
     weighing,
@@ -107,7 +108,7 @@ def apfl(
         return Contribution(sent, weight, num_gradients, trained.report), new
 
     made = adding(client, mean_update, server_optimizer, init=init, num_steps=local.num_steps)
-    return made._replace(personal=mixed)
+    return keeping(made._replace(personal=mixed), local)
 
 
 def mixed(params: Params, state: ApflState) -> Params:

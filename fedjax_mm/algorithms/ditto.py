@@ -7,7 +7,7 @@ import optax
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import NonNegative, part
-from fedjax_mm.local import LocalSGD, adding, check_local, mean_update, proximal, weighing
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, mean_update, proximal, weighing
 
 
 @part
@@ -60,7 +60,10 @@ def ditto(
         del server_state
         weight, trained = weight_of(context), local.train(context)
         # Reuse the context, so that personal steps draw the same batches as global steps.
-        step = local.train(context, gradient_fn=proximal(context, lam), start=client_state)
+        # Personal steps begin with a fresh optimizer.
+        step = local._replace(keeps=None).train(
+            context, gradient_fn=proximal(context, lam), start=client_state
+        )
         personal = jax.tree.map(jnp.add, client_state, step.update)
         # A client that does not participate keeps its model, as if it had not trained.
         personal = context.next_state(personal, client_state)
@@ -73,4 +76,4 @@ def ditto(
         return state
 
     made = adding(client, mean_update, server_optimizer, init=init, num_steps=local.num_steps)
-    return made._replace(personal=evaluated)
+    return keeping(made._replace(personal=evaluated), local)

@@ -9,7 +9,7 @@ import optax
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Params, Scalar, Steps
 from fedjax_mm.checks.annotations import TracedCount, check_argument, part
-from fedjax_mm.local import LocalSGD, averaging, check_local, local_sgd, weighing
+from fedjax_mm.local import LocalSGD, averaging, check_local, keeping, local_sgd, weighing
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.tasks.view import client_weights
 
@@ -61,7 +61,7 @@ def fedavg(
         return added, context.server_state
 
     how = sgd.train_or_solve, weighing(weighted), server_optimizer
-    return averaging(*how, num_gradients=sgd.num_steps, mean=mean)
+    return keeping(averaging(*how, num_gradients=sgd.num_steps, mean=mean), sgd)
 
 
 def _settings(local: LocalSGD | Scalar | Schedule, local_steps: Steps | None) -> LocalSGD:

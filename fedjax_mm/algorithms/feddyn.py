@@ -11,7 +11,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Positive, part
-from fedjax_mm.local import LocalSGD, adding, check_local, proximal
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, proximal
 from fedjax_mm.tasks.view import client_weights
 
 
@@ -88,4 +88,5 @@ def feddyn(
         h = jax.tree.map(lambda h, x: (h - share * x).astype(h.dtype), old, total.update)
         return jax.tree.map(lambda x, h: x / total.weight - h / alpha, total.update, h), h
 
-    return adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
+    made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
+    return keeping(made, local)

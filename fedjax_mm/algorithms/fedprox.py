@@ -4,7 +4,15 @@ import optax
 
 from fedjax_mm.base import Algorithm, ClientContext
 from fedjax_mm.checks.annotations import NonNegative, part
-from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, check_local, proximal, weighing
+from fedjax_mm.local import (
+    LocalSGD,
+    LocalUpdate,
+    averaging,
+    check_local,
+    keeping,
+    proximal,
+    weighing,
+)
 
 
 @part
@@ -44,4 +52,5 @@ def fedprox(
         return local.train(context, gradient_fn=proximal(context, mu))
 
     weight = weighing(weighted)
-    return averaging(train, weight, server_optimizer, num_gradients=local.num_steps)
+    made = averaging(train, weight, server_optimizer, num_gradients=local.num_steps)
+    return keeping(made, local)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Params, Steps, Task
 from fedjax_mm.checks.annotations import NonNegative, Positive, TracedCount, part
-from fedjax_mm.local import LocalSGD, averaging, check_local
+from fedjax_mm.local import LocalSGD, averaging, check_local, keeping
 
 
 @part
@@ -82,4 +82,5 @@ def maxfl(
         # Fine-tuning and local training begin with the same steps and batches. Count the longer.
         return num_steps if tuning_steps is None else jnp.maximum(num_steps, tuning_steps)
 
-    return averaging(local.train, q, server_optimizer, num_gradients=num_gradients, mean=mean)
+    how = local.train, q, server_optimizer
+    return keeping(averaging(*how, num_gradients=num_gradients, mean=mean), local)

@@ -9,7 +9,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import part
-from fedjax_mm.local import LocalSGD, adding, check_local, weighing
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, weighing
 from fedjax_mm.tasks.view import client_weights
 
 
@@ -72,7 +72,7 @@ def mifa(
         return step, context.server_state
 
     made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
-    return made._replace(steps_idle=True)
+    return keeping(made._replace(steps_idle=True), local)
 
 
 def all_weights(task: Task, weighted: bool) -> Float[Array, " clients"]:

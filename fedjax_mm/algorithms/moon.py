@@ -20,7 +20,7 @@ from fedjax_mm.base import (
 from fedjax_mm.base.capabilities import FeaturesTask
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import NonNegative, Positive, part
-from fedjax_mm.local import LocalSGD, adding, check_local, mean_update, weighing
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, mean_update, weighing
 
 
 @part
@@ -100,7 +100,8 @@ def moon(
         num_gradients = jnp.int32(local.num_steps(task, context.client))
         return Contribution(sent, weight, num_gradients, trained.report), new
 
-    return adding(client, mean_update, server_optimizer, init=init, num_steps=local.num_steps)
+    made = adding(client, mean_update, server_optimizer, init=init, num_steps=local.num_steps)
+    return keeping(made, local)
 
 
 def contrast(

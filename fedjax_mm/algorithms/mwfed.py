@@ -12,7 +12,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import part
-from fedjax_mm.local import LocalSGD, adding, check_local, mean_update
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, mean_update
 from fedjax_mm.tasks.view import client_losses, thresholds
 
 Weights: TypeAlias = Float[Array, " clients"]
@@ -85,4 +85,5 @@ def mwfed(
         return grown(context.task, params, old).astype(old.dtype)
 
     own = mean_update, server_optimizer
-    return adding(client, *own, init=init, num_steps=num_steps, after=after)
+    made = adding(client, *own, init=init, num_steps=num_steps, after=after)
+    return keeping(made, local)

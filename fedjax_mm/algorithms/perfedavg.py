@@ -13,6 +13,7 @@ from fedjax_mm.local import (
     LocalUpdate,
     averaging,
     check_local,
+    keeping,
     loss_and_gradient,
     weighing,
 )
@@ -86,7 +87,7 @@ def perfedavg(
         return local.num_steps(task, client) * gradients_per_step
 
     weight = weighing(weighted)
-    return averaging(train, weight, server_optimizer, num_gradients=num_gradients)
+    return keeping(averaging(train, weight, server_optimizer, num_gradients=num_gradients), local)
 
 
 def _plus(tree: Params, factor: Scalar, other: Params) -> Params:

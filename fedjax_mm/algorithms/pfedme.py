@@ -24,6 +24,7 @@ from fedjax_mm.local import (
     adding,
     check_local,
     each_by,
+    keeping,
     loss_and_gradient,
     weighing,
 )
@@ -120,4 +121,4 @@ def pfedme(
         return state
 
     made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
-    return made._replace(personal=personal)
+    return keeping(made._replace(personal=personal), local)

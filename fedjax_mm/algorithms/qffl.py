@@ -8,7 +8,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import NonNegative, part
-from fedjax_mm.local import LocalSGD, adding, check_local, weighing
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, weighing
 
 _LEAST_LOSS = 1e-10  # added to losses, because a negative power of 0 is infinite
 
@@ -68,4 +68,4 @@ def qffl(
         h = jnp.where(context.total.weight == 0, 1, context.total.weight)
         return jax.tree.map(lambda x: x / h, context.total.update), context.server_state
 
-    return adding(client, mean, server_optimizer, num_steps=local.num_steps)
+    return keeping(adding(client, mean, server_optimizer, num_steps=local.num_steps), local)

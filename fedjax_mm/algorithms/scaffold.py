@@ -11,7 +11,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import Positive, part
-from fedjax_mm.local import LocalSGD, adding, check_local, loss_and_gradient, weighing
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, loss_and_gradient, weighing
 
 
 @part
@@ -94,4 +94,5 @@ def scaffold(
         step = jax.tree.map(lambda x: server_rate / total.weight * x, total.update["params"])
         return step, jax.tree.map(jnp.add, context.server_state, total.update["c"])
 
-    return adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
+    made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
+    return keeping(made, local)

@@ -188,6 +188,12 @@ class Phased(View):
         loss: Array = self.task.loss(self._live(params, step), examples)
         return loss
 
+    def examples(self, params: Params, batch: Any) -> tuple[Any, Float[Array, " batch"]]:
+        """Batches of one example with the step, and the examples' weights."""
+        batch, step = batch
+        ones, weights = super().examples(params, batch)
+        return (ones, jnp.broadcast_to(step, weights.shape)), weights
+
     def features(
         self, params: Params, batch: Any
     ) -> tuple[Float[Array, "batch features"], Float[Array, " batch"]]:

@@ -12,7 +12,7 @@ from fedjax_mm.algorithms.mifa import all_weights, weighted_sum
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.base.sums import scale_update
 from fedjax_mm.checks.annotations import part
-from fedjax_mm.local import LocalSGD, adding, check_local, weighing
+from fedjax_mm.local import LocalSGD, adding, check_local, keeping, weighing
 
 
 class Past(NamedTuple):
@@ -131,7 +131,7 @@ def stalevr(
         return step, Stale(stale, decline)
 
     made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
-    return made._replace(steps_idle=True)
+    return keeping(made._replace(steps_idle=True), local)
 
 
 def _check_factors(context: ClientContext) -> None:

@@ -4,13 +4,17 @@ from .clock import on_clock
 from .delays import Delay, device_time, shifted_exponential
 from .dispatch import Dispatch, fedast
 from .planning import bods
+from .staleness import StaleWeight, hinge, polynomial
 
 __all__ = [
     "Delay",
     "Dispatch",
+    "StaleWeight",
     "bods",
     "device_time",
     "fedast",
+    "hinge",
     "on_clock",
+    "polynomial",
     "shifted_exponential",
 ]

@@ -9,7 +9,7 @@ Axes:  ``models`` M · ``jobs`` all R in progress
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
 from fedjax_mm.asynchrony.lifetimes import Lifetime, Lives, given_up, made_room, observed
+from fedjax_mm.asynchrony.staleness import StaleWeight, check_stale_weight
 from fedjax_mm.base import Look, chunks, keys
 from fedjax_mm.base.calls import Part
-from fedjax_mm.checks.annotations import part
+from fedjax_mm.checks.annotations import CountOrZero, part
 from fedjax_mm.checks.values import check_count, check_known, described
 
 WINDOW = 8
@@ -42,6 +43,9 @@ class Dispatch(Part):
       arrivals_per_round: the number of arrivals that count as one round.
       lifetimes: when models are active, as stated by `finishing` and `arriving`, from the inside
         out; () means always.
+      weight: the factor of an update by its staleness; None means 1.
+      drop_after: the largest staleness of an update that is used; None uses all.
+      sends: whether clients send their updates, or their models.
     """
 
     num_clients: int
@@ -52,6 +56,9 @@ class Dispatch(Part):
     reallocate: bool
     arrivals_per_round: int
     lifetimes: tuple[Lifetime, ...] = ()
+    weight: StaleWeight | None = None
+    drop_after: int | None = None
+    sends: Literal["update", "model"] = "update"
 
     @property
     def num_jobs(self) -> int:
@@ -79,6 +86,9 @@ def fedast(
     delay: Delay | None = None,
     reallocate: bool = True,
     arrivals_per_round: int | None = None,
+    weight: StaleWeight | None = None,
+    drop_after: CountOrZero | None = None,
+    sends: Literal["update", "model"] = "update",
 ) -> Dispatch:
     """FedAST: R_m jobs of each model are in progress, and every b_m updates trigger a server step.
 
@@ -100,13 +110,22 @@ def fedast(
       reallocate: whether R_m changes.
       arrivals_per_round: the number of arrivals that count as one round; None means R. Training
         does not depend on it, but metrics are recorded between rounds.
+      weight: multiplies an update, and not its weight in the mean, by a function of its staleness,
+        such as `asynchrony.polynomial(0.5)`; None means 1.
+      drop_after: updates that are more steps old are dropped. They do not fill the buffer, but
+        count as arrivals, in `staleness` and for R_m.
+      sends: "update" adds the mean of ``w_k - w`` for the w from which clients began; "model" adds
+        the mean of ``w_k - w`` for the server's current w. The algorithm must then send weighted
+        changes of the parameters, as `fedavg` does.
 
     In addition to the tasks' metrics, the trace has `time`, the simulated time, which all models
     share; `steps`, each model's server steps; `staleness`, the mean number of steps that a model
     took during the jobs that arrived since the last record, or NaN without arrivals; and `at_work`,
     R_m. When a job begins, schedules are evaluated at the model's next step. The algorithm must not
     keep client states. With unweighted FedAvg and a server rate eta_g, this is FedAST: ``w <- w +
-    (eta_g / b_m) sum Delta``.
+    (eta_g / b_m) sum Delta``. FedBuff is the same with one model, ``reallocate=False`` and a
+    `weight`. FedAsync has ``ratio=at_work``, so that each arrival is a step, ``sends="model"`` and
+    a server rate alpha: ``w <- w + alpha weight(s) (w_k - w)``.
 
     Models can finish at a target, by `finishing`, and arrive later, by `arriving`. They do so
     between rounds, so that training depends on `arrivals_per_round`. R_m is 0 for models that are
@@ -128,7 +147,9 @@ def fedast(
       [52.0, 57.0]
 
     Reference: Askin, Sharma, Joe-Wong, Joshi, "FedAST: Federated Asynchronous Simultaneous
-    Training" (2024), Algorithms 1 and 2.
+    Training" (2024), Algorithms 1 and 2; Nguyen et al., "Federated Learning with Buffered
+    Asynchronous Aggregation" (2022); Xie, Koyejo, Gupta, "Asynchronous Federated Optimization"
+    (2019).
     """
     num_clients = _known("num_clients", num_clients)
     num_models = _known("num_models", num_models)
@@ -152,7 +173,14 @@ def fedast(
     check_delay(delay, num_clients, num_models)
     per_round = sum(each) if arrivals_per_round is None else arrivals_per_round
     per_round = _known("arrivals_per_round", per_round)
-    return Dispatch(num_clients, num_models, tuple(each), ratio, delay, reallocate, per_round)
+    if weight is not None:
+        check_stale_weight(weight)
+    return Dispatch(
+        *(num_clients, num_models, tuple(each), ratio, delay, reallocate, per_round),
+        weight=weight,
+        drop_after=drop_after,
+        sends=sends,
+    )
 
 
 def _known(name: str, value: Any) -> int:

@@ -7,7 +7,14 @@ from typing_extensions import Protocol, runtime_checkable
 
 from fedjax_mm.base import Index, Params, Round, Scalar, Steps, Task
 
-__all__ = ["AnalyticTask", "EpochTask", "FeaturesTask", "RoundTask"]
+__all__ = [
+    "AnalyticTask",
+    "EpochTask",
+    "ExamplesTask",
+    "FeaturesTask",
+    "GradientTask",
+    "RoundTask",
+]
 
 
 @runtime_checkable
@@ -26,6 +33,25 @@ class EpochTask(Task, Protocol):
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
         """Steps per epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
+
+
+@runtime_checkable
+class ExamplesTask(Task, Protocol):
+    """A task with examples(params, batch), which takes a batch apart into single examples."""
+
+    def examples(self, params: Params, batch: Any) -> tuple[Any, Float[Array, " batch"]]:
+        """Batches of one example, along a leading axis, and the examples' weights, 0 for padding.
+
+        The loss of the batch is the weighted mean of theirs.
+        """
+
+
+@runtime_checkable
+class GradientTask(Task, Protocol):
+    """A task with loss_and_gradient(params, batch), its own estimate of the gradient."""
+
+    def loss_and_gradient(self, params: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+        """Loss of a batch, and the estimate of its gradient."""
 
 
 @runtime_checkable

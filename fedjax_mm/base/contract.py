@@ -156,6 +156,7 @@ class ClientContext(NamedTuple):
       params: w, the global parameters.
       factor: the factor from `Cohort.scale`; None if the assignment does not set it.
       takes_part: whether the client participates; see `Cohort.takes_part`.
+      kept: the state of the local optimizer, if it is kept between rounds; see `keeping`.
     """
 
     rng_key: PRNGKeyArray
@@ -165,6 +166,7 @@ class ClientContext(NamedTuple):
     params: Params
     factor: Scalar | None = 1.0
     takes_part: bool | Bool[Array, ""] = True
+    kept: Any = None
 
     @property
     def scale(self) -> Scalar:

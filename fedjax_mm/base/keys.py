@@ -3,9 +3,10 @@
 A seed's key folds the seed's number into a sweep's root key, and a round's key folds the round into
 the seed's key. The assignment folds 0 into the round's key, model m folds in 1 + m, and the metrics
 fold in `_METRICS`. A client folds its number into the model's key, and the server folds in
-`_SERVER`. Round 0 precedes the first round. Asynchronous jobs have no round: their keys fold
-`_JOBS` into the seed's key, then the job's number, and then 0 for the client, 1 for the delay and
-2 for the training.
+`_SERVER`. A local step that asks for a key folds `_STEPS` into the client's key, and then its
+number. Round 0 precedes the first round. Asynchronous jobs have no round: their keys fold `_JOBS`
+into the seed's key, then the job's number, and then 0 for the client, 1 for the delay and 2 for the
+training.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ _GROUPS = 2**31 - 6
 _SERVER = 2**31 - 1  # far from client numbers, which are folded into the same key
 _NOISE = 2**31 - 1  # far from local step numbers, which are folded into the same key
 _COMPRESSION = 2**31 - 2
+_STEPS = 2**31 - 4
 _RULE = 2**31 - 3  # far from what servers fold into the same key
 
 
@@ -127,6 +129,11 @@ def slot_keys(
     """Returns one key per slot of a cohort, depending only on the slot's client and model."""
     each = model_keys(round_key, jnp.arange(num_models, dtype=jnp.int32))
     return jax.vmap(client_key)(each[models], jnp.maximum(clients, 0))
+
+
+def local_step_key(client_key: PRNGKeyArray, step: Index) -> PRNGKeyArray:
+    """Returns the key of a client's local step, which neither batches nor dropped units use."""
+    return jax.random.fold_in(jax.random.fold_in(client_key, _STEPS), step)
 
 
 def noise_key(client_key: PRNGKeyArray) -> PRNGKeyArray:

@@ -20,6 +20,7 @@ from fedjax_mm.asynchrony.clock import on_clock
 from fedjax_mm.asynchrony.delays import device_time, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
+from fedjax_mm.asynchrony.staleness import hinge, polynomial
 from fedjax_mm.availability import laws
 from fedjax_mm.availability.jobs import arriving, finishing
 from fedjax_mm.availability.wrappers import available, dropping
@@ -115,6 +116,13 @@ class Delays(Config):
 _DELAYS = tables_of(Delays, (shifted_exponential, device_time), "num_clients", **_DELAY_TYPES)
 
 
+class Staleness(Config):
+    """A weight of updates by their staleness, selected by name."""
+
+
+_STALENESS = tables_of(Staleness, (polynomial, hinge))
+
+
 class Assigned(Config):
     """An assignment or dispatch, selected by name, with absent or late clients and a clock.
 
@@ -165,7 +173,8 @@ class Assigned(Config):
             for name in (*jobs, "appealing", "available", "dropping", "first", "deadline"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is not for {self.name}, which {why}")
-            return self._as_jobs(self.call(**sizes, delay=delay))
+            made = {key: x.call() for key, x in self if isinstance(x, Staleness)}
+            return self._as_jobs(self.call(**sizes, delay=delay, **made))
         drawn: Assignment = self._as_jobs(self.call(**sizes))
         for wrapper in filter(None, (self.appealing, self.available)):
             drawn = wrapper.wrap(drawn)
@@ -184,7 +193,11 @@ class Assigned(Config):
 
 _FACTORIES: dict[str, Any] = {**assignments(), "bods": bods, "fedast": fedast}
 
-ASSIGNMENT_TABLES = tables_of(Assigned, _FACTORIES.values(), "num_clients", "num_models")
+_SIZES = "num_clients", "num_models"
+_WEIGHT: dict[str, Any] = {"weight": Annotated[Staleness, one_of(_STALENESS)] | None}
+
+ASSIGNMENT_TABLES = tables_of(Assigned, _FACTORIES.values(), *_SIZES)
+ASSIGNMENT_TABLES |= tables_of(Assigned, [fedast], *_SIZES, **_WEIGHT)
 """The tables of all assignments in a file, and of the dispatch, by `name`."""
 
 AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]

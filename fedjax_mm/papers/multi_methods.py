@@ -19,7 +19,7 @@ from fedjax_mm.asynchrony.delays import Delay, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.base import Algorithm, Assignment, Scalar
-from fedjax_mm.local import LocalSGD
+from fedjax_mm.local.settings import LocalSGD
 
 
 class Sizes(NamedTuple):

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
 import jax
@@ -95,7 +95,7 @@ def noise_for(
     spent = _spent(assignment, num_rounds, delta, neighbors)
     # Start where all rounds together have a sensitivity of one standard deviation. Loss
     # distributions with much less noise take a lot of time and memory.
-    most = max(_LEAST_NOISE, _sampling_of(assignment).rate * math.sqrt(num_rounds))
+    most = max(_LEAST_NOISE, sampling_of(assignment).rate * math.sqrt(num_rounds))
     while spent(most) > epsilon:
         most *= 2
         if most > _MOST_NOISE:
@@ -113,7 +113,7 @@ def _spent(
     assignment: Assignment, num_rounds: int, delta: float, neighbors: str
 ) -> Callable[[float], float]:
     """Function from the noise multiplier to the epsilon of all rounds."""
-    dp, sampling = _library(), _sampling_of(check_assignment(assignment))
+    dp, sampling = _library(), sampling_of(check_assignment(assignment))
     replaces = neighbors == "replace"
 
     # A replacement is accounted without the independence of clients.
@@ -148,7 +148,37 @@ def _spent(
     return spent
 
 
-def _sampling_of(assignment: Assignment) -> Sampling:
+def spent_on(z: float, number: int, steps: Mapping[int, int], delta: float) -> float:
+    """Epsilon of steps that sum clipped gradients of a client's examples, of which one is replaced.
+
+    Args:
+      z: the deviation of the noise in a sum, divided by the norm of clipping.
+      number: the number of examples.
+      steps: the number of steps by the number of examples that they draw without replacement.
+      delta: the delta of (epsilon, delta).
+    """
+    dp, total = _library(), sum(steps.values())
+    loss = _loss(z / 2, 1.0, total)
+    if loss > _MOST_LOSS:
+        raise ValueError(
+            f"noise_multiplier is {z:g} for {total:,} steps, too little to compute epsilon; give "
+            "more noise, or fewer steps"
+        )
+    interval = max(_INTERVAL, loss / _MOST_INTERVALS)
+    all_examples = _distributions(True, interval)
+    all_examples.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(z), total))
+    found = float(all_examples.get_epsilon(delta))
+    if set(steps) == {number}:
+        return found
+    # As above, the Renyi accountant takes the ratio of noise to the sensitivity 2 C.
+    sampled = _renyi()
+    for size, count in steps.items():
+        one = dp.SampledWithoutReplacementDpEvent(number, size, dp.GaussianDpEvent(z / 2))
+        sampled.compose(dp.SelfComposedDpEvent(one, count))
+    return min(found, float(sampled.get_epsilon(delta)))
+
+
+def sampling_of(assignment: Assignment) -> Sampling:
     """Sampling law that an assignment states.
 
     Raises:

@@ -2,13 +2,11 @@
 
 import importlib.util
 import warnings
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from annotated_types import Interval
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.base import (
     Algorithm,
@@ -19,10 +17,11 @@ from fedjax_mm.base import (
     ServerContext,
     Task,
 )
-from fedjax_mm.base.sums import root
 from fedjax_mm.checks.annotations import NonNegative, Positive, check_argument, part
 from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.compression import of_weight_one
+from fedjax_mm.privacy.examples import with_private_examples
+from fedjax_mm.privacy.gaussian import clipped, with_noise
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
 
 
@@ -57,8 +56,9 @@ def private(
     *,
     clip: Positive,
     noise_multiplier: NonNegative,
-    clients_per_round: Positive,
+    clients_per_round: Positive | None = None,
     adaptive: AdaptiveClip | None = None,
+    per: Literal["client", "example"] = "client",
 ) -> Algorithm:
     """DP-FedAvg: clips the clients' updates and adds Gaussian noise to their sum.
 
@@ -82,6 +82,12 @@ def private(
       noise_multiplier: z, the standard deviation of the noise divided by C; 0 only clips.
       clients_per_round: W, the expected number of participants per model and round.
       adaptive: how C adapts; None keeps it fixed.
+      per: "client", as above, or "example": every client trains by DP-SGD, which clips the gradient
+        of each example to C and adds noise of deviation z C to their sum in each local step. Give
+        neither W nor `adaptive`, and use `example_epsilon` for the accounting. It holds for any
+        server, if one example of a client is replaced. The algorithm must compute one gradient per
+        step and send nothing else that depends on data, as `fedavg` and `scaffold` do; batches
+        must be drawn without replacement, see `example_epsilon`.
 
     Raises:
       TypeError: if an argument has another type.
@@ -103,7 +109,7 @@ def private(
 
     Reference: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language
     Models" (2018); Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private Learning with
-    Adaptive Clipping" (2021).
+    Adaptive Clipping" (2021); Abadi et al., "Deep Learning with Differential Privacy" (2016).
     """
     check_algorithm(algorithm)
     if "private" in names_of(algorithm):
@@ -118,6 +124,10 @@ def private(
             "epsilon cannot be computed without dp-accounting; pip install 'fedjax-mm[privacy]'",
             stacklevel=3,
         )
+    if per == "example":
+        return with_private_examples(algorithm, clip, noise_multiplier, clients_per_round, adaptive)
+    if clients_per_round is None:
+        raise ValueError("clients_per_round is missing; give the expected number of participants")
     if adaptive is not None:
         check_instance("adaptive", adaptive, AdaptiveClip, "give AdaptiveClip(quantile=0.5)")
     noise = noise_multiplier if adaptive is None else _noise_of_updates(noise_multiplier, adaptive)
@@ -136,7 +146,7 @@ def private(
         context: ClientContext, sent: Contribution, norm: Any, own: Any
     ) -> tuple[Contribution, Any]:
         is_there = jnp.asarray(context.takes_part) & (sent.weight > 0)
-        update, is_short = _clipped(of_weight_one(sent, context.params), norm)
+        update, is_short = clipped(of_weight_one(sent, context.params), norm)
         # Select with `where`, because an absent client's update need not be 0.
         message = jax.tree.map(lambda x: jnp.where(is_there, x, jnp.zeros_like(x)), update)
         weight = is_there.astype(sent.weight.dtype)
@@ -148,7 +158,7 @@ def private(
     def serve(context: ServerContext, old: Any) -> tuple[ServerContext, Any]:
         sent = context.total.update
         update_key, count_key = jax.random.split(context.rng_key)
-        update = _with_noise(update_key, sent if adaptive is None else sent["update"], noise * old)
+        update = with_noise(update_key, sent if adaptive is None else sent["update"], noise * old)
         weight = jnp.asarray(clients_per_round, context.total.weight.dtype)
         total = context.total._replace(update=update, weight=weight)
         # The clients' states and data get no noise. Hide them.
@@ -157,7 +167,7 @@ def private(
         seen = context._replace(total=total, task=task, client_states=states)
         if adaptive is None:
             return seen, old
-        votes = _with_noise(count_key, sent["vote"], adaptive.count_noise)
+        votes = with_noise(count_key, sent["vote"], adaptive.count_noise)
         share = 0.5 + votes / clients_per_round
         new = old * jnp.exp(-adaptive.rate * (share - adaptive.quantile))
         return seen, new.astype(old.dtype)
@@ -171,20 +181,6 @@ def private(
         metrics=lambda *given: {} if adaptive is None else {"clip": given[-1]},
         steps_idle=True,
     )
-
-
-def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]:
-    """Clips an update to a norm, and also returns whether it was within the norm before.
-
-    A non-finite update becomes 0, because no factor can scale it to the norm.
-    """
-    norm = root(optax.tree.norm(update, squared=True))
-    is_finite, factor = jnp.isfinite(norm), jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1))
-
-    def shorten(x: Array) -> Array:
-        return jnp.where(is_finite, x * factor.astype(x.dtype), jnp.zeros_like(x))
-
-    return jax.tree.map(shorten, update), is_finite & (norm <= clip)
 
 
 def _noise_of_updates(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
@@ -211,10 +207,3 @@ def _solve_noise(z: Any, s: Any) -> Any:
     # If the count's noise is too small for a traced z, NaN makes the run diverge.
     ratio = jnp.where(z > 0, z, 0) / jnp.where(s > 0, 2 * s, 1)
     return jnp.where(z > 0, jnp.where(s > 0, z / jnp.sqrt(1 - ratio**2), jnp.nan), 0.0)
-
-
-def _with_noise(rng_key: PRNGKeyArray, tree: Any, deviation: Scalar) -> Any:
-    """Adds independent Gaussian noise to every array entry."""
-    # Drawn in float32, the noise of a seed is the same with and without x64.
-    drawn = optax.tree.random_like(rng_key, tree, jax.random.normal, jnp.float32)
-    return jax.tree.map(lambda x, noise: x + (deviation * noise).astype(x.dtype), tree, drawn)

@@ -78,6 +78,13 @@ class AsyncState(NamedTuple):
     stores: tuple[Store, ...]
 
 
+class Mixed(NamedTuple):
+    """Sum of clients' models, and of the weights by which the server's model is subtracted."""
+
+    models: Params
+    weight: Array
+
+
 class Received(NamedTuple):
     """Contributions of a batch's jobs to the models of one stack.
 
@@ -105,8 +112,11 @@ def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
     task, first = stack.task_at(jnp.int32(0)), jax.tree.map(itemgetter(0), state)
     client = jax.tree.map(itemgetter(0), first.clients)
     sent = zero_message(stack.algorithm, task, first.params, first.server, client)
+    buffered = sent
+    if dispatch.sends == "model":
+        buffered = sent._replace(update=Mixed(sent.update, jnp.zeros_like(sent.weight)))
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
-    return Store(versions, jax.tree.map(zeros, sent), recent)
+    return Store(versions, jax.tree.map(zeros, buffered), recent)
 
 
 class Arrivals(NamedTuple):
@@ -196,7 +206,7 @@ def compute_arrivals(
             limit = jnp.minimum(limit, period - (before + now.done) % period)
         clock, batch = next_batch(dispatch, clock, draws, bounds, now.done, limit)
         parts = list(zip(stacks, now.models, stores, strict=True))
-        received = [_receive(*part, options, bounds, batch) for part in parts]
+        received = [_receive(dispatch, *part, options, bounds, batch) for part in parts]
         work = add_counts(now.work, _work(stacks, batch, received))
         both = zip(parts, received, strict=True)
         stepped = [_step(*part, state.rng_key, batch, new) for part, new in both]
@@ -226,6 +236,7 @@ def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
 
 
 def _train(
+    dispatch: Dispatch,
     stack: Stack,
     state: StackState,
     versions: Version,
@@ -244,14 +255,26 @@ def _train(
 
     numbers = jnp.arange(len(arrivals.client), dtype=jnp.int32)
     mine = _of_stack(stack, arrivals)
+    segment, num_segments = arrivals.step, bounds.steps + 1
+    if arrivals.is_used is not None:
+        # Add updates that are too stale to a sum that no step reads.
+        segment = jnp.where(arrivals.is_used, segment, num_segments)
+        num_segments += 1
+    factors: Any = None
+    if dispatch.weight is not None:
+        factors = jax.vmap(dispatch.weight)(jnp.maximum(arrivals.staleness, 0))
     jobs = Jobs(
         mine.clients,
         mine.models,
-        segment=arrivals.step,
+        scale=factors,
+        segment=segment,
         origin=(numbers, arrivals.version, arrivals.place),
     )
-    how: Any = {"num_segments": bounds.steps + 1, "most_per_model": bounds.per_model}
-    return train(stack, state, jobs, start, options, **how, message=_dense)
+    how: Any = {"num_segments": num_segments, "most_per_model": bounds.per_model}
+    message = _dense
+    if dispatch.weight is not None or dispatch.sends == "model":
+        message = partial(_by_staleness, dispatch.sends == "model")
+    return train(stack, state, jobs, start, options, **how, message=message)
 
 
 def _of_stack(stack: Stack, arrivals: Arrived) -> Cohort:
@@ -268,12 +291,40 @@ def _dense(
     return sent._replace(report=jax.tree.map(lambda x: x / sent.weight, sent.update)), state
 
 
+def _by_staleness(
+    is_model: bool, send: SendFn, factor: Scalar | None, params: Params
+) -> tuple[Contribution, base.ClientState]:
+    """Multiplies the update, and not its weight in the mean; or sends the client's model."""
+    sent, state = _dense(send, None, params)
+    found: Any = jax.tree.structure(sent.update)
+    if found != jax.tree.structure(params):
+        raise ValueError(
+            "weight and sends of fedast are for updates that are changes of the parameters, but "
+            "the algorithm sends more, such as a second sum; use another one, such as fedavg"
+        )
+    factor = jnp.asarray(1.0 if factor is None else factor, sent.weight.dtype)
+    moved = sent.update
+    if is_model:
+        moved = jax.tree.map(lambda x, w: x + sent.weight.astype(w.dtype) * w, moved, params)
+    update = jax.tree.map(lambda x: factor.astype(x.dtype) * x, moved)
+    if is_model:
+        update = Mixed(update, factor * sent.weight)
+    return sent._replace(update=update), state
+
+
 def _receive(
-    stack: Stack, state: StackState, store: Store, options: Options, bounds: Bounds, batch: Batch
+    dispatch: Dispatch,
+    stack: Stack,
+    state: StackState,
+    store: Store,
+    options: Options,
+    bounds: Bounds,
+    batch: Batch,
 ) -> Received:
     """Trains a batch, and stores the most recent updates of a stack's models."""
     arrivals, mine = batch.jobs, _of_stack(stack, batch.jobs)
-    trained = _train(stack, state, store.versions, options, bounds, arrivals, batch.keys)
+    how = options, bounds, arrivals, batch.keys
+    trained = _train(dispatch, stack, state, store.versions, *how)
     if not options.with_reports:
         return Received(trained.total, store.recent)
     slots = jnp.asarray(mine.models), jnp.where(mine.clients >= 0, arrivals.slot, WINDOW)
@@ -307,6 +358,7 @@ def _step(
         ) -> Version:
             # An empty buffer gets weight 1. 0/0 would be NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
+            full = _against(old.params, full)
             key = keys.step_key(rng_key, model, number)
             given = base.ServerContext(number, task, old.params, old.server, (), full, key)
             new = Version(*stack.algorithm.server(given))
@@ -322,6 +374,15 @@ def _step(
     state = dataclasses.replace(state, params=new.params, server=new.server)
     buffer = jax.tree.map(lambda x: x[jnp.arange(len(new_steps)), new_steps], total)
     return state, Store(versions, buffer, received.recent)
+
+
+def _against(params: Params, total: Contribution) -> Contribution:
+    """Turns a sum of models into one of changes of the current model."""
+    if not isinstance(total.update, Mixed):
+        return total
+    models, weight = total.update
+    changes = jax.tree.map(lambda x, w: x - weight.astype(w.dtype) * w, models, params)
+    return total._replace(update=changes)
 
 
 def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -> Work:

@@ -3,6 +3,7 @@
 Everything in this module is computed from job times and counts, not from training results.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ class Arrived(NamedTuple):
       step: the model's server step in the batch that the job contributes to, counted from 0.
       slot: the slot of the job's update among the model's recent updates; `WINDOW` if not kept.
       staleness: the number of steps that the model made during the job.
+      is_used: whether the job contributes to a step, because it is not too stale; None if all do.
     """
 
     number: Array
@@ -45,6 +47,7 @@ class Arrived(NamedTuple):
     step: Array
     slot: Array
     staleness: Array
+    is_used: Array | None = None
 
 
 class Batch(NamedTuple):
@@ -113,15 +116,22 @@ def next_batch(
         later = (arrivals - missing) // buffer_size + 1
         return jnp.where(arrivals < missing, 0, later)
 
-    step = ending.of_own(new_steps_after(ending.arrived - ending.is_model))
+    used, filling, is_used = ending.is_model, ending.arrived, None
+    if dispatch.drop_after is not None:
+        used = _used(clock, ending, new_steps_after, dispatch.drop_after)
+        filling, is_used = jnp.cumsum(used, 0, jnp.int32), jnp.any(used, axis=1)
+    step = ending.of_own(new_steps_after(filling - used))
     size = _batch_size(ending, followers, step, bounds, limit)
     present = jnp.arange(bounds.arrivals, dtype=jnp.int32) < size
-    total = jnp.sum(present[:, None] & ending.is_model, axis=0, dtype=jnp.int32)
+    arrived = jnp.sum(present[:, None] & ending.is_model, axis=0, dtype=jnp.int32)
+    total = arrived
+    if dispatch.drop_after is not None:
+        total = jnp.sum(present[:, None] & used, axis=0, dtype=jnp.int32)
     new_steps = new_steps_after(total)
     places = _free_places(dispatch, clock, ending, present, new_steps, bounds)
     since_step = (total - missing) % buffer_size
     filled = jnp.where(total < missing, clock.filled + total, since_step)
-    steps_so_far = new_steps_after(ending.arrived)
+    steps_so_far = new_steps_after(filling)
     after = Clock(
         time=jnp.max(jnp.where(present, ending.jobs.finish, clock.time)),
         jobs=_jobs_after(clock, ending, followers, steps_so_far, places, present),
@@ -129,11 +139,32 @@ def next_batch(
         filled=filled.astype(jnp.int32),
         place=_current_place(clock, places, jnp.arange(dispatch.num_models), new_steps),
         targets=clock.targets,
-        arrived=clock.arrived + total,
+        arrived=clock.arrived + arrived,
         lives=clock.lives,
     )
-    arrivals = _arrivals(clock, after, ending, step, present)
+    arrivals = _arrivals(clock, after, ending, step, present)._replace(is_used=is_used)
     return after, Batch(size, arrivals, ending.jobs.key, clock.steps, new_steps, places)
+
+
+def _used(
+    clock: Clock,
+    ending: "_Ending",
+    new_steps_after: Callable[[Int[Array, " models"]], Int[Array, " models"]],
+    drop_after: int,
+) -> Bool[Array, "arrivals models"]:
+    """Marks the model of each arrival that is not too stale.
+
+    An update that is dropped fills no buffer, so that later ones may be less stale.
+    """
+
+    def arrive(filling: Array, one: tuple[Array, Array]) -> tuple[Array, Array]:
+        is_model, version = one
+        staleness = clock.steps + new_steps_after(filling) - version
+        used = is_model & (staleness <= drop_after)
+        return filling + used, used
+
+    start = jnp.zeros_like(clock.filled)
+    return lax.scan(arrive, start, (ending.is_model, ending.jobs.version))[1]
 
 
 class _Ending(NamedTuple):

@@ -89,6 +89,21 @@ class Classification:
         key = jax.random.fold_in(rng_key, step) if self.rngs else None
         return *self.train.batch(rng_key, client, step, how), key
 
+    def examples(self, params: Params, batch: Any) -> tuple[Any, Float[Array, " batch"]]:
+        """Batches of one row, and the examples' weights.
+
+        Raises:
+          ValueError: if the loss of an example depends on others, or the loss is a sum.
+        """
+        if self.takes_weights or has_statistics(params) or self.reduction == "sum":
+            raise ValueError(
+                f"the loss of module {type(self.module).__name__} is no mean of losses of single "
+                "examples; use a module without batch norm, and reduction='mean'"
+            )
+        rows, weights, key = batch
+        keys = None if key is None else jax.random.split(key, len(rows))
+        return (rows[:, None], jnp.ones_like(weights)[:, None], keys), weights
+
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """Mean or sum of the cross-entropy over a batch."""
         (logits, changed), labels, weights = self._trained(params, batch)

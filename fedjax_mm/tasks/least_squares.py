@@ -56,6 +56,12 @@ class LeastSquares:
         """Rows of the client's examples and their weights, as `ClientData.batch` does."""
         return self.data.batch(rng_key, client, step, how)
 
+    def examples(self, params: Vector, batch: Any) -> tuple[Any, Float[Array, " batch"]]:
+        """Batches of one row, and the examples' weights."""
+        del params
+        rows, weights = batch
+        return (rows[:, None], jnp.ones_like(weights)[:, None]), weights
+
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
         """Steps per epoch."""
         return self.data.num_batches(client, size)

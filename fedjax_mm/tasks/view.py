@@ -21,7 +21,7 @@ from fedjax_mm.base import (
     needs,
 )
 from fedjax_mm.base.calls import in_short
-from fedjax_mm.base.capabilities import EpochTask, FeaturesTask, RoundTask
+from fedjax_mm.base.capabilities import EpochTask, ExamplesTask, FeaturesTask, RoundTask
 
 
 @runtime_checkable
@@ -152,6 +152,10 @@ class View:
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """Loss of a batch."""
         return self.task.loss(params, batch)
+
+    def examples(self, params: Params, batch: Any) -> tuple[Any, Float[Array, " batch"]]:
+        """Batches of one example, and the examples' weights."""
+        return needs(self.task, ExamplesTask).examples(params, batch)
 
     def features(
         self, params: Params, batch: Any

@@ -166,10 +166,13 @@ def test_what_is_refused_is_in_the_table(method):
         "optimizer": {"optimizer": optax.adam},
         "rate": {"learning_rate": lambda t: 0.1 / t},
         "batch_size": {"batch_size": lambda t: 1 + t},
+        "keeps": {"keeps": "client", "momentum": 0.9},
+        "keeps='mean'": {"keeps": "mean", "momentum": 0.9},
     }
     programs = []
     for key, how in settings.items():
-        reason = REFUSED.get((name, "epochs" if key == "fraction" else key))
+        whole = {"fraction": "epochs", "keeps='mean'": "keeps"}.get(key, key)
+        reason = REFUSED.get((name, key), REFUSED.get((name, whole)))
         if reason is None:
             programs.append(told(**how))
             continue

@@ -119,6 +119,9 @@ def fedast(
     meets: Callable[[int, Array], bool] = lambda m, w: False,
     every: int = 1,
     order_of: Callable[[int, int], Sequence[int]] = lambda t, m: [],
+    weight: Callable[[int], float] = lambda s: 1.0,
+    drop_after: float = math.inf,
+    sends: str = "update",
 ) -> tuple[list[Arrival], list[Round]]:
     """Every arrival of an update, and every round from 0, in order.
 
@@ -139,12 +142,17 @@ def fedast(
         meets: whether a model w_m has met its target.
         every: the number of rounds between two evaluations.
         order_of: all models in a random order, given the round and the model that leaves.
+        weight: multiplies a buffered update of staleness s (FedBuff, Algorithm 1, line 11; alpha_t
+            of FedAsync), and not the size K of the buffer.
+        drop_after: an update of larger staleness does not enter the buffer.
+        sends: "update" Delta, or the client's "model", from which the current one is subtracted at
+            the step: x_t = x_{t-1} + mean alpha_t (x_new - x_{t-1}) (FedAsync).
     """
     M, R = len(start), sum(at_work)
     w = [np.array(each, np.float64) for each in start]
     steps, targets = [0] * M, list(at_work)
     arrived_at, finished_at = [math.nan] * M, [math.nan] * M
-    buffers: list[list[Array]] = [[] for _ in range(M)]
+    buffers: list[list[tuple[float, Array]]] = [[] for _ in range(M)]
     recent: list[list[Array]] = [[] for _ in range(M)]
     working: dict[int, Job] = {}
     queue: list[tuple[float, int]] = []
@@ -202,10 +210,15 @@ def fedast(
             m = job.model
             update = train(m, job.client, job.params, number, job.version + 1)
             staleness = steps[m] - job.version
-            buffers[m].append(update)
+            is_used = staleness <= drop_after
+            if is_used:
+                sent = update if sends == "update" else job.params + update
+                buffers[m].append((weight(staleness), sent))
             recent[m] = [*recent[m], update][-window:]
-            if len(buffers[m]) >= math.ceil(targets[m] / ratio):
-                w[m] = w[m] + server_rate / len(buffers[m]) * sum(buffers[m])
+            if is_used and len(buffers[m]) >= math.ceil(targets[m] / ratio):
+                start_of = 0.0 if sends == "update" else w[m]
+                total = sum(s * (sent - start_of) for s, sent in buffers[m])
+                w[m] = w[m] + server_rate / len(buffers[m]) * total
                 buffers[m] = []
                 steps[m] += 1
                 for other, each in working.items():  # jobs that started at this moment

@@ -34,11 +34,16 @@ class Problem(NamedTuple):
     features: Callable[[int, int, int], list[Array]] = lambda k, t, i: []
     steps: Sequence[int] | None = None  # K_k of every client, instead of `num_steps`
     momentum: float = 0.0
+    stepper_of: Callable[[int, str], Callable[..., Array]] | None = None  # (k, which model)
     server: Callable[[Array, Array], Array] = lambda w, step: w + step  # keeps its own state
 
     def num_steps(self, k: int, num_steps: int) -> int:
         """K_k."""
         return num_steps if self.steps is None else self.steps[k]
+
+    def stepper(self, k: int, model: str = "w") -> Callable[..., Array]:
+        """The steps of a local training."""
+        return self.stepper_of(k, model) if self.stepper_of else Heavy(self.momentum)
 
     def normalizer(self, k: int, num_steps: int) -> float:
         """a_k = sum (1 - beta^j) / (1 - beta) over j = 1 ... K_k (Wang et al., section 4)."""
@@ -73,7 +78,7 @@ def sgd(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int)
 
 def descend(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int) -> Array:
     """w_k after exactly as many local steps."""
-    step = Heavy(problem.momentum)
+    step = problem.stepper(k)
     for e in range(num_steps):
         w = step(w, rate, problem.gradient(k, w, t, e))
     return w
@@ -142,7 +147,7 @@ def fedprox(
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own, step = w, Heavy(problem.momentum)
+            own, step = w, problem.stepper(k)
             for e in range(problem.num_steps(k, num_steps)):
                 own = step(own, rate(t), problem.gradient(k, own, t, e) + mu * (own - w))
             changes.append(own - w)
@@ -168,7 +173,7 @@ def prsgd(
     for t, clients in enumerate(rounds, start=1):
         points = []
         for k in clients:
-            x, step = w + last[k], Heavy(problem.momentum)
+            x, step = w + last[k], problem.stepper(k)
             for e in range(num_steps - 1):
                 x = step(x, rate(t), problem.gradient(k, x, t, e))
             last[k] = step(x, rate(t), problem.gradient(k, x, t, num_steps - 1)) - x
@@ -195,7 +200,7 @@ def scaffold(
     for t, clients in enumerate(rounds, start=1):
         changes, c_changes = [], []
         for k in clients:
-            y, step = w, Heavy(problem.momentum)
+            y, step = w, problem.stepper(k)
             for e in range(problem.num_steps(k, num_steps)):
                 y = step(y, rate(t), problem.gradient(k, y, t, e) - c_k[k] + c)
             if option == "II":
@@ -229,7 +234,7 @@ def perfedavg(
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own, step = w, Heavy(problem.momentum)
+            own, step = w, problem.stepper(k)
             for e in range(problem.num_steps(k, num_steps)):
                 i = num_batches * e
                 u = own - alpha * problem.gradient(k, own, t, i)
@@ -359,7 +364,7 @@ def ditto(
         changes = []
         for k in clients:
             changes.append(sgd(problem, k, w, t, rate(t), num_steps) - w)
-            step = Heavy(problem.momentum)
+            step = problem.stepper(k, "personal")
             for e in range(problem.num_steps(k, num_steps)):
                 v[k] = step(v[k], rate(t), problem.gradient(k, v[k], t, e) + lam * (v[k] - w))
         if clients:
@@ -409,7 +414,7 @@ def feddyn(
     for t, clients in enumerate(rounds, start=1):
         points = []
         for k in clients:
-            x, step = w, Heavy(problem.momentum)
+            x, step = w, problem.stepper(k)
             for e in range(problem.num_steps(k, num_steps)):
                 slope = problem.gradient(k, x, t, e) - g[k] + strength[k] * (x - w)
                 x = step(x, rate(t), slope)
@@ -439,7 +444,7 @@ def apfl(
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own, steps = w, [Heavy(problem.momentum) for _ in range(2)]
+            own, steps = w, [problem.stepper(k, "w"), problem.stepper(k, "v")]
             for e in range(problem.num_steps(k, num_steps)):
                 bar = mix[k] * v[k] + (1 - mix[k]) * own
                 g, g_bar = problem.gradient(k, own, t, e), problem.gradient(k, bar, t, e)
@@ -481,7 +486,7 @@ def moon(
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own, step = w, Heavy(problem.momentum)
+            own, step = w, problem.stepper(k)
             for e in range(problem.num_steps(k, num_steps)):
                 gradient, batch = problem.gradient(k, own, t, e), problem.features(k, t, e)
                 for A in batch:
@@ -513,7 +518,7 @@ def pfedme(
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for k in clients:
-            own, step = w, Heavy(problem.momentum)
+            own, step = w, problem.stepper(k)
             for e in range(problem.num_steps(k, num_steps)):
                 for _ in range(inner_steps):
                     gradient = problem.gradient(k, theta[k], t, e)

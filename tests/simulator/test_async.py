@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import fedavg, local_sgd, params_of, simulate
-from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
+from fedjax_mm import fedavg, fednova, local_sgd, params_of, simulate
+from fedjax_mm.asynchrony import fedast, hinge, on_clock, polynomial, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Cohort, keys
 from fedjax_mm.compression import compressed, qsgd
@@ -32,7 +32,19 @@ one_by_one = functools.partial(fedast, arrivals_per_round=1)
 N, NUM_STEPS, RATE, SERVER_RATE = 7, 3, 0.02, 0.8
 
 
+STALE = {  # FedBuff, FedAsync, dropped updates, and all at once
+    "FedBuff": {"weight": polynomial(0.5)},
+    "FedAsync": {"weight": hinge(2.0, free=1), "sends": "model"},
+    "dropped": {"drop_after": 2},
+    "all, reallocated": {"weight": polynomial(1.0), "drop_after": 1, "sends": "model"},
+}
+
+
 CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stacked
+    "FedBuff": ((7,), 3, False, 60, True),
+    "FedAsync": ((5, 4), 5, False, 60, True),
+    "dropped": ((9, 2, 4), 4, False, 80, True),
+    "all, reallocated": ((12, 9), 3, True, 120, False),
     "one model": ((7,), 3, False, 80, True),
     "fully asynchronous": ((5, 4), 5, False, 80, True),
     "unequal": ((9, 2, 4), 3, False, 80, True),
@@ -41,7 +53,15 @@ CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stack
 }
 
 
-QUICK, TOGETHER = {"unequal"}, {"different structures, reallocated"}  # the rest is slow
+FACTORS = {  # in plain Python
+    "FedBuff": {"weight": lambda s: (1 + s) ** -0.5},
+    "FedAsync": {"weight": lambda s: 1 if s <= 1 else 1 / (1 + 2 * (s - 1))},
+    "all, reallocated": {"weight": lambda s: 1 / (1 + s)},
+}
+
+
+QUICK = {"unequal", "dropped"}  # the rest is slow
+TOGETHER = {"different structures, reallocated", *STALE}
 
 
 def draws(dispatch, count):
@@ -137,6 +157,8 @@ def event_loop(name):
         num_arrivals,
         SERVER_RATE,
         reallocate,
+        **FACTORS.get(name, {}),
+        **{key: x for key, x in STALE.get(name, {}).items() if key != "weight"},
     )
     return tasks, arrivals
 
@@ -144,7 +166,7 @@ def event_loop(name):
 def dispatch_of(name):
     at_work, ratio, reallocate, *_ = CASES[name]
     delay = shifted_exponential(N, 1.0 + 0.5 * np.arange(len(at_work)))
-    how = {"ratio": ratio, "delay": delay, "reallocate": reallocate}
+    how = {"ratio": ratio, "delay": delay, "reallocate": reallocate, **STALE.get(name, {})}
     return one_by_one(N, len(at_work), at_work=at_work, **how)
 
 
@@ -296,3 +318,20 @@ def test_wrapped_algorithms_run_asynchronously(wrap):
         return simulate(key, quadratic(6, 2, mu=0.1), algorithm, dispatch, 2)
 
     jax.eval_shape(run, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"weight": 0.5}, "weight is 0.5; give a function of the staleness"),
+        ({"weight": lambda s: s}, r"weight returns int32\[\]; return one real number"),
+        ({"drop_after": -1}, "drop_after is -1; it must"),
+        ({"sends": "gradient"}, "sends is 'gradient'; it must be"),
+        ({"weight": polynomial(0.5)}, "but the algorithm sends more"),
+    ],
+)
+def test_wrong_treatments_of_stale_updates_are_refused(how, words):
+    """FedNova sends two parts, of which a weight would change the wrong one."""
+    task, algorithm = quadratic(6, 2, mu=0.1), fednova(local_sgd(0.1, steps=2))
+    with pytest.raises((TypeError, ValueError), match=words):
+        simulate(KEY, task, algorithm, fedast(6, 1, at_work=2, ratio=1, **how), 1)
