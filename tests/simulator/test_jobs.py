@@ -301,6 +301,15 @@ def test_models_that_are_left_have_all_clients_in_equal_parts():
             assert sizes.tolist() in ([6, 0, 6, 0], [4, 0, 4, 0])
 
 
+def test_other_wrappers_may_be_inside():
+    inside = finishing(available(mfa_rr(N, M), bernoulli(1.0)), "loss", at_most=TARGETS)
+    plain = finishing(mfa_rr(N, M), "loss", at_most=TARGETS)
+    (_, found), (_, expected) = trained(inside), trained(plain)
+    np.testing.assert_array_equal(found.client_updates, expected.client_updates)
+    np.testing.assert_array_equal(found.metrics["active"], expected.metrics["active"])
+    assert (found.metrics["present"][1:] == N).all()
+
+
 def test_servers_of_finished_models_do_not_step_while_those_of_idle_models_do():
     jobs = finishing(mfa_rand(N, M, unbiased=True), "loss", at_most=[-1.0, 1e9, -1.0])
     absent = available(jobs, bernoulli(0.3))
