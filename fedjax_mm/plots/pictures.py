@@ -336,7 +336,7 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
 
     Raises:
       TypeError: if `data` has another type.
-      ValueError: if `data` is a stack of draws, or its labels have no such column.
+      ValueError: if `data` is a stack of draws, has no classes, or its labels no such column.
 
     Example:
       >>> from fedjax_mm.data import digits, federate, partition as deal
@@ -346,6 +346,8 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
       'client'
     """
     check_federated(data)
+    if not data.num_classes:
+        raise ValueError("the data have no classes, so no labels to draw; give labelled data")
     train = data.train
     labels = np.asarray(train.examples[1])
     labels = labels[:, None] if labels.ndim == 1 else labels

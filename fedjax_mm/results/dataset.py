@@ -140,7 +140,7 @@ def _share_personal(dataset: xr.Dataset) -> None:
         return
     for name in [str(name) for name in dataset.data_vars if str(name).startswith(PREFIX)]:
         short = name.removeprefix(PREFIX)
-        common = "test_accuracy" if short == "accuracy" else short
+        common = f"test_{short}" if f"train_{short}" in dataset else short
         if common in dataset:
             has_own = dataset[name].notnull().any("round")
             dataset[name] = dataset[name].where(has_own, dataset[common])
