@@ -48,16 +48,18 @@ def score_of(name: str, function: Any) -> Score:
             f"{name} is {described(function)}; give a function of (outputs, targets), such as "
             "tasks.squared_error"
         )
-    score = Score(function)
+    options: dict[str, Any] = {}
     if type(function) is partial and not function.args:
-        score = Score(function.func, tuple(sorted(function.keywords.items())))
+        function, options = function.func, function.keywords
     try:
-        hash(score)
+        hash((function, *options.values()))
     except TypeError as error:
         raise TypeError(
             f"{name} has options that cannot be hashed; give numbers, strings and tuples"
         ) from error
-    return score
+    known = inspect.signature(function).parameters
+    changed = {k: x for k, x in options.items() if k not in known or known[k].default != x}
+    return Score(function, tuple(sorted(changed.items())))
 
 
 def cross_entropy(

@@ -11,9 +11,19 @@ import pytest
 import scipy
 from sklearn import metrics as reference
 
-from fedjax_mm import ditto, fedavg, full_participation, local_sgd, simulate, sweep, to_dataset
-from fedjax_mm.data import client_data, federate, partition
+from fedjax_mm import (
+    Experiment,
+    ditto,
+    fedavg,
+    full_participation,
+    local_sgd,
+    simulate,
+    sweep,
+    to_dataset,
+)
+from fedjax_mm.data import client_data, digits, federate, load_npz, partition
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import (
@@ -30,7 +40,7 @@ from fedjax_mm.tasks import (
     supervised,
     top_k_accuracy,
 )
-from fedjax_mm.tasks.networks import CelebACNN, LogisticRegression
+from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression
 from tests.helpers import labelled_data
 
 NUM_EXAMPLES, C = 60, 4
@@ -309,6 +319,37 @@ def test_points_whose_partials_have_equal_options_are_one_program():
         return Setup(task, fedavg(learning_rate, local_steps=1), full_participation(7))
 
     assert len(programs_of(Grid(build, {"learning_rate": [0.1, 0.2]}, 2))) == 1
+
+
+def test_a_file_makes_the_same_tasks(tmp_path):
+    """Also its static parts, such as the network, the loss and the metrics."""
+    rng = np.random.default_rng(0)
+    file = str(tmp_path / "numbers.npz")
+    x, y = rng.normal(size=(30, 3)), rng.normal(size=(30, 2))
+    np.savez(file, x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    numbers = {"name": "npz", "file": file, "num_classes": 0, "num_clients": 4}
+    numbers |= {"model": "mlp", "hidden": [5], "loss": "absolute_error", "metrics": ["r2"]}
+    top = {"name": "top_k_accuracy", "k": 3}
+    images = {"name": "digits", "num_clients": 4, "metrics": [top, "f1", "auc"]}
+    made = []
+    for table in (numbers, images):
+        values = {"task": table, "algorithms": {"A": {"learning_rate": 0.1, "local_steps": 1}}}
+        how = {"num_models": 1, "num_rounds": 1, "assignment": {"name": "mfa_rand"}}
+        task = validate(Experiment, values | how).task
+        made.append(task.build(task.data()))
+    pools = load_npz(file, num_classes=0), digits(seed=0)
+    first, second = (
+        federate(pool, partition.iid(np.zeros(len(pool.train[0])), 4)) for pool in pools
+    )
+    scores = {"top_k_accuracy": partial(top_k_accuracy, k=3), "f1": f1, "auc": auc}
+    wanted = [
+        supervised(first, MLP(2, (5,)), loss=absolute_error, metrics={"r2": r2}),
+        classification(second, LogisticRegression(10), scale=1 / 255, metrics=scores),
+    ]
+    for got, want in zip(made, wanted, strict=True):
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_array_metrics_have_a_dimension():
