@@ -36,9 +36,6 @@ _LONG_NAMES = {
     "diverged": "first recorded round whose loss is not finite, or -1",
 }
 
-PERSONAL = ("personal_accuracy", "personal_loss")
-"""The metrics of the models that clients use: their own, or the global one without them."""
-
 
 @brief
 def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr.Dataset:
