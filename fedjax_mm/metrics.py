@@ -171,7 +171,8 @@ def compare(
     end = result[metric].isel(round=-1, drop=True).astype(float)
     place = values.index(baseline)
     base, others = end.isel({axis: place}, drop=True), end.drop_isel({axis: place})
-    is_one, is_other = np.isfinite(others), np.isfinite(base)
+    is_one: Any = np.isfinite(others)
+    is_other: Any = np.isfinite(base)
     is_unpaired = (is_one != is_other).any("model")
     of_none = ~(is_one | is_other).any("model")
     for where, is_nan in (("for a model in only one run", is_unpaired), ("in both runs", of_none)):
