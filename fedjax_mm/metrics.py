@@ -31,6 +31,9 @@ __all__ = [
     "time_to_target",
 ]
 
+PERSONAL = ("personal_accuracy", "personal_loss")
+"""The metrics of the models that clients use: their own, or the global one without them."""
+
 ClientShare: TypeAlias = Annotated[Scalar, Interval(gt=0, le=1)]
 """A share q of the clients, which may be traced."""
 
@@ -119,7 +122,7 @@ def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
 
 
 def compare(
-    result: xr.Dataset, axis: str, metric: str = "loss", *, baseline: Any = None
+    result: xr.Dataset, axis: str, metric: str | None = None, *, baseline: Any = None
 ) -> xr.Dataset:
     """Returns how much each value of an axis differs from a baseline, paired by seed.
 
@@ -131,7 +134,8 @@ def compare(
     Args:
       result: a result over ``(..., seed, round, model)``.
       axis: the name of the axis, such as "algorithm".
-      metric: the name of the metric.
+      metric: the name of the metric; defaults to that of the clients' models if a method has
+        personal ones, ``personal_accuracy`` or ``personal_loss``, or else to the loss.
       baseline: the value of the axis with which the others are compared; the first by default.
 
     Returns:
@@ -139,7 +143,7 @@ def compare(
       error is NaN for fewer than three seeds, and both are NaN if that of a seed is.
 
     Warns:
-      UserWarning: if only one of two runs has a value of some model.
+      UserWarning: if only one of two runs has a value of some model, or neither has any value.
 
     Raises:
       ValueError: if the result has no such axis, metric or baseline.
@@ -153,6 +157,8 @@ def compare(
       >>> found.difference.values.round(2), found.standard_error.values.round(2)
       (array([-1.83]), array([0.17]))
     """
+    if metric is None:
+        metric = next((name for name in PERSONAL if name in result), "loss")
     if metric not in result.data_vars:
         raise ValueError(f"the result has no {metric!r}, but {', '.join(map(str, result))}")
     if axis not in result[metric].dims or axis in ("seed", "round", "model"):
@@ -165,16 +171,19 @@ def compare(
     end = result[metric].isel(round=-1, drop=True).astype(float)
     place = values.index(baseline)
     base, others = end.isel({axis: place}, drop=True), end.drop_isel({axis: place})
-    is_unpaired = (np.isfinite(others) != np.isfinite(base)).any("model")
-    if is_unpaired.any():
-        names = [str(at) for at in others[axis].values if is_unpaired.sel({axis: at}).any()]
-        warnings.warn(
-            f"{metric} is missing or not finite for a model in only one run of "
-            f"{int(is_unpaired.sum())} of {is_unpaired.size} pairs, of {', '.join(names)} with "
-            f"{baseline}; the difference is NaN there. A model has diverged, or an algorithm does "
-            "not have the metric",
-            stacklevel=2,
-        )
+    is_one: Any = np.isfinite(others)
+    is_other: Any = np.isfinite(base)
+    is_unpaired = (is_one != is_other).any("model")
+    of_none = ~(is_one | is_other).any("model")
+    for where, is_nan in (("for a model in only one run", is_unpaired), ("in both runs", of_none)):
+        if is_nan.any():
+            names = [str(at) for at in others[axis].values if is_nan.sel({axis: at}).any()]
+            warnings.warn(
+                f"{metric} is missing or not finite {where} of {int(is_nan.sum())} of "
+                f"{is_nan.size} pairs, of {', '.join(names)} with {baseline}; the difference is "
+                "NaN there. A model has diverged, or an algorithm does not have the metric",
+                stacklevel=2,
+            )
     mean, error = estimate((others - base).mean("model").where(~is_unpaired))
     return xr.Dataset({"difference": mean, "standard_error": error})
 

@@ -231,13 +231,32 @@ def test_the_page_of_the_literature_has_all_parts_and_no_others():
     trees = [ast.parse(span) for span in spans]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
-    assert named - set(known) <= {"sgd"}, "of optax"
+    assert named - set(known) <= {"sgd", "muon"}, "of optax"
     assert {*methods(), *assignments()} <= named
     for call in calls:
         factory = known.get(ast.unparse(call.func).rpartition(".")[2])
         if factory is not None:
             arguments = {keyword.arg for keyword in call.keywords}
             assert arguments <= set(inspect.signature(factory).parameters), ast.unparse(call)
+
+
+def test_each_table_of_the_literature_imports_what_it_names():
+    known = {name for _, name, _ in public()}
+    _, *sections = re.split(r"^## ", (hooks.DOCS / "literature.md").read_text(), flags=re.MULTILINE)
+    for section in sections:
+        (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+        imported = {
+            alias.name for node in ast.parse(code).body for alias in getattr(node, "names", ())
+        }
+        rows = re.findall(r"^\| .+? \| (.+) \|$", section, re.MULTILINE)
+        spans = re.findall(r"`([^`]+)`", " ".join(rows))
+        named = {
+            node.id
+            for span in spans
+            for node in ast.walk(ast.parse(span))
+            if isinstance(node, ast.Name)
+        }
+        assert named & known <= imported, section.splitlines()[0]
 
 
 def test_every_public_object_has_a_docstring():

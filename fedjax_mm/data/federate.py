@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
-from fedjax_mm.checks.annotations import Count, Fraction, Share, checked
+from fedjax_mm.checks.annotations import Count, CountOrZero, Fraction, Share, checked
 from fedjax_mm.checks.values import described
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData, Pool
@@ -63,7 +64,7 @@ def federate(
     clients_test: Sequence[Any] | None = None,
     *,
     test_fraction: Fraction | None = None,
-    num_classes: Count | None = None,
+    num_classes: CountOrZero | None = None,
     seed: int = 0,
     check: bool = True,
 ) -> FederatedData:
@@ -78,7 +79,8 @@ def federate(
       test_fraction: the fraction of each client's rows that `split_parts` moves to a test set,
         instead of using the test examples in `data`. Cannot be combined with `clients_test`.
         Defaults to 0.2 for arrays without test examples.
-      num_classes: C, for arrays; defaults to 1 more than the largest label.
+      num_classes: C, for arrays; defaults to 1 more than the largest label. 0 if y are not labels,
+        but targets of any type and shape, or several arrays of them.
       seed: the seed of the split by `test_fraction`.
       check: False skips the check that all features are finite.
 
@@ -102,16 +104,16 @@ def federate(
         if clients_test is not None:
             raise ValueError("clients_test needs test examples; give ((X, y), (X_test, y_test))")
         test_fraction = 0.2 if test_fraction is None else test_fraction
-    clients = _rows_of("clients", clients, len(pool.train[1]), "training")
+    clients = _rows_of("clients", clients, len(pool.train[0]), "training")
     test_source = pool.test
     if test_fraction is not None:
-        _check_apart(clients, len(pool.train[1]))
+        _check_apart(clients, len(pool.train[0]))
         clients, clients_test = split_parts(clients, test_fraction=test_fraction, seed=seed)
         test_source = pool.train
     elif clients_test is None:
-        clients_test = [np.arange(len(pool.test[1]))]
+        clients_test = [np.arange(len(pool.test[0]))]
     else:
-        clients_test = _rows_of("clients_test", clients_test, len(pool.test[1]), "test")
+        clients_test = _rows_of("clients_test", clients_test, len(pool.test[0]), "test")
         if len(clients_test) != len(clients):
             raise ValueError(
                 f"rows of {len(clients)} clients, but test rows of {len(clients_test)}"
@@ -166,6 +168,8 @@ def flip_labels(
       Cho et al., "Maximizing global model appeal in federated learning", section 4.
     """
     num_clients = len(data.train.counts)
+    if not data.num_classes:
+        raise ValueError("the data have no classes, so no labels to flip; give labelled data")
     if test and len(data.test.counts) != num_clients:
         raise ValueError("the test set is one pool; give clients their own with federate")
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
@@ -223,7 +227,7 @@ def _check_apart(parts: Parts, num_examples: int) -> None:
         )
 
 
-def _gather(source: tuple[np.ndarray, np.ndarray], parts: Parts) -> ClientData:
+def _gather(source: tuple[np.ndarray, Any], parts: Parts) -> ClientData:
     rows, counts = np.concatenate(parts), [len(mine) for mine in parts]
-    x, y = (np.asarray(array)[rows] for array in source)
-    return flat_client_data((x, y), counts, check=False)  # the whole source has been checked
+    taken = jax.tree.map(lambda x: np.asarray(x)[rows], source)
+    return flat_client_data(taken, counts, check=False)  # the whole source has been checked

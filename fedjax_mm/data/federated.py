@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_mm.checks.annotations import Count, check_argument
+from fedjax_mm.checks.annotations import CountOrZero, check_argument
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.checks.values import described
 from fedjax_mm.data.arrays import check_labels, is_known
@@ -20,12 +20,12 @@ DataKind = Literal["real", "synthetic", "surrogate"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
-    """Each client's examples ``(features, labels)``.
+    """Each client's examples ``(features, labels)``, or ``(features, targets)``.
 
     Attributes:
       name: the name of the source, for titles and manifests.
       kind: real, synthetic or surrogate.
-      num_classes: C; labels are 0 ... C - 1.
+      num_classes: C; labels are 0 ... C - 1. 0 if there are targets of any type and shape instead.
       train: ``(x [examples, ...], y int32[examples])`` of N clients. Images are uint8 0 ... 255
         with channels last; other features are float32.
       test: test examples, either of the same N clients or in one pool that all clients share.
@@ -48,10 +48,11 @@ class FederatedData:
         first, *_ = jax.tree.leaves(self.train.examples, is_leaf=lambda x: x is None)
         shape = np.shape(first)[1:]
         most = "at most " if draws else ""  # a bound for draws of unequal sizes
+        classes = f"{self.num_classes} classes" if self.num_classes else "no classes"
         return (
             f"{f'{draws[0]} draws of ' if draws else ''}{clients} clients, {most}"
             f"{self.train.num_examples} + {self.test.num_examples} examples of {shape}, "
-            f"{self.num_classes} classes"
+            f"{classes}"
         )
 
     def select(self, index: Any) -> "FederatedData":
@@ -76,7 +77,7 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
     """
     remedy = "deal examples to clients, by data.federate((X, y), parts)"
     check_instance("data", data, FederatedData, remedy)
-    num_classes = check_argument("num_classes", data.num_classes, Count)
+    num_classes = check_argument("num_classes", data.num_classes, CountOrZero)
     shapes = []
     for name, split in (("train", data.train), ("test", data.test)):
         check_instance(f"data.{name}", split, ClientData, "make it by data.client_data")
@@ -87,14 +88,15 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
             given = described(split.examples)
             raise ValueError(f"the {name} examples are {given}; give (features, labels)")
         features, labels = split.examples
-        if np.shape(features)[:1] != np.shape(labels)[:1] or np.ndim(labels) not in (1, 2):
+        lengths = {np.shape(x)[:1] for x in jax.tree.leaves((features, labels))}
+        if len(lengths) != 1 or (num_classes and np.ndim(labels) not in (1, 2)):
             raise ValueError(
                 f"the {name} features have shape {np.shape(features)} and the labels "
                 f"{np.shape(labels)}; give one label for each example, or one row of them"
             )
-        if is_known(labels):
+        if num_classes and is_known(labels):
             check_labels(f"the array of {name} labels", np.asarray(labels), num_classes)
-        shapes.append((np.shape(features)[1:], np.shape(labels)[1:]))
+        shapes.append(jax.tree.map(lambda x: np.shape(x)[1:], (features, labels)))
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"an example for training has shape {shapes[0][0]} and one for testing {shapes[1][0]}, "
@@ -114,7 +116,7 @@ class Pool(NamedTuple):
     Attributes:
       name: the name of the source.
       kind: real, synthetic or surrogate.
-      num_classes: C; labels are 0 ... C - 1.
+      num_classes: C; labels are 0 ... C - 1. 0 if there are other targets instead.
       train: ``(x [examples, ...], y int32[examples])``, NumPy arrays. Images are uint8 0 ... 255
         ``[examples, height, width, channels]``.
       test: test examples, in the same form.
@@ -123,16 +125,14 @@ class Pool(NamedTuple):
     name: str
     kind: DataKind
     num_classes: int
-    train: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
+    train: tuple[np.ndarray, Any]
+    test: tuple[np.ndarray, Any]
 
     def __repr__(self) -> str:
-        sizes = [len(y) for _, y in (self.train, self.test)]
+        sizes = [len(x) for x, _ in (self.train, self.test)]
         shape = np.shape(self.train[0])[1:]
-        return (
-            f"{self.name}, {self.kind}: {sizes[0]} + {sizes[1]} examples of {shape}, "
-            f"{self.num_classes} classes"
-        )
+        classes = f"{self.num_classes} classes" if self.num_classes else "no classes"
+        return f"{self.name}, {self.kind}: {sizes[0]} + {sizes[1]} examples of {shape}, {classes}"
 
 
 def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:

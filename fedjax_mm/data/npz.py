@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.checks.annotations import CountOrZero, checked
 from fedjax_mm.data.federated import Pool
 from fedjax_mm.data.pools import pool_of
 from fedjax_mm.tools.files import check_regular, located
@@ -14,7 +14,7 @@ _NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 
 @checked
-def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
+def load_npz(file: str | Path, *, num_classes: CountOrZero | None = None) -> Pool:
     """Loads the arrays x_train, y_train, x_test and y_test from an ``.npz`` file.
 
     `numpy.savez` and `numpy.savez_compressed` write such files. Pickled objects are not loaded. The
@@ -23,7 +23,8 @@ def load_npz(file: str | Path, *, num_classes: Count | None = None) -> Pool:
 
     Args:
       file: the path of the file.
-      num_classes: C; if None, every class from 0 to the largest label must have an example.
+      num_classes: C; if None, every class from 0 to the largest label must have an example; 0 if y
+        are targets of any type and shape.
 
     Raises:
       FileNotFoundError: if the file does not exist.

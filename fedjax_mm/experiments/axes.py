@@ -22,8 +22,8 @@ NOT_SWEPT = (
 )
 """Settings of an experiment that cannot be axes."""
 
-# "model" is a dimension of results. flax and optax need the others before compilation.
-NEVER_SWEPT = ("model", "dropout_rate", "decay_rate")
+# "model" is a dimension of results, and "loss" a metric. The others are needed before compilation.
+NEVER_SWEPT = ("model", "hidden", "dropout_rate", "decay_rate", "loss", "metrics")
 """Keys of all tables that cannot be axes."""
 
 _MOST = 5000  # limit on axis values, programs and draws, which cost time or memory

@@ -1,12 +1,15 @@
 """Tasks in an experiment file, and their data."""
 
 import inspect
-from typing import Annotated, Any, Literal, Self
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
@@ -34,10 +37,51 @@ from fedjax_mm.experiments.fields import (
     one_of,
     parameters_of,
     table_of,
+    tables_of,
 )
+from fedjax_mm.tasks import scores
 from fedjax_mm.tasks.quadratic import quadratic
 
 Model = Literal["logistic", "mlp", "cnn", "batch_norm_cnn", "gru"]
+Loss = Literal["cross_entropy", "squared_error", "absolute_error"]
+MetricName = Literal[
+    "accuracy",
+    "top_k_accuracy",
+    "class_accuracy",
+    "f1",
+    "auc",
+    "calibration_error",
+    "r2",
+    "squared_error",
+    "absolute_error",
+]
+
+
+class Metric(Config):
+    """A metric of a network's outputs, selected by name."""
+
+    name: str
+
+
+METRIC_TABLES = tables_of(
+    Metric,
+    (getattr(scores, name) for name in get_args(MetricName)),
+    *("outputs", "targets", "weights"),
+)
+"""The tables of all metrics in a file, by `name`."""
+
+
+def _different(metrics: tuple[str | Metric, ...]) -> tuple[str | Metric, ...]:
+    names = [each if isinstance(each, str) else each.name for each in metrics]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is there {names.count(name)} times; name a metric once")
+    return metrics
+
+
+Metrics = Annotated[
+    tuple[MetricName | Annotated[Metric, one_of(METRIC_TABLES)], ...], AfterValidator(_different)
+]
 
 
 class _Task(Config):
@@ -104,13 +148,16 @@ DataSeed = Annotated[Seed | Literal["seed"], BeforeValidator(_seed_or_word)]
 
 
 class _Learning(_Task):
-    """A classifier trained on clients' examples.
+    """A network trained on clients' examples.
 
     Attributes:
       data_seed: the seed of all draws of the data, or "seed" for different data for every seed.
+      metrics: the metrics to record, besides the loss, and the accuracy of labels: names, or tables
+        with settings.
     """
 
     data_seed: DataSeed = 0
+    metrics: Metrics = ()
 
     @property
     def _seed(self) -> int:
@@ -121,7 +168,16 @@ class _Learning(_Task):
     def source(self) -> dict[str, Any]:
         """The settings of the data."""
         # Exclude the network, because points with different networks share data.
-        return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
+        own = {"model", "hidden", "dropout_rate", "sigmoid_head", "reduction", "loss", "metrics"}
+        return self.model_dump(exclude=own)
+
+    @property
+    def _scores(self) -> dict[str, Any]:
+        """The metrics by name."""
+        tables = [METRIC_TABLES[x](name=x) if isinstance(x, str) else x for x in self.metrics]
+        functions = [type(each).factory for each in tables]
+        pairs = zip(tables, functions, strict=True)
+        return {each.name: partial(score, **each.arguments(score)) for each, score in pairs}
 
     @property
     def has_own_tests(self) -> bool:
@@ -137,20 +193,34 @@ class _Network(_Learning, WithFiles):
 
     Attributes:
       model: the network; "gru" is for texts, "cnn" and "batch_norm_cnn" are for images.
+      hidden: the width of each hidden layer of the MLP; defaults to 64 and 30.
       dropout_rate: the probability that the MLP drops a unit during training.
+      loss: the loss; labels have the cross-entropy, and other targets another.
       flipped: the fraction of clients with flipped labels.
     """
 
     model: Model = "logistic"
+    hidden: tuple[Count, ...] | None = None
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    loss: Loss = "cross_entropy"
     flipped: Share = 0.0
 
     @model_validator(mode="after")
     def _network_fits(self, info: ValidationInfo) -> Self:
-        if self.dropout_rate and self.model != "mlp":
+        for key, given in {"dropout_rate": self.dropout_rate, "hidden": self.hidden}.items():
+            if given and self.model != "mlp":
+                raise ValueError(
+                    f"{key} is {given}, but model is {self.model!r}; only 'mlp' has {key}"
+                )
+        if self.has_labels != (self.loss == "cross_entropy"):
+            kind, remedy = "other targets", "give loss = 'squared_error' or 'absolute_error'"
+            if self.has_labels:
+                kind, remedy = "labels", "give 'npz' and num_classes = 0 for other targets"
+            raise ValueError(f"loss is {self.loss!r}, but examples have {kind}; {remedy}")
+        if self.is_dealt_by_label and not self.has_labels:
             raise ValueError(
-                f"dropout_rate is {self.dropout_rate:g}, but model is {self.model!r}; only 'mlp' "
-                "drops units"
+                "the partition needs labels, but examples have other targets; choose "
+                f"{', '.join(_WITHOUT_LABELS)}"
             )
         if (self.model == "gru") != self.has_characters:
             kind, remedy = ("texts", "'gru'") if self.has_characters else ("no texts", "another")
@@ -166,6 +236,20 @@ class _Network(_Learning, WithFiles):
     def has_characters(self) -> bool:
         """Whether examples are texts."""
         return False
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether examples have labels, and not other targets."""
+        return getattr(self, "num_classes", None) != 0
+
+    @property
+    def is_dealt_by_label(self) -> bool:
+        """Whether clients get examples by their labels."""
+        return False
+
+    def _learner(self, data: FederatedData, scale: float | None) -> Task:
+        how: Any = {"dropout_rate": self.dropout_rate, "hidden": self.hidden, "loss": self.loss}
+        return _learner(data, self.model, scale=scale, metrics=self._scores, **how)
 
     def _with_flips(self, data: FederatedData) -> FederatedData:
         if not self.flipped:
@@ -216,9 +300,8 @@ class SyntheticConfig(_Learning):
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task."""
-        return _classifier(
-            data, "logistic", sigmoid_head=self.sigmoid_head, reduction=self.reduction
-        )
+        how: Any = {"sigmoid_head": self.sigmoid_head, "reduction": self.reduction}
+        return _learner(data, "logistic", metrics=self._scores, **how)
 
 
 class Partition(Config):
@@ -241,6 +324,7 @@ PARTITION_TABLES = {
 PartitionConfig = Annotated[Partition, one_of(PARTITION_TABLES)]
 """The table of any partition."""
 
+_WITHOUT_LABELS = ("iid", "quantity_skew", "shards")  # `shards` sorts any numbers
 IIDShare: Any = PARTITION_TABLES["iid_share"]
 
 
@@ -263,6 +347,11 @@ class _Images(_Network):
         """Whether every client has its own test examples."""
         return self.test_fraction is not None
 
+    @property
+    def is_dealt_by_label(self) -> bool:
+        """Whether the partition reads the labels."""
+        return self.partition.name not in _WITHOUT_LABELS
+
     def _pool(self) -> Pool:
         pool: Pool = self.call()
         return pool
@@ -270,13 +359,16 @@ class _Images(_Network):
     def data(self) -> FederatedData:
         """Loads the images and distributes them among the clients."""
         pool, seed = self._pool(), self._seed
-        parts = self.partition.deal(pool.train[1], self.num_clients, seed)
+        x, y = pool.train
+        if not (self.has_labels or self.partition.name == "shards"):
+            y = np.zeros(len(x))  # these partitions only count examples
+        parts = self.partition.deal(y, self.num_clients, seed)
         return self._with_flips(federate(pool, parts, test_fraction=self.test_fraction, seed=seed))
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task, scaling bytes to pixels between 0 and 1."""
         scale = 1 / 255 if data.train.examples[0].dtype == np.uint8 else None
-        return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=scale)
+        return self._learner(data, scale)
 
 
 class DigitsConfig(_Images):
@@ -350,7 +442,7 @@ class LeafConfig(_Network):
     def build(self, data: FederatedData) -> Task:
         """Builds the task, scaling FEMNIST's pixels to values between 0 and 1."""
         scale = 1 / 255 if self.dataset == "femnist" else None
-        return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=scale)
+        return self._learner(data, scale)
 
 
 _FromFiles = IDXConfig | CIFARConfig | NPZConfig | LeafConfig
@@ -365,15 +457,17 @@ TaskConfig = Annotated[
 """The table of any task, which defaults to the quadratic."""
 
 
-def _classifier(
+def _learner(
     data: FederatedData,
     model: Model,
     *,
+    loss: Loss = "cross_entropy",
     sigmoid_head: bool = False,
+    hidden: tuple[int, ...] | None = None,
     dropout_rate: float = 0.0,
     **settings: Any,
 ) -> Task:
-    """Builds a classifier by name."""
+    """Builds a task with a network by name."""
     # Import flax here, because it takes a fifth of a second and quadratics do not need it.
     from fedjax_mm.tasks.classification import classification
     from fedjax_mm.tasks.networks import (
@@ -383,15 +477,20 @@ def _classifier(
         LogisticRegression,
         McMahanCNN,
     )
+    from fedjax_mm.tasks.supervised import supervised
 
+    learn: Callable[..., Task] = classification
+    if loss != "cross_entropy":
+        learn = partial(supervised, loss=getattr(scores, loss))
+    size = data.num_classes or math.prod(data.train.examples[1].shape[1:])
     if model == "logistic":
-        return classification(data, LogisticRegression(data.num_classes, sigmoid_head), **settings)
+        return learn(data, LogisticRegression(size, sigmoid_head), **settings)
     if model == "mlp":
-        module = MLP(data.num_classes, dropout_rate=dropout_rate)
-        rngs = ("dropout",) if dropout_rate else ()
-        return classification(data, module, rngs=rngs, **settings)
+        how: Any = {} if hidden is None else {"hidden": hidden}
+        module = MLP(size, dropout_rate=dropout_rate, **how)
+        return learn(data, module, rngs=("dropout",) if dropout_rate else (), **settings)
     if model == "gru":
-        return classification(data, CharacterGRU(data.num_classes), **settings)
+        return learn(data, CharacterGRU(size), **settings)
     shape = data.train.examples[0].shape[1:]
     if len(shape) != 3:
         raise ValueError(
@@ -399,4 +498,4 @@ def _classifier(
             f"have the shape {list(shape)}; choose 'logistic' or 'mlp'"
         )
     network = McMahanCNN if model == "cnn" else BatchNormCNN
-    return classification(data, network(data.num_classes), **settings)
+    return learn(data, network(size), **settings)

@@ -36,8 +36,9 @@ from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several, Some
 from fedjax_mm.sweeps.errors import RefusedError
-from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import McMahanCNN
+from fedjax_mm.tasks.supervised import Supervised
 
 DataName = Literal["mnist", "fashion-mnist"]
 
@@ -101,7 +102,7 @@ class ImagesLearner(Config):
         dealt = deal(few, runs.num_clients, self.alpha, runs.data_seeds)
         return ask(dealt, lambda y: [np.isin(y, classes) for classes in having], num_classes=2)
 
-    def task(self, data: FederatedData, column: Any) -> Classification:
+    def task(self, data: FederatedData, column: Any) -> Supervised:
         """Returns the task of one attribute's model on one draw."""
         module = McMahanCNN(2, self.features, self.width)
         return classification(data, module, scale=1 / 255, column=column)
@@ -112,7 +113,7 @@ class ImagesLearner(Config):
         steps, size = self.local_steps, self.batch_size
         return fedavg(local_sgd(self.learning_rate, steps=steps, batch_size=size))
 
-    def start(self, task: Classification) -> Any:
+    def start(self, task: Supervised) -> Any:
         """Returns the initial parameters."""
         return task.init(jax.random.key(self.start_seed))
 

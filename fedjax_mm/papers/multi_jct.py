@@ -44,8 +44,9 @@ from fedjax_mm.papers.training import described, staged, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
-from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP
+from fedjax_mm.tasks.supervised import Supervised
 
 MixName = Literal["equal", "unequal", "straggler", "scarce"]
 Arrivals = Literal["at once", "over time"]
@@ -147,7 +148,7 @@ class MultiJCT(Seeded):
     num_seeds: Count = 10
     record_every: Count = 2
 
-    def tasks(self, mix: str, data: FederatedData) -> list[Classification]:
+    def tasks(self, mix: str, data: FederatedData) -> list[Supervised]:
         """Returns the models' tasks on one draw."""
         sizes = [(64, 30), (32,), (16,)] if mix == "unequal" else [(64, 30)]
         count = len(sizes)

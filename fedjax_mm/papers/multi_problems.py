@@ -15,8 +15,9 @@ from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Config, Count, Positive
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.papers.multi_methods import Sizes
-from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
+from fedjax_mm.tasks.supervised import Supervised
 
 _TEST_FRACTION = 0.2
 
@@ -57,7 +58,7 @@ class Synthetic(Problem):
             for how in shapes
         ]
 
-    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
+    def tasks(self, data: Sequence[FederatedData]) -> list[Supervised]:
         """Returns the models' tasks on one draw."""
         return [classification(each, LogisticRegression(each.num_classes)) for each in data]
 
@@ -82,7 +83,7 @@ class Digits(Problem):
         pool = both._replace(train=(x, y))
         return [ask(deal(pool, self.num_clients, self.alpha, seeds))]
 
-    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
+    def tasks(self, data: Sequence[FederatedData]) -> list[Supervised]:
         """Returns the models' tasks on one draw."""
         module = MLP(data[0].num_classes, (64, 30))
         columns = range(len(QUESTIONS))
@@ -115,7 +116,7 @@ class Images(Problem):
             stacks.append(deal(few, self.num_clients, self.alpha, seeds))
         return stacks
 
-    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
+    def tasks(self, data: Sequence[FederatedData]) -> list[Supervised]:
         """Returns the models' tasks on one draw."""
         return [classification(each, MLP(10, (64, 30)), scale=1 / 255) for each in data]
 

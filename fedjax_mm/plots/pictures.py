@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.data.federated import FederatedData, check_federated
-from fedjax_mm.metrics import standard_error
+from fedjax_mm.metrics import PERSONAL, standard_error
 from fedjax_mm.plots.drawing import (
     COLORS,
     STYLE,
@@ -23,7 +23,6 @@ from fedjax_mm.plots.drawing import (
     lines,
     panels,
 )
-from fedjax_mm.results.dataset import PERSONAL
 from fedjax_mm.results.labels import label as in_words
 
 _MOST_PANELS = 6
@@ -137,7 +136,8 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     Args:
       dataset: the result of a sweep. Lines are the values of the axis ``algorithm`` or, without it,
         of the first axis of words, unless it is the only axis.
-      metric: the metric to draw; defaults to the excess loss, the loss, or else the first metric.
+      metric: the metric to draw; defaults to that of the clients' models if a method has personal
+        ones, or else the excess loss, the loss or the first metric.
 
     Raises:
       ValueError: if the dataset lacks the metric.
@@ -336,7 +336,7 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
 
     Raises:
       TypeError: if `data` has another type.
-      ValueError: if `data` is a stack of draws, or its labels have no such column.
+      ValueError: if `data` is a stack of draws, has no classes, or its labels no such column.
 
     Example:
       >>> from fedjax_mm.data import digits, federate, partition as deal
@@ -346,6 +346,8 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
       'client'
     """
     check_federated(data)
+    if not data.num_classes:
+        raise ValueError("the data have no classes, so no labels to draw; give labelled data")
     train = data.train
     labels = np.asarray(train.examples[1])
     labels = labels[:, None] if labels.ndim == 1 else labels

@@ -36,9 +36,6 @@ _LONG_NAMES = {
     "diverged": "first recorded round whose loss is not finite, or -1",
 }
 
-PERSONAL = ("personal_accuracy", "personal_loss")
-"""The metrics of the models that clients use: their own, or the global one without them."""
-
 
 @brief
 def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr.Dataset:
@@ -140,7 +137,7 @@ def _share_personal(dataset: xr.Dataset) -> None:
         return
     for name in [str(name) for name in dataset.data_vars if str(name).startswith(PREFIX)]:
         short = name.removeprefix(PREFIX)
-        common = "test_accuracy" if short == "accuracy" else short
+        common = f"test_{short}" if f"train_{short}" in dataset else short
         if common in dataset:
             has_own = dataset[name].notnull().any("round")
             dataset[name] = dataset[name].where(has_own, dataset[common])

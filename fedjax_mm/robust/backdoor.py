@@ -16,7 +16,8 @@ from fedjax_mm.checks.instances import check_task
 from fedjax_mm.checks.values import check_flags, check_numbers
 from fedjax_mm.data.arrays import is_known
 from fedjax_mm.data.clients import ClientData
-from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.scores import Score, accuracy
+from fedjax_mm.tasks.supervised import Supervised
 from fedjax_mm.tasks.view import View
 from fedjax_mm.tasks.with_clients import examples_of
 from fedjax_mm.tasks.with_metrics import WithMetrics, with_metrics
@@ -167,13 +168,14 @@ def _attack_success(task: Task, params: Params) -> Metrics:
     places = jnp.arange(test.num_places)
     is_there = (places >= test.offsets[0]) & (places < test.offsets[-1] + test.counts[-1])
     share = jnp.sum(is_there & (labels >= 0)) / jnp.sum(test.counts)
-    return {"attack_success": inside.evaluate(params, others)["accuracy"] / share}
+    predicts = dataclasses.replace(inside, scores=(("accuracy", Score(accuracy)),))
+    return {"attack_success": predicts.evaluate(params, others)["accuracy"] / share}
 
 
 def _check_images(task: Task, inside: Any, size: int) -> None:
     remedy = "give a task of images [height, width, channels], such as classification(digits, ...)"
-    if not isinstance(inside, Classification):
-        raise ValueError(f"{type(task).__name__} has no images; {remedy}")
+    if not (isinstance(inside, Supervised) and inside.has_labels):
+        raise ValueError(f"{type(task).__name__} has no labelled images; {remedy}")
     if isinstance(inside.train, Stamped):
         raise ValueError("the task has a backdoor already; give all attackers at once")
     shape = inside.train.examples[0].shape[1:]

@@ -1,5 +1,6 @@
 """Metrics of personal models, with which an algorithm's clients evaluate."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,9 +27,10 @@ def personal_metrics(
 ) -> Metrics:
     """Metrics of all clients' personal models, if the algorithm has some and the task losses.
 
-    ``personal_loss`` is the mean of F_k(v_k) weighted by n_k, like the task's loss, and
-    ``personal_accuracy`` the mean accuracy on clients' own test examples, weighted by their number,
-    if there are any. With equal models for all clients both are those of the global model.
+    ``personal_loss`` is the mean of F_k(v_k) weighted by n_k, like the task's loss. If clients have
+    test examples of their own, ``personal_accuracy`` is the mean accuracy on these, weighted by
+    their number, and likewise for all metrics of the task that are means over examples. With equal
+    models for all clients they are those of the global model.
 
     Args:
       algorithm: the algorithm.
@@ -41,10 +43,7 @@ def personal_metrics(
     if personal is None or not measures_clients(task):
         return {}
     record = record_of(task)
-    means: dict[str, ClientMetric] = {"loss": "loss"}
-    if has_own_tests(task):
-        means["accuracy"] = "test_accuracy"
-    names = list(dict.fromkeys([*means.values(), *(record.metrics if record else ())]))
+    names: tuple[ClientMetric, ...] = record.metrics if record else ()
 
     def of_client(given: tuple[Index, ClientState]) -> dict[str, Array]:
         client, state = given
@@ -55,9 +54,11 @@ def personal_metrics(
     clients = jnp.arange(task.num_clients, dtype=jnp.int32)
     values = lax.map(of_client, (clients, states), batch_size=min(at_once, task.num_clients))
     made: Metrics = {}
-    for short, name in means.items():
+    tested = [name for name in values if name.startswith("test_")] * has_own_tests(task)
+    for name in ("loss", *(each for each in tested if each != "test_loss")):
         weights = client_examples(task, name)
-        made[PREFIX + short] = jnp.sum(weights * values[name]) / jnp.sum(weights)
+        mean = jnp.sum(weights * values[name]) / jnp.sum(weights)
+        made[PREFIX + name.removeprefix("test_")] = mean
     if record is None:
         return made
     for name in record.metrics:
@@ -76,13 +77,14 @@ def personal_per_client(algorithm: Algorithm, task: Task) -> tuple[str, ...]:
 
 
 def _values(
-    task: Any, params: Params, client: Index, names: list[ClientMetric]
+    task: Any, params: Params, client: Index, names: Sequence[ClientMetric]
 ) -> dict[str, Array]:
-    """A client's metrics by name."""
+    """A client's loss, its metrics on its own test examples, and those of the given names."""
     inside: Any = examples_of(task)
     found = {"loss": task.client_loss(params, client)}
-    for part in ("train", "test"):
-        if any(name.startswith(f"{part}_") for name in names):
+    parts = {name.partition("_")[0] for name in names if name != "loss"}
+    for part in ("test", "train"):
+        if part in parts or (part == "test" and has_own_tests(task)):
             of_part = inside.client_metrics(params, client, getattr(inside, part))
             found |= {f"{part}_{name}": value for name, value in of_part.items()}
-    return {name: found[name] for name in names}
+    return found

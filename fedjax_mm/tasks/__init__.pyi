@@ -1,6 +1,6 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from .classification import Classification, classification
+from .classification import classification
 from .drift import Drifting, drifting
 from .least_squares import LeastSquares, least_squares
 from .mean_estimation import (
@@ -24,6 +24,19 @@ from .networks import (
 )
 from .quadratic import Quadratic, largest_curvature, quadratic
 from .requirements import OwnModels, Requiring, Tuning, own_models, requiring
+from .scores import (
+    absolute_error,
+    accuracy,
+    auc,
+    calibration_error,
+    class_accuracy,
+    cross_entropy,
+    f1,
+    r2,
+    squared_error,
+    top_k_accuracy,
+)
+from .supervised import Supervised, supervised
 from .view import client_losses
 from .with_clients import with_clients
 from .with_metrics import with_metrics
@@ -33,7 +46,6 @@ __all__ = [
     "BatchNormCNN",
     "CelebACNN",
     "CharacterGRU",
-    "Classification",
     "Drifting",
     "LeastSquares",
     "LogisticRegression",
@@ -44,11 +56,19 @@ __all__ = [
     "Quadratic",
     "ReddiCNN",
     "Requiring",
+    "Supervised",
     "Tuning",
+    "absolute_error",
+    "accuracy",
+    "auc",
+    "calibration_error",
+    "class_accuracy",
     "classification",
     "client_losses",
+    "cross_entropy",
     "draw_means",
     "drifting",
+    "f1",
     "fedavg_objective",
     "largest_curvature",
     "least_squares",
@@ -58,8 +78,12 @@ __all__ = [
     "mean_estimation",
     "own_models",
     "quadratic",
+    "r2",
     "relu_objective",
     "requiring",
+    "squared_error",
+    "supervised",
+    "top_k_accuracy",
     "with_clients",
     "with_metrics",
 ]

@@ -14,7 +14,7 @@ from fedjax_mm.checks.annotations import NonNegative, Positive, Share, checked
 from fedjax_mm.checks.instances import check_instance, key_of
 from fedjax_mm.data.arrays import check_labels, is_known, plain_array
 from fedjax_mm.data.clients import ClientData
-from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.supervised import Supervised
 from fedjax_mm.tasks.view import View
 
 
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
 @checked
 def drifting(
-    task: Classification,
+    task: Supervised,
     concept: Any = None,
     *,
     window: Share | None = None,
@@ -108,7 +108,11 @@ def drifting(
       >>> bool(trace.metrics["loss"][11, 0] > 1.1 * trace.metrics["loss"][10, 0])
       True
     """
-    check_instance("task", task, Classification, "give one of classification, and wrap the result")
+    check_instance("task", task, Supervised, "give one of classification, and wrap the result")
+    if not task.has_labels:
+        raise ValueError(
+            "the targets are no labels; give one of classification, and wrap the result"
+        )
     if concept is None and window is None:
         raise ValueError("the data do not drift; give a concept, such as [1, 2, 0], or a window")
     if window == 0:
@@ -201,7 +205,7 @@ class Drifting(View):
         return dataclasses.replace(data, order=whole.order[jnp.minimum(source, len(places) - 1)])
 
 
-def _checked_concept(concept: Any, task: Classification) -> Int[Array, " classes"]:
+def _checked_concept(concept: Any, task: Supervised) -> Int[Array, " classes"]:
     if isinstance(concept, jax.Array) and not is_known(concept):
         return concept.astype(jnp.int32)
     values = plain_array("concept", concept, "the new label of each class, 0 ... C - 1")

@@ -20,8 +20,6 @@ from fedjax_mm.checks.values import described
 STATISTICS = "batch_stats"
 """Flax's name of running statistics, and the key of those in parameters."""
 
-_BATCH = 1009
-
 
 class Network(Protocol):
     """A flax module or a `Pair`."""
@@ -32,7 +30,7 @@ class Network(Protocol):
 
     @property
     def apply(self) -> Callable[..., Any]:
-        """Computes logits."""
+        """Computes outputs."""
 
 
 class Pair(NamedTuple):
@@ -40,9 +38,9 @@ class Pair(NamedTuple):
 
     Attributes:
       init: from a key and features ``[1, ...]`` to a pytree of float arrays.
-      apply: from parameters and features ``[batch, ...]`` to logits ``[batch, classes]``. It may
-        have an argument `weights`, ``[batch]``, and an argument `rng_key`, which is None in
-        evaluation.
+      apply: from parameters and features ``[batch, ...]`` to outputs, such as logits ``[batch,
+        classes]``. It may have an argument `weights`, ``[batch]``, and an argument `rng_key`, which
+        is None in evaluation.
     """
 
     init: Callable[..., Any]
@@ -131,7 +129,8 @@ def streams_of(module: Network, rngs: Sequence[str]) -> tuple[str, ...]:
     return (_KEY,) if _KEY in inspect.signature(module.apply).parameters else ()
 
 
-def _name(module: Any) -> str:
+def name_of(module: Any) -> str:
+    """A module's name in error messages."""
     if isinstance(module, Pair):
         return f"({', '.join(getattr(f, '__name__', type(f).__name__) for f in module)})"
     return str(getattr(module, "nnx_class", type(module)).__name__)
@@ -141,50 +140,40 @@ class _Traced(NamedTuple):
     """Properties of a module found by tracing it.
 
     Attributes:
-      shape: the shape of its logits.
+      outputs: the shapes of its outputs.
       drawn: names of the random streams that it uses in training.
       allowed: names of streams that its layers could use at other dropout rates.
     """
 
-    shape: tuple[int, ...]
+    outputs: Any
     drawn: frozenset[str]
     allowed: frozenset[str]
 
 
 def check_outputs(
-    module: Any,
-    features: Any,
-    num_classes: int,
-    rngs: tuple[str, ...],
-    has_weights: bool,
-) -> None:
-    """Raises `ValueError` unless a module has one output per class and `rngs` are its streams.
+    module: Any, features: Any, size: int, rngs: tuple[str, ...], has_weights: bool
+) -> Any:
+    """Shapes of a module's outputs, or raises `ValueError` unless `rngs` are its streams.
 
     The module is only traced, so nothing is computed.
 
     Args:
       module: the network, checked.
       features: the features of all examples; only their shape and dtype are used.
-      num_classes: C, the number of classes.
+      size: the number of examples in a batch.
       rngs: the names of the module's random streams.
       has_weights: whether the module is also called with weights.
     """
-    size = _BATCH + num_classes  # a batch size that is unlikely to equal another dimension
     example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
-    shape, drawn, allowed = _traced(module, example, size, rngs, has_weights)
-    if shape != (size, num_classes):
-        words = ", ".join("batch" if each == size else str(each) for each in shape)
-        raise ValueError(
-            f"module {_name(module)} returns logits of shape [{words}]; give one output "
-            f"for each class, [batch, {num_classes}]"
-        )
+    outputs, drawn, allowed = _traced(module, example, size, rngs, has_weights)
     right = tuple(sorted(drawn | (allowed & {*rngs})))
     if {*right} != {*rngs}:
         source = f"from {' and '.join(map(repr, sorted(drawn)))}" if drawn else "nothing"
         raise ValueError(
-            f"rngs is {rngs}, but module {_name(module)} draws {source} in training; give "
+            f"rngs is {rngs}, but module {name_of(module)} draws {source} in training; give "
             f"rngs={right}"
         )
+    return outputs
 
 
 class _RefusedError(ValueError):
@@ -199,7 +188,7 @@ def _traced(
     rngs: tuple[str, ...],
     has_weights: bool,
 ) -> _Traced:
-    name = _name(module)
+    name = name_of(module)
     # Allow both names, because flax hides nnx layers, which substitute one stream for another.
     is_nnx = hasattr(module, "nnx_class")
     allowed = {"dropout", "default"} if is_nnx else set()
@@ -225,12 +214,12 @@ def _traced(
                     f"{described(leaf)}; parameters are arrays of floats: keep other values out of "
                     "them, for example by equinox.partition or flax.nnx.split"
                 )
-        return logits_of(module, params, features, weights if has_weights else None, {}), params
+        return outputs_of(module, params, features, weights if has_weights else None, {}), params
 
     def trained(rngs: Any, params: Any, features: Array, weights: Array) -> Any:
         given = weights if has_weights else None
-        logits, changed = trained_outputs(module, params, features, given, rngs)
-        return logits, changed.get(STATISTICS)
+        outputs, changed = trained_outputs(module, params, features, given, rngs)
+        return outputs, changed.get(STATISTICS)
 
     shapes = (size, *example.shape)
     kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
@@ -240,7 +229,7 @@ def _traced(
     linen: Any = sys.modules.get("flax.linen")
     try:
         with contextlib.nullcontext() if is_pair else linen.intercept_methods(note):
-            logits, params = jax.eval_shape(evaluated, key, *inputs)
+            outputs, params = jax.eval_shape(evaluated, key, *inputs)
         asked = {*rngs} if is_nnx or is_pair else {"dropout", *allowed, *rngs}
         streams = dict.fromkeys(sorted(asked), key)
         is_used = _used(jax.make_jaxpr(trained)(streams, params, *inputs).jaxpr)
@@ -268,10 +257,8 @@ def _traced(
             f"module {name} does not take features of shape [batch, "
             f"{', '.join(map(str, example.shape))}]: {line}"
         ) from error
-    if not hasattr(logits, "shape"):
-        raise ValueError(f"module {name} returns {described(logits)}; return logits alone")
     drawn = (each for each, used in zip(streams, is_used, strict=False) if used)
-    return _Traced(tuple(logits.shape), frozenset(drawn), frozenset(allowed))
+    return _Traced(outputs, frozenset(drawn), frozenset(allowed))
 
 
 def _used(program: Any) -> list[bool]:
@@ -297,8 +284,8 @@ def initial(
         return variables["params"]
     if hasattr(module, "nnx_class"):
         raise _RefusedError(
-            f"module {_name(module)} keeps batch_stats; give a linen module with nn.BatchNorm, or "
-            "a norm without them, such as GroupNorm"
+            f"module {name_of(module)} keeps batch_stats; give a linen module with nn.BatchNorm, "
+            "or a norm without them, such as GroupNorm"
         )
     return {name: variables[name] for name in ("params", STATISTICS)}
 
@@ -325,9 +312,9 @@ def trained_outputs(
     weights: Array | None,
     rngs: dict[str, PRNGKeyArray],
 ) -> tuple[Any, dict[str, Any]]:
-    """Logits in training mode, and the statistics and sown values that a flax module changes."""
+    """Outputs in training mode, and the statistics and sown values that a flax module changes."""
     if isinstance(module, Pair) or hasattr(module, "nnx_class"):
-        return logits_of(module, params, features, weights, rngs), {}
+        return outputs_of(module, params, features, weights, rngs), {}
     named = {} if weights is None else {"weights": weights}
     changes = [STATISTICS, "intermediates"]
     return module.apply(_variables(params), features, **named, rngs=rngs, mutable=changes)
@@ -345,14 +332,14 @@ def _variables(params: Params) -> dict[str, Any]:
     return {"params": params["params"], STATISTICS: statistics}
 
 
-def logits_of(
+def outputs_of(
     module: Network,
     params: Params,
     features: Array,
     weights: Array | None,
     rngs: dict[str, PRNGKeyArray],
 ) -> Any:
-    """Computes the logits, in evaluation mode if no random streams are given.
+    """Computes the outputs, in evaluation mode if no random streams are given.
 
     Args:
       module: the network.

@@ -11,6 +11,7 @@ from fedjax_mm.base import MeasuredTask, Metrics, Params, Task, needs
 from fedjax_mm.checks.annotations import check_argument, checked
 from fedjax_mm.checks.instances import check_task
 from fedjax_mm.checks.values import described
+from fedjax_mm.tasks.supervised import Supervised
 from fedjax_mm.tasks.view import TestedTask, View, client_losses, client_weights
 from fedjax_mm.tasks.with_metrics import WithMetrics, with_metrics
 
@@ -130,6 +131,11 @@ def check_has(task: Task, metric: str) -> None:
         raise ValueError(
             f"{type(task).__name__} has no {metric!r} of clients, because it has no labelled "
             "examples; record 'loss'"
+        )
+    name = metric.partition("_")[2]
+    if isinstance(inside, Supervised) and name not in ("loss", *dict(inside.scores)):
+        raise ValueError(
+            f"the task has no {name}, so clients have no {metric!r}; record 'test_loss'"
         )
     if metric.startswith("test") and not has_own_tests(task):
         raise ValueError(

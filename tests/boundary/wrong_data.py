@@ -1,9 +1,12 @@
 """Wrong data: name, call and error message."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fedjax_mm import plots
 from fedjax_mm.data import (
     FederatedData,
     Pool,
@@ -21,8 +24,12 @@ from fedjax_mm.tasks import (
     CelebACNN,
     LogisticRegression,
     McMahanCNN,
+    accuracy,
     classification,
     least_squares,
+    squared_error,
+    supervised,
+    top_k_accuracy,
 )
 from tests.boundary.parts import (
     DATA,
@@ -44,12 +51,18 @@ from tests.boundary.parts import (
 
 LINEAR = LogisticRegression(3)
 NAN, INF = changed(X, (3, 1), np.nan), changed(X, (3, 1), np.inf)
+NUMBERS = federate((X, X[:, 0]), PARTS, num_classes=0)
 TEXT = np.array(["cat", "dog", "cow"])[Y]
 
 
 def learn(data, module=LINEAR, **options):
     """A call of `classification`."""
     return lambda: classification(data(), module, **options)
+
+
+def scored(loss, metrics=None):
+    """A call of `supervised`."""
+    return lambda: supervised(DATA, LINEAR, loss=loss, metrics=metrics)
 
 
 def init(rng_key, x):
@@ -100,7 +113,7 @@ CASES = {
         if k != "one-hot"
     },
     "num_classes too small": (learn(lambda: clients_of(num_classes=2)), "or num_classes=3"),
-    "num_classes 0": (learn(lambda: clients_of(num_classes=0)), "num_classes is 0; it must be a p"),
+    "num_classes 0": (learn(lambda: clients_of(num_classes=0)), "num_classes 0, so .* no labels"),
     "num_classes fractional": (learn(lambda: clients_of(num_classes=3.0)), "num_classes is 3.0"),
     "NaN in features": (lambda: store(NAN), "not finite in 1 of 24 examples, first in row 3"),
     "infinite features": (lambda: store(INF), "not finite in 1 of 24 examples, first in row 3"),
@@ -182,7 +195,7 @@ CASES = {
         "data is a Pool, not a FederatedData; deal examples to clients",
         TypeError,
     ),
-    "a task as data": (learn(lambda: TASK), "data is a Classification, not", TypeError),
+    "a task as data": (learn(lambda: TASK), "data is a Supervised, not", TypeError),
     "None as data": (learn(lambda: None), "data is None, not a FederatedData", TypeError),
     "an unselected stack": (
         learn(lambda: stack_data([DATA, DATA])),
@@ -192,6 +205,45 @@ CASES = {
         lambda: stack_data([synthetic(2, dim=2), synthetic(3, dim=2)]),
         r"the stores have \[2, 3\] clients",
     ),
+    "no labels": (learn(lambda: NUMBERS), "num_classes 0, so their targets are no labels; take"),
+    "flipped numbers": (lambda: flip_labels(NUMBERS, fraction=0.5), "have no classes, so no labe"),
+    "a picture of numbers": (lambda: plots.partition(NUMBERS), "have no classes, so no labels to"),
+    "targets of fewer rows": (
+        lambda: federate((X, {"a": Y, "b": Y[:5]}), PARTS, num_classes=0),
+        r"X has shape \(24, 4\) and y \(24,\), \(5,\)",
+    ),
+    # The loss and the metrics.
+    "a scalar loss": (
+        scored(lambda x, y: jnp.mean((x[:, 0] - y) ** 2)),
+        r"loss returns one number for outputs \[batch, 3\] and targets \[batch\]; .*out the mean",
+    ),
+    "a loss that broadcasts": (
+        scored(lambda x, y: (x[:, :1] - y) ** 2),
+        r"loss returns \[batch, batch\] for outputs \[batch, 3\] and targets \[batch\]; give one",
+    ),
+    "a loss of other sizes": (
+        scored(squared_error),
+        r"loss does not take outputs \[batch, 3\] and targets \[batch\]: outputs have shape",
+    ),
+    "a loss without gradients": (scored(lambda x, y: y), "loss returns int32; give floats"),
+    "a loss of one argument": (
+        scored(lambda x: x[:, 0]),
+        "loss does not take outputs .*: <lambda>",
+    ),
+    "a name as loss": (scored("squared_error"), "loss is 'squared_error'; give a func", TypeError),
+    "a scalar metric": (
+        scored(accuracy, {"mean": lambda x, y: jnp.mean(y)}),
+        r"metrics\['mean'\] returns one number .* by an argument weights",
+    ),
+    "a metric called loss": (
+        scored(accuracy, {"loss": accuracy}),
+        "metrics has 'loss', which is reco",
+    ),
+    "a metric's array of options": (
+        scored(accuracy, {"most": partial(top_k_accuracy, k=np.arange(2))}),
+        "metrics.'most'. has options that cannot be hashed",
+        TypeError,
+    ),
     # The module.
     "a class": (
         learn(lambda: DATA, LogisticRegression),
@@ -200,7 +252,7 @@ CASES = {
     ),
     "a function as module": (learn(lambda: DATA, lambda x: x), "is the function <lamb", TypeError),
     "None as module": (learn(lambda: DATA, None), "module is None; give a flax.linen", TypeError),
-    "a task as module": (learn(lambda: DATA, TASK), "module is a Classification; give", TypeError),
+    "a task as module": (learn(lambda: DATA, TASK), "module is a Supervised; give", TypeError),
     "an algorithm as module": (learn(lambda: DATA, FEDAVG), "module is an Algorithm", TypeError),
     "params as module": (learn(lambda: DATA, {"w": X}), "module is a dict of 1; give", TypeError),
     "a list as an attribute": (

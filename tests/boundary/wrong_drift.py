@@ -50,13 +50,17 @@ CASES = {
     "times of no drift": (drift(start=3, length=2), "the data do not drift"),
     "drift of a quadratic": (
         lambda: drifting(QUADRATIC, CONCEPT),
-        "task is a Quadratic, not a Classification; give one of classification",
+        "task is a Quadratic, not a Supervised; give one of classification",
         TypeError,
+    ),
+    "drift of numbers": (
+        lambda: drifting(dataclasses.replace(TASK, column=jnp.int32(0)), window=0.5),
+        "the targets are no labels; give one of classification",
     ),
     "drift of data": (lambda: drifting(DATA, CONCEPT), "is a FederatedData, not", TypeError),
     "drift around another wrapper": (
         lambda: drifting(requiring(TASK, jnp.ones(4)), CONCEPT),
-        "task is a Requiring, not a Classification; give one of classification, and wrap the resul",
+        "task is a Requiring, not a Supervised; give one of classification, and wrap the resul",
         TypeError,
     ),
     "drift of a drift": (

@@ -125,7 +125,7 @@ CASES = {
     "npz labels text": (npz(y_train=np.array(list("abcabc"))), "y has type <U1; give labels"),
     "npz other tests": (npz(x_test=X[:2, :3]), r"of X has shape \(4,\), but one of X_test \(3,\)"),
     "npz classes too few": (npz(num_classes=2), "a.npz: a label is 2, but num_classes is 2"),
-    "npz classes 0": (npz(num_classes=0), "num_classes is 0; it must be a positive"),
+    "npz classes -1": (npz(num_classes=-1), "num_classes is -1; it must be"),
     "femnist of other sizes": (
         leaf("femnist", [[0.0] * 100], [3]),
         r"user 'ann': x has shape \(100,\); images of FEMNIST have 784",

@@ -582,12 +582,12 @@ CASES = TRACED | {
     "attackers numbered": (lambda: attacked(TASK, [0, 1]), r"clients are int.*one bool for each"),
     "attackers too few": (lambda: attacked(TASK, [True]), "clients has 1 entries; give one for"),
     "attackers' factor": (lambda: attacked(TASK, [True] * 4, loss_factor=0), "loss_factor is 0"),
-    "noisy task": (lambda: noisy(TASK, [True] * 4), "algorithm is a Classification", TypeError),
+    "noisy task": (lambda: noisy(TASK, [True] * 4), "algorithm is a Supervised", TypeError),
     "noisy factory": (lambda: noisy(fedavg, [True]), "is the function fedavg, not", TypeError),
     "noise negative": (lambda: noisy(FEDAVG, [True] * 4, noise=-1), "noise is -1; it must not be"),
     "appealing task": (
         lambda: appealing(TASK, cohort_size=2),
-        "assignment is a Classification, not an assignment",
+        "assignment is a Supervised, not an assignment",
         TypeError,
     ),
     "appealing too many": (lambda: appealing(EVERYBODY, cohort_size=5), "lie between 1 and num_cl"),
@@ -846,7 +846,7 @@ CASES = TRACED | {
     ),
     "clients a task": (
         lambda: full_participation(TASK),
-        "num_clients is a Classification; it must",
+        "num_clients is a Supervised; it must",
     ),
     "models 0": (lambda: mfa_rand(4, 0), "num_models is 0; it must be a positive whole number"),
     "models too many": (lambda: mfa_rand(4, 5), "num_models is 5, more than the clients there are"),
@@ -1318,7 +1318,7 @@ CASES = TRACED | {
     # Experiments.
     "run a file that is not there": (lambda: run("no.toml"), "no.toml: No such file or directory"),
     "run a dict": (lambda: run({"task": {}}), "experiment is a dict of 1, not an Exp", TypeError),
-    "run a task": (lambda: run(TASK), "experiment is a Classification, not an E", TypeError),
+    "run a task": (lambda: run(TASK), "experiment is a Supervised, not an E", TypeError),
     # Theory.
     "M 2.5": (bound(mfa.theorem_1, M=2.5), "Theorem 1 needs M = 1, 2, ...; given M = 2.5"),
     "M 0": (bound(mfa.theorem_1, M=0), "Problem needs M >= 1; given M = 0"),

@@ -347,6 +347,9 @@ DIGITS = {"name": "digits", "num_clients": 10}
 OWN = DIGITS | {"test_fraction": 0.4}
 
 
+NUMBERS = {"name": "npz", "file": "x.npz", "num_classes": 0, "loss": "squared_error"}
+
+
 MAXFL = {"name": "maxfl"}
 
 
@@ -481,6 +484,28 @@ def settings(task=None, top=None, **algorithm):
             settings(DIGITS | {"dropout_rate": 0.5}),
             ["task: ", "dropout_rate is 0.5", "'logistic'", "only 'mlp'"],
         ),
+        (
+            settings(DIGITS | {"loss": "squared_error"}),
+            ["task: loss is 'squared_error'", "have labels; give 'npz' and num_classes = 0"],
+        ),
+        (
+            settings(NUMBERS | {"loss": "cross_entropy"}),
+            ["task: loss is 'cross_entropy'", "have other targets; give loss = 'squared_error'"],
+        ),
+        (
+            settings(NUMBERS | {"partition": {"name": "dirichlet", "alpha": 0.5}}),
+            ["task: the partition needs labels", "choose iid, quantity_skew, shards"],
+        ),
+        (
+            settings(DIGITS | {"metrics": ["f1", {"name": "f1", "average": "micro"}]}),
+            ["task.metrics", "'f1' is there 2 times"],
+        ),
+        (settings(DIGITS | {"metrics": ["f2"]}), ["task.metrics", "'f2'", "'f1'"]),
+        (
+            settings(DIGITS | {"metrics": [{"name": "top_k_accuracy", "k": 0}]}),
+            ["task.metrics", "k = 0", "greater than or equal to 1"],
+        ),
+        (settings(DIGITS | {"hidden": [8]}), ["hidden is (8,)", "only 'mlp' has hidden"]),
         (settings(DIGITS | {"dropout_rate": 1}), ["task.dropout_rate = 1", "less than 1"]),
         (settings(DIGITS | {"test_fraction": 0}), ["task.test_fraction = 0", "greater than 0"]),
         (settings(OWN | {"flipped": 1.5}), ["task.flipped = 1.5", "less than or equal to 1"]),
@@ -519,7 +544,7 @@ def test_a_wrong_axis_is_named(axes, fragments):
         assert fragment in str(error.value)
 
 
-@pytest.mark.parametrize("axis", ["task.dropout_rate", "task.model"])
+@pytest.mark.parametrize("axis", ["task.dropout_rate", "task.model", "task.loss"])
 def test_settings_that_change_the_network_are_no_axes(axis):
     values = settings(OWN | {"model": "mlp"})
     with pytest.raises(ValueError, match="run one for each"):

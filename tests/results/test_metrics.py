@@ -146,9 +146,18 @@ def test_models_are_compared_in_pairs():
         with pytest.warns(UserWarning, match=words):
             found = compare(diverged, "algorithm")
         assert np.isnan(found.to_array()).all()
-    result.loss[0] = np.nan
-    with pytest.warns(UserWarning, match="loss is missing .* 3 of 3 pairs"):
-        assert np.isnan(compare(result, "algorithm").difference).all()
+    for place, where in (((0,), "for a model in only one run"), ((), "in both runs")):
+        result.loss[place] = np.nan
+        with pytest.warns(UserWarning, match=f"loss is missing .* {where} of 3 of 3 pairs"):
+            assert np.isnan(compare(result, "algorithm").difference).all()
+
+
+def test_clients_models_are_compared_if_there_are_any():
+    result = paired_result().isel(rate=0)
+    result = result.assign(personal_loss=2 * result.loss)
+    np.testing.assert_allclose(compare(result, "algorithm").difference, -2.0)
+    result = result.assign(personal_accuracy=0 * result.loss)
+    np.testing.assert_allclose(compare(result, "algorithm").difference, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_file_names_a_backdoor():
         (lambda: backdoored(task_of(), EVIL, **BACKDOOR), "the task has a backdoor already; give"),
         (
             lambda: backdoored(quadratic(4, 2, mu=0.1), np.arange(4) < 1, target=0),
-            "Quadratic has no images; give a task of images",
+            "Quadratic has no labelled images; give a task of images",
         ),
         (
             lambda: run(validate(Experiment, attacked_file(task={"name": "synthetic"}))),

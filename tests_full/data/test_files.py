@@ -237,7 +237,7 @@ def test_experiments_read_all_kinds_of_files(task, place, clients, shape, scale,
             "task.dataset = 'cifar'.*'cifar-10' or 'cifar-100'",
         ),
         ({"name": "npz"}, r"no some\.npz in"),
-        ({"name": "npz", "num_classes": 0}, "task.num_classes = 0"),
+        ({"name": "npz", "num_classes": -1}, "task.num_classes = -1"),
         ({"name": "leaf", "dataset": "reddit"}, "task.dataset = 'reddit'"),
         ({"name": "leaf", "dataset": "shakespeare"}, "'logistic', but examples are texts; .*'gru'"),
         (

@@ -53,7 +53,7 @@ from fedjax_mm.tasks import (
     quadratic,
     requiring,
 )
-from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.supervised import Supervised
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.helpers import (
     NOTHING_TO_SEE,
@@ -506,7 +506,7 @@ class Watched(Measured):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class WatchedExamples(Classification):
+class WatchedExamples(Supervised):
     """Counts the client losses of a task that may compute all of them in one pass."""
 
     def client_loss(self, params, client):
@@ -888,7 +888,5 @@ def test_losses_of_all_clients():
     np.testing.assert_allclose(losses(task, params, 3), expected[:3], rtol=1e-5)
     gradient = jax.jit(jax.grad(lambda params, task: client_losses(task, params).sum()))
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient(params, task)))
-    with pytest.raises(
-        ValueError, match="Classification is not a task whose clients have thresholds"
-    ):
+    with pytest.raises(ValueError, match="Supervised is not a task whose clients have thresholds"):
         thresholds(task)

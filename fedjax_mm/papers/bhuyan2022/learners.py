@@ -16,8 +16,9 @@ from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMor
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022.accuracy import Trainings
 from fedjax_mm.papers.values import Some
-from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import CelebACNN, LogisticRegression
+from fedjax_mm.tasks.supervised import Supervised
 
 ATTRIBUTES = (
     *("Eyeglasses", "Bald", "Goatee", "Wearing_Necklace", "Smiling", "Mustache", "Male"),
@@ -49,7 +50,7 @@ class _Learner(Config):
         """Returns FedAvg with clients weighted by their number of examples."""
         return fedavg(local_sgd(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size))
 
-    def start(self, task: Classification) -> Any:
+    def start(self, task: Supervised) -> Any:
         """Returns the initial parameters."""
         return task.init(jax.random.key(self.start_seed))
 
@@ -80,7 +81,7 @@ class SyntheticLearner(_Learner):
         how = self.model_dump(include={"alpha", "beta", "dim", "num_classes", "generator"})
         return stack_data([synthetic(runs.num_clients, seed=s, **how) for s in runs.data_seeds])
 
-    def task(self, data: FederatedData, column: int = 0) -> Classification:
+    def task(self, data: FederatedData, column: int = 0) -> Supervised:
         """Returns the task of the single model on one draw."""
         del column
         module = LogisticRegression(self.num_classes, sigmoid_head=True)
@@ -123,7 +124,7 @@ class FacesLearner(_Learner):
             [surrogate_faces(runs.num_clients, seed=seed, **how) for seed in runs.data_seeds]
         )
 
-    def task(self, data: FederatedData, column: int = 0) -> Classification:
+    def task(self, data: FederatedData, column: int = 0) -> Supervised:
         """Returns the task of one attribute's model on one draw."""
         return classification(data, CelebACNN(2), reduction="sum", column=column, block_size=64)
 

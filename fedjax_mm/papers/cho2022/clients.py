@@ -14,8 +14,9 @@ from fedjax_mm.data.idx import Name, check_idx, load_idx
 from fedjax_mm.data.partition import dirichlet, dirichlet_clients, label_clusters
 from fedjax_mm.data.sent140 import check_sent140, load_sent140
 from fedjax_mm.data.surrogate import surrogate_tweets
-from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP
+from fedjax_mm.tasks.supervised import Supervised
 
 Dataset = Literal["fmnist", "emnist", "sent140", "mnist", "digits"]
 Partition = Literal["dirichlet", "dirichlet_labels", "clusters", "shuffled_clusters"]
@@ -136,7 +137,7 @@ def _pool(dataset: Dataset, directory: Path | None) -> Pool:
 
 def classifier(
     data: FederatedData, *, dropout_rate: float, column: int | None = None
-) -> Classification:
+) -> Supervised:
     """Returns the perceptron of appendix D, with dropout after the first layer.
 
     The hidden layers are 64-30 on images and 128-86-30 on tweets.

@@ -28,8 +28,8 @@ from fedjax_mm.papers.training import described, staged, train
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
-from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
+from fedjax_mm.tasks.supervised import Supervised
 
 SCORES = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
 """Metrics kept for all points of the grid. The first one chooses the point."""
@@ -47,7 +47,7 @@ class Clients(NamedTuple):
       is_flipped: ``bool[clients]``.
     """
 
-    task: Classification
+    task: Supervised
     start: Params
     own: Mapping[tuple[int, float], OwnModels]
     is_flipped: Array
@@ -188,7 +188,7 @@ def draw(config: Comparison, execution: Execution) -> Drawn:
 
 
 @jax.jit
-def _start(rng_key: PRNGKeyArray, task: Classification) -> Params:
+def _start(rng_key: PRNGKeyArray, task: Supervised) -> Params:
     return task.init(jax.random.fold_in(rng_key, 1))
 
 
@@ -196,7 +196,7 @@ _own_models = jax.jit(own_models, static_argnames="batch_size")
 
 
 def warm_up(
-    config: Comparison, rng_key: PRNGKeyArray, task: Classification, start: Params
+    config: Comparison, rng_key: PRNGKeyArray, task: Supervised, start: Params
 ) -> dict[tuple[int, float], OwnModels]:
     """Returns the quality of the clients' own models, by number of steps and learning rate."""
     size = config.requirement.batch_size

@@ -24,7 +24,7 @@ from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.supervised import Supervised
 
 _SCHEMES: Any = {"iid_share": iid_share, "iid_clients": iid_clients}
 
@@ -61,7 +61,7 @@ class CohortRounds(Trained):
 def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
     """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
 
-    def build(C: int, percent: float, task: Classification, seed: int) -> Setup:
+    def build(C: int, percent: float, task: Supervised, seed: int) -> Setup:
         place, number = config.percents.index(percent), seed - config.first_seed
         deal = number * len(config.percents) + place
         return config.setup(C, task, deal, config.batch_size)

@@ -36,8 +36,8 @@ from fedjax_mm.results.labels import places
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.networks import McMahanCNN
+from fedjax_mm.tasks.supervised import Supervised
 
 _QUANTITIES = ("mean", "sd", "distinct values")
 _WAYS = ("as-published", "all images")
@@ -85,7 +85,7 @@ def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Datase
     """Returns accuracies after every round, scored in both ways, over ``(C, seed, round)``."""
     contacts = config.costs[-1]["contacts"]
 
-    def build(C: int, task: Classification, seed: int) -> Setup:
+    def build(C: int, task: Supervised, seed: int) -> Setup:
         return config.setup(C, task, seed - config.first_seed, config.num_updates // C)
 
     until, rounds = Until("client_updates", at_least=contacts), contacts // config.sizes[0]

@@ -30,8 +30,9 @@ from fedjax_mm.papers.values import Trend
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import McMahanCNN
+from fedjax_mm.tasks.supervised import Supervised
 from fedjax_mm.tasks.view import View
 
 _TESTED_AT_ONCE = 200  # images of each run, because a hundred runs share a GPU's memory
@@ -113,7 +114,7 @@ class Trained(Seeded):
         """Returns all partitions of the first seed, then of the second, and so on."""
         return [way for seed in self.data_seeds for way in self.deal(pool.train[1], seed)]
 
-    def setup(self, C: int, task: Classification, deal: int, batch_size: int) -> Setup:
+    def setup(self, C: int, task: Supervised, deal: int, batch_size: int) -> Setup:
         """Sets up FedAvg with cohorts of C clients on one partition of the images."""
         rate, epochs = self.learning_rate, self.local_epochs
         algorithm = fedavg(local_sgd(rate, epochs=epochs, batch_size=batch_size), weighted=False)
@@ -201,7 +202,7 @@ class AsProgrammed(ScoredTwice):
         )
 
 
-def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
+def images(pool: Pool, deals: Sequence[Parts]) -> Supervised:
     """Returns McMahan's CNN on several partitions of the images, to be selected by `dealt`."""
     # Share one copy of the images, and give all partitions arrays of equal shapes.
     train = shared_client_data(pool.train, deals)
@@ -213,7 +214,7 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
 
 
 def dealt(
-    task: Classification, index: int, *, epochs: int, batch_size: int, is_programmed: bool = True
+    task: Supervised, index: int, *, epochs: int, batch_size: int, is_programmed: bool = True
 ) -> ScoredTwice:
     """Returns the task of one partition, as in the author's program or as in the paper."""
     mine = dataclasses.replace(task, train=task.train.select(index))
