@@ -11,11 +11,11 @@ import jax
 from fedjax_mm.cli.directories import Existing, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.run import run_part
+from fedjax_mm.experiments.run import given, gridded
 from fedjax_mm.results.finished import differences
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.cluster import Part, listed, load_piece, save_piece
+from fedjax_mm.sweeps.cluster import Part, compute_part, listed, load_part, save_part
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Callback, Execution
 from fedjax_mm.tools.files import plain
@@ -26,7 +26,7 @@ def _folder(directory: Path, first_seed: int) -> Path:
     return directory / (f"parts-of-seed-{first_seed}" if first_seed else "parts")
 
 
-def save_part(
+def run_part(
     experiment: Experiment,
     directory: Path,
     part: Part,
@@ -57,9 +57,11 @@ def save_part(
         keep: Any = "params" if with_params else None
         how = how._replace(callbacks=[*callbacks, *how.callbacks])
         say(f"part {part}", notes)
-        piece = run_part(experiment, part, how, keep=keep)
+        with gridded(experiment, how.memory, keep) as grid:
+            saved = compute_part(grid, part, how, on_divergence=experiment.on_divergence)
         if jax.process_index() == 0:
-            save_piece(piece, path)
+            about = {**saved.about, "settings": given(experiment)}
+            save_part(saved._replace(about=about), path)
     with suppress(OSError):
         place.rmdir()
     more = f" --first-seed {experiment.first_seed}" * (experiment.first_seed > 0)
@@ -71,7 +73,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
     if not path.exists():
         return False
     try:
-        about = load_piece(path).about
+        about = load_part(path).about
     except ValueError as error:
         say(f"{error}: made again", notes)
         return False

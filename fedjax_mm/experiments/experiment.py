@@ -1,7 +1,7 @@
 """An experiment as data, from a file for `run CONFIG.toml` or from the definition of a figure."""
 
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -74,6 +74,11 @@ class Experiment(Point):
         """Raises `ValueError` if a point is invalid."""
         self.points()
         return self
+
+    @property
+    def on_divergence(self) -> Literal["mark", "stop"]:
+        """Whether a run that diverges is marked, if there are several points, or ends the sweep."""
+        return "mark" if self.axes else "stop"
 
     def points(self) -> Points:
         """Returns all checked points of the axes, without their data."""
