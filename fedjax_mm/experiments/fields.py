@@ -26,8 +26,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    GetPydanticSchema,
     ValidationInfo,
     create_model,
     model_validator,
@@ -271,6 +271,11 @@ class Seeded(WithFiles):
 
 Table = TypeVar("Table", bound=Config)
 
+_FROM_FACTORY = "from the factory"
+
+FromFactory = Annotated[Any, _FROM_FACTORY]
+"""Annotates a key of which `keys_of` fills in the type and the default, and keeps the place."""
+
 # An int without bounds always means a count.
 _FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, str: str}
 
@@ -328,7 +333,7 @@ def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[
 def keys_of(
     factory: Callable[..., Any], *given: str, **types: Any
 ) -> Callable[[type[Table]], type[Table]]:
-    """Decorator that adds to a table the keys of a factory that it does not have.
+    """Decorator that adds the keys of a factory to a table, after its own and `FromFactory`.
 
     Args:
       factory: the function that `call` calls.
@@ -339,7 +344,8 @@ def keys_of(
     def add(table: type[Table]) -> type[Table]:
         key_of = {parameter: key for key, parameter in table.renamed.items()}
         columns = {key_of.get(x, x): y for x, y in columns_of(factory, *given, **types).items()}
-        new: Any = {key: x for key, x in columns.items() if key not in table.model_fields}
+        own = {key for key, x in table.model_fields.items() if _FROM_FACTORY not in x.metadata}
+        new: Any = {key: x for key, x in columns.items() if key not in own}
         new |= {"__doc__": table.__doc__, "__module__": table.__module__}
         made = create_model(table.__name__, __base__=table, **new)
         made.factory = factory
@@ -371,14 +377,34 @@ def tables_of(
     return {each.__name__: table_of(base, each, *given, **types) for each in functions}
 
 
-def one_of(tables: Mapping[str, type[Config]] | type[Config]) -> GetPydanticSchema:
+class OneOf:
+    """Annotates a field that holds one of several tables."""
+
+    def __init__(self, tables: Iterable[type[Config]], choice: Any) -> None:
+        """Keeps the tables for messages, and the type from which pydantic reads a value."""
+        self.tables, self._choice = list(tables), choice
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(self._choice)
+
+
+def one_of(tables: Mapping[str, type[Config]] | type[Config]) -> OneOf:
     """Annotates a field that holds a table, or one of several, distinguished by `name`."""
     # Annotate such fields with the tables' base class, because type checkers cannot read classes
     # built at run time.
-    choice: Any = tables
-    if isinstance(tables, Mapping):
-        choice = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
-    return GetPydanticSchema(lambda _, handler: handler.generate_schema(choice))
+    if not isinstance(tables, Mapping):
+        return OneOf([tables], tables)
+    choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
+    return OneOf(tables.values(), choice)
+
+
+def tables_in(annotation: Any) -> list[type[Config]]:
+    """Lists the tables that a value, or an item of it, may be."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    inner = get_args(annotation)
+    chosen = [each.tables for each in inner if isinstance(each, OneOf)]
+    return chosen[0] if chosen else [table for each in inner for table in tables_in(each)]
 
 
 def named(default: str) -> BeforeValidator:

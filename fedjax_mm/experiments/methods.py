@@ -31,6 +31,7 @@ from fedjax_mm.experiments import fields
 from fedjax_mm.experiments.fields import (
     Config,
     Count,
+    FromFactory,
     NonNegative,
     Positive,
     keys_of,
@@ -40,7 +41,13 @@ from fedjax_mm.experiments.fields import (
     table_of,
     tables_of,
 )
-from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
+from fedjax_mm.experiments.optimizers import (
+    InverseTime,
+    OptimizingClients,
+    OptimizingServer,
+    Rate,
+    rate_of,
+)
 from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
 from fedjax_mm.robust import attacks, rules
@@ -115,6 +122,7 @@ class Delays(Config):
 _DELAYS = tables_of(Delays, (shifted_exponential, device_time), "num_clients", **_DELAY_TYPES)
 
 
+@keys_of(on_clock)
 class Assigned(Config):
     """An assignment or dispatch, selected by name, with absent or late clients and a clock.
 
@@ -127,15 +135,14 @@ class Assigned(Config):
       delay: the delays of a clock, which times each round by its slowest client.
     """
 
-    factory: ClassVar[Any] = on_clock
     name: str
     finishing: Annotated[Wrapper, one_of(_FINISHING)] | None = None
     arriving: tuple[fields.CountOrZero, ...] | None = None
     appealing: Annotated[Wrapper, one_of(_APPEALING)] | None = None
     available: Annotated[Wrapper, one_of(_AVAILABLE)] | None = None
     dropping: fields.Share | None = None
-    first: Count | None = None
-    deadline: Positive | None = None
+    first: FromFactory
+    deadline: FromFactory
     delay: Annotated[Delays, one_of(_DELAYS), named(DEFAULT_DELAYS)] | None = None
 
     @property
@@ -250,6 +257,13 @@ class Method(OptimizingClients):
     renamed: ClassVar = {"local_steps": "steps"}
 
     @property
+    def has_closed_form(self) -> bool:
+        """Whether a task may have a closed form of its local training, for any number of steps."""
+        plain = {"name", "assignment", "learning_rate", "local_steps"}
+        is_smooth = isinstance(self.learning_rate, float | InverseTime)
+        return self.name == DEFAULT_METHOD and self.changed <= plain and is_smooth
+
+    @property
     def needs_thresholds(self) -> bool:
         """Whether clients need thresholds, as of a table `requirement`."""
         return self.name in ("maxfl", "mwfed")
@@ -315,6 +329,7 @@ class Attacking(Config):
         return attacks.attacking(algorithm, clients, self.call())
 
 
+@keys_of(backdoored)
 class Backdoor(Attacking):
     """Settings of `backdoored`: attackers train on stamped images.
 
@@ -322,12 +337,11 @@ class Backdoor(Attacking):
       factor: multiplies the attackers' updates, as `scaling` does.
     """
 
-    factory = backdoored
     name: Literal["backdoor"]
-    target: fields.CountOrZero
-    size: Count = 3
-    value: fields.Number = 1.0
-    share: fields.Share = 0.5
+    target: FromFactory
+    size: FromFactory
+    value: FromFactory
+    share: FromFactory
     factor: fields.Number | None = None
 
     def on_tasks(self, clients: Any) -> Callable[[Task], Task]:
@@ -345,12 +359,13 @@ _SENT = (attacks.sign_flip, attacks.scaling, attacks.gaussian, attacks.alie, att
 _ATTACKS = tables_of(Attacking, _SENT) | {"backdoor": Backdoor}
 
 
+@keys_of(noisy)
+@keys_of(attacked)
 class Byzantine(Config):
     """Settings of attackers, a fraction of the training clients, for `attacked` and `noisy`.
 
     Attributes:
       fraction: the fraction of attackers, whose number is rounded up.
-      loss_factor: multiplies the attackers' losses.
       noise: the standard deviation of the noise in an attacker's update, divided by the root mean
         square of the update.
       stays: whether attackers always participate; if false, they may opt out.
@@ -359,9 +374,9 @@ class Byzantine(Config):
     """
 
     fraction: fields.Share
-    loss_factor: Positive = 10.0
-    noise: NonNegative = 1.0
-    stays: fields.Flag = True
+    loss_factor: FromFactory
+    noise: FromFactory
+    stays: FromFactory
     seed: fields.Seed = 0
     attack: Annotated[Attacking, one_of(_ATTACKS)] | None = None
 
@@ -391,6 +406,8 @@ def _both(inner: Callable[[Task], Task], outer: Callable[[Task], Task], task: Ta
     return outer(inner(task))
 
 
+@keys_of(requiring, "own", "participation")
+@keys_of(own_models, "rng_key", "model")
 class Requirement(Config):
     """Clients' thresholds, which all algorithms share, and how to measure them.
 
@@ -406,10 +423,10 @@ class Requirement(Config):
         measured.
     """
 
-    num_steps: Count = 100
+    num_steps: FromFactory
     learning_rate: Positive = 0.05
-    batch_size: Count | None = None
-    num_unseen: fields.CountOrZero = 0
+    batch_size: FromFactory
+    num_unseen: FromFactory
     tuning_steps: fields.CountOrZero = 0
 
     def demand(self, method: Method, rate: Any) -> DemandFn:

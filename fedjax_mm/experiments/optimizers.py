@@ -6,7 +6,7 @@ from operator import or_
 from typing import Annotated, Any, ClassVar, Literal
 
 import optax
-from pydantic import Discriminator, Field, GetPydanticSchema, Tag, create_model
+from pydantic import Discriminator, Field, Tag, create_model
 
 from fedjax_mm.experiments.fields import (
     BelowOne,
@@ -14,6 +14,7 @@ from fedjax_mm.experiments.fields import (
     Count,
     CountOrZero,
     NonNegative,
+    OneOf,
     Positive,
     keys_of,
     one_of,
@@ -146,7 +147,7 @@ _AnySchedule: Any = Annotated[
 
 Rate = Annotated[
     float | InverseTime | Scheduled,
-    GetPydanticSchema(lambda _, handler: handler.generate_schema(Positive | _AnySchedule)),
+    OneOf(_TABLES.values(), Positive | _AnySchedule),
 ]
 """A learning rate: a number, or the table of a schedule."""
 

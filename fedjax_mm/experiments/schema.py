@@ -1,10 +1,9 @@
 """The JSON schema of experiment files, with which editors complete, explain and check them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedjax_mm.experiments.axes import NEVER_SWEPT, NOT_SWEPT
-from fedjax_mm.experiments.errors import alternatives
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.methods import DEFAULT_DELAYS, DEFAULT_METHOD
 
@@ -70,7 +69,7 @@ def _axes(experiment: Schema, tables: dict[str, Schema]) -> Schema:
     """Returns the schema of the axes, after adding those of inner tables to the definitions."""
     heads = dict(experiment["properties"])
     methods = heads["algorithms"]["additionalProperties"]
-    of_all = _by_key(alternatives(methods, tables))
+    of_all = _by_key(_alternatives(methods, tables))
     values = {key: [value] for key, value in heads.items() if key not in NOT_SWEPT}
     values |= {key: value for key, value in of_all.items() if key not in values}
     made = _axes_of("axes", values, tables)
@@ -103,7 +102,7 @@ def _axis(name: str, values: list[Schema], tables: dict[str, Schema]) -> Schema:
     """Returns the schema of an axis: a list, a range, or a table of axes inside."""
     item = values[0] if len(values) == 1 else {"anyOf": values}
     kinds: list[Schema] = [_WHOLE | {"items": item}]
-    found = [each for value in values for each in alternatives(value, tables)]
+    found = [each for value in values for each in _alternatives(value, tables)]
     if any(each.get("type") in ("integer", "number") for each in found):
         kinds.append({"$ref": "#/definitions/Range"})
     if name.endswith(".data_seed"):
@@ -116,7 +115,19 @@ def _axis(name: str, values: list[Schema], tables: dict[str, Schema]) -> Schema:
         kinds.append({"$ref": f"#/definitions/{same}"})
     each = [each["additionalProperties"] for each in found if each.get("additionalProperties")]
     if each and name.endswith(".algorithms"):
-        one = _axes_of(name, _by_key(alternatives(each[0], tables)), tables)
+        one = _axes_of(name, _by_key(_alternatives(each[0], tables)), tables)
         kinds.append({"type": "object", "additionalProperties": one})
     about = {"description": values[0]["description"]} if "description" in values[0] else {}
     return {"anyOf": kinds} | about
+
+
+def _alternatives(schema: dict[str, Any], definitions: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the alternatives in the JSON schema of a value, without references."""
+    if "$ref" in schema:
+        yield from _alternatives(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return
+    kinds = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, ())]
+    for each in kinds:
+        yield from _alternatives(each, definitions)
+    if not kinds:
+        yield schema

@@ -1,7 +1,7 @@
 """Tasks in an experiment file, and their data."""
 
 import inspect
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +15,18 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
-from fedjax_mm.data.leaf import LeafName, check_leaf, load_leaf
+from fedjax_mm.data.leaf import check_leaf, load_leaf
 from fedjax_mm.data.npz import check_npz, load_npz
-from fedjax_mm.data.synthetic import Generator, sample_counts, synthetic
+from fedjax_mm.data.synthetic import sample_counts, synthetic
 from fedjax_mm.experiments.fields import (
     Config,
     Count,
     Flag,
     Fraction,
-    NonNegative,
+    FromFactory,
     Positive,
     Seed,
     Share,
-    TwoOrMore,
     WithFiles,
     keys_of,
     named,
@@ -41,6 +40,9 @@ Model = Literal["logistic", "mlp", "cnn", "batch_norm_cnn", "gru"]
 
 
 class _Task(Config):
+    has_closed_form: ClassVar[bool] = False
+    """Whether full-gradient local SGD has a closed form."""
+
     @property
     def is_drawn_by_seed(self) -> bool:
         """Whether every seed has its own data draw."""
@@ -65,6 +67,7 @@ class QuadraticConfig(_Task):
     """
 
     factory = quadratic
+    has_closed_form = True
     name: Literal["quadratic"] = "quadratic"
     num_clients: Count = 24
     block_size: Count = 4
@@ -173,6 +176,7 @@ class _Network(_Learning, WithFiles):
         return flip_labels(data, fraction=self.flipped, seed=self._seed)
 
 
+@keys_of(synthetic, "seed", "test_fraction")
 class SyntheticConfig(_Learning):
     """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`.
 
@@ -181,15 +185,14 @@ class SyntheticConfig(_Learning):
       reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF.
     """
 
-    factory = synthetic
     name: Literal["synthetic"]
     num_clients: Count = 100
-    alpha: NonNegative = 1.0
-    beta: NonNegative = 1.0
-    dim: Count = 60
-    num_classes: TwoOrMore = 5
-    generator: Generator = "fedprox"
-    iid: Flag = False
+    alpha: FromFactory
+    beta: FromFactory
+    dim: FromFactory
+    num_classes: FromFactory
+    generator: FromFactory
+    iid: FromFactory
     sigmoid_head: Flag = False
     reduction: Literal["mean", "sum"] = "mean"
 
@@ -316,14 +319,14 @@ class NPZConfig(_Images):
     name: Literal["npz"]
 
 
+@keys_of(load_leaf, "num_classes")
 class LeafConfig(_Network):
     """The clients of a LEAF directory, some of them, chosen by `data_seed`, with flipped labels."""
 
-    factory = load_leaf
     checker = check_leaf
     name: Literal["leaf"]
-    directory: str
-    dataset: LeafName | None = None
+    directory: FromFactory
+    dataset: FromFactory
 
     @property
     def has_characters(self) -> bool:
@@ -345,7 +348,7 @@ class LeafConfig(_Network):
 
     def data(self) -> FederatedData:
         """Reads the files."""
-        return self._with_flips(load_leaf(self.directory, dataset=self.dataset))
+        return self._with_flips(self.call(name=None))
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task, scaling FEMNIST's pixels to values between 0 and 1."""
