@@ -218,32 +218,18 @@ def make_plan(
     # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
-        plan = _make_plan(grid, split, limit, blocks, report, approve, programs)
+        mine, where, room, limit = _place(grid, split, limit, programs, report)
+        clock = time.perf_counter()
+        first = blocks or [_block(program, where, room) for program in mine]
+        calls = _compile(mine, first, where, report, approve)
+        # A resumed run whose blocks do not fit is refused by the caller, not here.
+        again = partial(_compile, where=where, report=report, approve=None if blocks else approve)
+        parts = zip(mine, first, calls, strict=True)
+        compiled = [_fit(*each, where, room, again) for each in parts]
+        seconds = time.perf_counter() - clock
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
         raise InterruptedRunError(int(stop), None)
-    return plan
-
-
-def _make_plan(
-    grid: Grid,
-    split: Literal["replicas", "clients"] | None,
-    limit: float | None,
-    blocks: Sequence[Block] | None,
-    report: Callable[[str], None],
-    approve: Callable[[Program, str], None] | None,
-    programs: Sequence[Program] | None,
-) -> Plan:
-    """Implements `make_plan`."""
-    mine, where, room, limit = _place(grid, split, limit, programs, report)
-    clock = time.perf_counter()
-    first = blocks or [_block(program, where, room) for program in mine]
-    calls = _compile(mine, first, where, report, approve)
-    # A resumed run whose blocks do not fit is refused by the caller, not here.
-    again = partial(_compile, where=where, report=report, approve=None if blocks else approve)
-    parts = zip(mine, first, calls, strict=True)
-    compiled = [_fit(*each, where, room, again) for each in parts]
-    seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
 
 
