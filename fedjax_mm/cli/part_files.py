@@ -22,7 +22,6 @@ from fedjax_mm.tools.files import plain
 
 
 def _folder(directory: Path, first_seed: int) -> Path:
-    """Returns the directory of parts within a result's directory."""
     return directory / (f"parts-of-seed-{first_seed}" if first_seed else "parts")
 
 
@@ -69,7 +68,7 @@ def run_part(
 
 
 def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
-    """Returns whether a file holds an intact part of this experiment."""
+    """Whether a file holds an intact part of this experiment."""
     if not path.exists():
         return False
     try:
@@ -95,7 +94,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
 
 
 def _found(folder: Path) -> dict[tuple[int, int], Path]:
-    """Returns the part files by part number and number of parts."""
+    """The files of parts, by part number and number of parts."""
     return {
         (int(each[1]), int(each[2])): path
         for path in folder.glob("*-of-*.npz")
@@ -111,7 +110,7 @@ def _in_words(numbers: Sequence[int], of: int, what: str) -> str:
 
 
 def parts_in(directory: Path, first_seed: int) -> list[Path]:
-    """Returns the files of all parts of a run, in order.
+    """Lists the files of all parts of a run, in order.
 
     Raises:
       ValueError: if parts are missing, or are from runs with different numbers of parts.

@@ -84,7 +84,7 @@ def run(
 def _is_there(
     experiment: Experiment, directory: Path, before: Existing, *, with_params: bool = False
 ) -> bool:
-    """Returns whether a directory already has the result of an experiment.
+    """Whether a directory already has the result of an experiment.
 
     Raises:
       RefusedError: if it has the result of another run, or lacks the seeds before the first.
@@ -122,7 +122,7 @@ def _is_there(
 
 
 def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) -> bool:
-    """Returns whether a result already contains these seeds, and completes its files if so."""
+    """Whether a result already contains these seeds, whose files are then completed."""
     if not (directory / RESULT).exists():
         return False
     dataset = load_dataset(directory / RESULT)

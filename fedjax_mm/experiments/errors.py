@@ -13,7 +13,7 @@ _MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # limits on one message, and on one val
 
 
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
-    """Returns the problems, one per key, as ``path = value: message``.
+    """Lists the problems, one per key, as ``path = value: message``.
 
     If a value may have several types, pydantic reports an error for each of them. Only problems
     inside a table are kept or, for a plain value, the message of our own validator or else the
@@ -33,7 +33,7 @@ def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[st
 
 
 def _path(problem: Any, values: Any) -> str:
-    """Returns the keys that lead to a problem, without the type names that pydantic inserts."""
+    """Joins the keys that lead to a problem, without the type names that pydantic inserts."""
     path = []
     for part in problem["loc"]:
         is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
@@ -57,7 +57,7 @@ def _path(problem: Any, values: Any) -> str:
 
 
 def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
-    """Returns one problem as ``path = value: message``."""
+    """Writes one problem as ``path = value: message``."""
     message = str(problem["msg"]).removeprefix("Value error, ").replace("tuple", "list")
     value = problem["input"]
     shown = (
@@ -109,7 +109,7 @@ def _inside(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _elsewhere(key: str, values: Mapping[str, Any], *, alike: bool) -> list[str]:
-    """Returns the paths to a key in the tables of a file, or to the key most similar to it."""
+    """Finds the paths to a key in the tables of a file, or to the key most similar to it."""
     places = [*_inside(values)]
     known = {name for name, _ in places}
     names = [key] if key in known or not alike else closest(key, sorted(known))
@@ -117,7 +117,7 @@ def _elsewhere(key: str, values: Mapping[str, Any], *, alike: bool) -> list[str]
 
 
 def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str], list[str]]:
-    """Returns the names of tables allowed at a location, if all have one, and their keys."""
+    """Finds the names of tables allowed at a location, if all have one, and their keys."""
     tables, is_label = [kind], False
     for part in location:
         if isinstance(part, int) or is_label:  # an item, whose tables all have the same type
@@ -142,5 +142,5 @@ def _names(table: type[Config]) -> list[str]:
 
 
 def closest(key: str, keys: Sequence[str]) -> list[str]:
-    """Returns the key most similar to a given one, or nothing if none is similar."""
+    """Finds the key most similar to a given one, or nothing if none is similar."""
     return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)

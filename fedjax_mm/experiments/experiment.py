@@ -81,7 +81,7 @@ class Experiment(Point):
         return "mark" if self.axes else "stop"
 
     def points(self) -> Points:
-        """Returns all checked points of the axes, without their data."""
+        """All checked points of the axes, without their data."""
         return self._points
 
     @cached_property

@@ -62,8 +62,8 @@ class Wrapper(Config):
     """Settings of a wrapper of algorithms or assignments, and of its part, selected by name.
 
     Attributes:
-      wrapper: the wrapper, whose first argument is what it wraps, and whose second one is the part,
-        if there is one, which is made by `factory`.
+      wrapper: the wrapper. Its first argument is the wrapped algorithm or assignment. Its second
+        one is the part that `factory` makes, unless `factory` is the wrapper.
     """
 
     wrapper: ClassVar[Any] = None
@@ -84,7 +84,7 @@ class Choosing(Wrapper):
 
 
 def _wrapper(wrapper: Callable[..., Any], base: Any = Choosing, **types: Any) -> type[Wrapper]:
-    """Returns the table of a wrapper, for the keys of its signature."""
+    """Makes the table of a wrapper, with the keys of its signature."""
     made = keys_of(wrapper, **types)(create_model(wrapper.__name__, __base__=base))
     made.wrapper = wrapper
     return made
@@ -269,7 +269,7 @@ class Method(OptimizingClients):
         return self.name in ("maxfl", "mwfed")
 
     def schedule(self, num_models: int, num_rounds: int = 1) -> Any:
-        """Returns the learning rate for factories, as a number or a schedule over rounds."""
+        """The learning rate for factories, as a number or a schedule over rounds."""
         return rate_of(self.learning_rate, num_models, num_rounds)
 
     def build(self, num_models: int, num_rounds: int = 1) -> Algorithm:
@@ -320,7 +320,7 @@ class Attacking(Config):
     """An attack, selected by name, for `attacking`."""
 
     def on_tasks(self, clients: Any) -> Callable[[Task], Task] | None:
-        """Returns a function that wraps the task on which attackers train, or None."""
+        """A function that wraps the task on which attackers train, or None."""
         del clients
         return None
 
@@ -345,7 +345,7 @@ class Backdoor(Attacking):
     factor: fields.Number | None = None
 
     def on_tasks(self, clients: Any) -> Callable[[Task], Task]:
-        """Returns a function that wraps a task with `backdoored`."""
+        """A function that wraps a task with `backdoored`."""
         return partial(backdoored, clients=clients, **self.arguments(backdoored))
 
     def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
@@ -370,7 +370,7 @@ class Byzantine(Config):
         square of the update.
       stays: whether attackers always participate; if false, they may opt out.
       seed: the seed that chooses the attackers.
-      attack: what attackers send instead of their updates with noise, or on what they train.
+      attack: an attack on updates or training data, which replaces the noise.
     """
 
     fraction: fields.Share
@@ -381,13 +381,13 @@ class Byzantine(Config):
     attack: Annotated[Attacking, one_of(_ATTACKS)] | None = None
 
     def attackers(self, num_clients: int) -> Any:
-        """Returns a mask of the `num_clients` training clients that attack."""
+        """A mask of the `num_clients` training clients that attack."""
         place = generator(self.seed).permutation(num_clients)
         # In float32, (k / num_clients) * num_clients may exceed k. Subtract a little.
         return jnp.asarray(place < self.fraction * num_clients - 1e-3)
 
     def on_tasks(self, num_clients: int) -> Callable[[Task], Task]:
-        """Returns a function that wraps a task with `attacked`, and with `backdoored`."""
+        """A function that wraps a task with `attacked`, and with `backdoored`."""
         clients = self.attackers(num_clients)
         # Return a partial, whose numbers sweeps find.
         wrap = partial(attacked, clients=clients, **self.arguments(attacked))
@@ -430,7 +430,7 @@ class Requirement(Config):
     tuning_steps: fields.CountOrZero = 0
 
     def demand(self, method: Method, rate: Any) -> DemandFn:
-        """Returns a function that trains the clients' own models and gives tasks their thresholds.
+        """A function that trains the clients' own models and gives tasks their thresholds.
 
         Args:
           method: the method, whose batches fine-tuning uses.

@@ -237,7 +237,7 @@ class Point(Recorded, Seeded):
                     )
 
     def _assignment_of(self, label: str) -> Assigned:
-        """Returns an algorithm's own assignment, or else the default."""
+        """An algorithm's own assignment, or else the default."""
         assignment = self.algorithms[label].assignment or self.assignment
         if assignment is None:
             raise ValueError(
@@ -297,7 +297,7 @@ class Point(Recorded, Seeded):
             check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
 
     def initial_params(self) -> Any:
-        """Returns the initial parameters for `simulate`, or None if tasks draw them."""
+        """The initial parameters for `simulate`, or None if tasks draw them."""
         if self.task is not None:
             return self.task.initial_params()
         starts: list[Any] = [each.initial_params() for each in self.each_task]

@@ -49,7 +49,7 @@ class _Task(Config):
         return getattr(self, "data_seed", None) == "seed"
 
     def drawn(self, seed: int) -> Self:
-        """Returns the settings of one draw of the data, with the seed if every seed has its own."""
+        """The settings of one draw of the data, with the seed if every seed has its own."""
         return self.model_copy(update={"data_seed": seed}) if self.is_drawn_by_seed else self
 
     @property
@@ -88,7 +88,7 @@ class QuadraticConfig(_Task):
         return self.call()
 
     def initial_params(self) -> Params:
-        """Returns zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
+        """Zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
         shape = (self.num_clients * self.block_size + 1,)
         if self.start == "zeros":
             return jnp.zeros(shape)
@@ -230,7 +230,7 @@ class Partition(Config):
     name: str
 
     def deal(self, labels: np.ndarray, num_clients: int, seed: int) -> partition.Parts:
-        """Returns the rows of each client."""
+        """The rows of each client."""
         return self.call(labels=labels, num_clients=num_clients, seed=seed)
 
 

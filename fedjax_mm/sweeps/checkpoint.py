@@ -148,7 +148,7 @@ class Checkpoints:
         return any(path for name in names for path in self._place.rglob(name))
 
     def stage(self, name: str) -> "Checkpoints":
-        """Returns the checkpoints of one stage, which is one of several runs behind one result.
+        """Checkpoints of one stage, which is one of several runs behind one result.
 
         They are discarded together with these checkpoints.
 
@@ -267,7 +267,7 @@ class Checkpoints:
             ) from problem
 
     def load(self, part: int, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
-        """Returns the newest undamaged state of a part, or None.
+        """Reads the newest undamaged state of a part, or None.
 
         Args:
           part: the number of the part.
@@ -299,7 +299,7 @@ class Checkpoints:
         return self._place / f"part-{part:04}"
 
     def _saved(self, part: int) -> list[Path]:
-        """Returns the files of a part's states, newest first."""
+        """The files of a part's states, newest first."""
         paths = [path for path in self._part(part).glob("*.npz") if path.stem.isdecimal()]
         return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
@@ -322,7 +322,7 @@ def write_saved(saved: Saved, path: Path, label: str) -> None:
 
 
 def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
-    """Returns a saved state, or None with a warning if the content is damaged."""
+    """Reads a saved state, or None with a warning if the content is damaged."""
     # Read the file first, so that disk errors are not mistaken for the content errors below.
     content = path.read_bytes()
     try:
@@ -359,7 +359,7 @@ def _label(path: Path) -> str:
 
 
 def _digest(label: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> str:
-    """Returns a digest of arrays, their header and their file's label."""
+    """A digest of arrays, their header and their file's label."""
     # Include dtypes and order, because a zip file's checksums do not cover array names, so one
     # flipped bit could swap two arrays.
     found = hashlib.sha256(json.dumps([label, header]).encode())
@@ -370,7 +370,7 @@ def _digest(label: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray])
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value after a round trip through JSON."""
+    """The value after a round trip through JSON."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -380,7 +380,7 @@ _UNSAVED_BYTES = 128 * 2**20  # maximum size of finished batches that wait to be
 def identity(
     grid: Grid, split: str | None, programs: Sequence[Program] | None = None
 ) -> dict[str, Any]:
-    """Returns everything except code that determines the exact bits of a sweep's result.
+    """Everything except code that determines the exact bits of a sweep's result.
 
     Args:
       grid: the runs.
@@ -416,7 +416,7 @@ def identity(
 
 
 def data_of(programs: Sequence[Program]) -> dict[str, str]:
-    """Returns a digest of the numbers and arrays of all runs."""
+    """A digest of the numbers and arrays of all runs."""
     digests = "".join(program.digest for program in programs)
     return {"data": hashlib.sha256(digests.encode()).hexdigest()}
 

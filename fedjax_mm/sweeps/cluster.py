@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
 
 def shares_of(programs: Sequence[Program], part: Part) -> list[np.ndarray]:
-    """Returns a part's replicas of each program: consecutive runs, balanced by cost.
+    """Splits runs into consecutive parts of equal cost: a part's replicas of each program.
 
     Every run belongs to exactly one part. A part may be empty, and its runs need only a few
     programs, because every part compiles the programs that it needs. The split depends only on the
@@ -188,7 +188,7 @@ def compute_part(
 
 
 def all_programs(grid: Grid, limit: float | None = _ENDLESS) -> list[Program]:
-    """Returns the programs of a grid.
+    """Builds and groups the points of a grid, if its runs can be listed.
 
     Raises:
       ValueError: if the grid has more runs than can be listed.
@@ -200,7 +200,7 @@ def all_programs(grid: Grid, limit: float | None = _ENDLESS) -> list[Program]:
 
 
 def programs_in(programs: Sequence[Program], part: Part) -> list[Program]:
-    """Restricts the programs of a grid to the runs of a part, without those that have none."""
+    """Restricts a grid's programs to the runs of a part, and drops programs without any."""
     shares = zip(programs, shares_of(programs, part), strict=True)
     return [program.some(share) for program, share in shares if len(share)]
 
@@ -217,7 +217,7 @@ def _shapes(program: Program, number: int) -> tuple[Record, list[Params]]:
 
 
 def _about(grid: Grid, programs: Sequence[Program]) -> dict[str, Any]:
-    """Returns the identity of a part's runs, data, code and device."""
+    """The identity of a part's runs, data, code and device."""
     made = manifest({}, seed=grid.seed, data="")
     about = identity(grid, None) | data_of(programs)
     return about | {"revision": made["git_revision"], "made on": made["device"]}
@@ -343,7 +343,7 @@ def _runs_of(
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Returns at most eight of the numbers as text."""
+    """At most eight of the numbers, as text."""
     shown = ", ".join(map(str, numbers[:8]))
     return shown + (f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else "")
 

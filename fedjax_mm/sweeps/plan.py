@@ -334,7 +334,7 @@ def _place(
     programs: Sequence[Program] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Program], Layout, float, float]:
-    """Returns the programs, the devices, the bytes for a batch, and the total limit."""
+    """Finds the programs, the devices, the bytes for a batch, and the total limit."""
     # Check the number of runs first, because programs list their runs, and too many would exhaust
     # the memory before any shape is known.
     records = grid.num_records + 1
@@ -458,7 +458,7 @@ def _replica_bytes(program: Program) -> float:
 
 
 def jitted(program: Program, block: Block, where: Layout) -> Any:
-    """Returns `Program.segment` on all devices, as a jitted function."""
+    """`Program.segment` on all devices, as a jitted function."""
     segment = where.over(
         partial(program.segment, where.client_axis, block.share(where)),
         in_axes=(program.in_axes(block), None, 0),
@@ -489,7 +489,7 @@ def _fit(
     room: float,
     compile_again: Callable[[Sequence[Program], Sequence[Block]], list[Any]],
 ) -> Compiled:
-    """Returns the compiled program, recompiled with a smaller block if it does not fit."""
+    """The compiled program, recompiled with a smaller block if it does not fit."""
     needed = memory_of(call)
     if where.is_cpu:  # devices and a batch's records share the host's memory
         records = (program.grid.num_records + 1) * num_bytes(program.traced.record)
@@ -508,7 +508,7 @@ def _fit(
 
 
 def _smaller(program: Program, block: Block, where: Layout, share: float) -> Block | None:
-    """A block that needs about this share of the memory, or None if there is none."""
+    """A block that needs about this share of the memory, or None if none is smaller."""
     # Reduce slightly more than proportionally. Not all temporaries shrink with the batch.
     fewest = where.padded(1)
     if block.size > fewest:
