@@ -29,7 +29,7 @@ from fedjax_mm.sweeps.checkpoint import Saved
 from fedjax_mm.sweeps.cluster import Part, all_programs, join_parts, load_part, programs_in
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution
-from fedjax_mm.sweeps.plan import Plan, make_outline
+from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.tools.files import plain
 
 PARAMS = "params.npz"
@@ -168,7 +168,9 @@ def outline(path: Path, overrides: Sequence[str], which: Which, how: Execution) 
         programs = all_programs(grid, how.memory)
         if which.part and not (programs := programs_in(programs, which.part)):
             raise ValueError(f"part {which.part} has no runs; take fewer parts")
-        show_plan(make_outline(grid, split=how.split, limit=how.memory, programs=programs))
+        show_plan(
+            make_plan(grid, split=how.split, limit=how.memory, programs=programs, compiles=False)
+        )
     if workers:
         say(f"  {workers.num_parts} parts, which {workers.name} computes", notes, "dim")
 

@@ -35,7 +35,7 @@ from fedjax_mm.sweeps.errors import (
 from fedjax_mm.sweeps.execute import batches, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import check_fits, make_outline
+from fedjax_mm.sweeps.plan import check_fits, make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.sweeps.result import Result
 from fedjax_mm.tools.files import plain, read_regular
@@ -291,7 +291,7 @@ def join_parts(
     """
     # Plan without a memory limit, because no runs are computed.
     programs = all_programs(grid) if programs is None else programs
-    plan = make_outline(grid, limit=_ENDLESS, programs=programs)
+    plan = make_plan(grid, limit=_ENDLESS, programs=programs, compiles=False)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
     result, wanted = Result(plan), _about(grid, programs)

@@ -196,6 +196,7 @@ def make_plan(
     report: Callable[[str], None] = lambda _: None,
     approve: Callable[[Program, str], None] | None = None,
     programs: Sequence[Program] | None = None,
+    compiles: bool = True,
 ) -> Plan:
     """Compiles the programs of a grid, with batch sizes that are fast and fit in memory.
 
@@ -209,6 +210,8 @@ def make_plan(
       report: called with progress messages.
       approve: called with every program and a digest of its text, before it is compiled.
       programs: the runs to compute; defaults to all runs of the grid.
+      compiles: False makes an outline by tracing alone. Its programs cannot be called, and its
+        estimates of memory, which determine the batch sizes, count only states and records.
 
     Raises:
       ValueError: if one replica per device, or the result, does not fit in memory.
@@ -221,12 +224,16 @@ def make_plan(
         mine, where, room, limit = _place(grid, split, limit, programs, report)
         clock = time.perf_counter()
         first = blocks or [_block(program, where, room) for program in mine]
-        calls = _compile(mine, first, where, report, approve)
-        # A resumed run whose blocks do not fit is refused by the caller, not here.
-        again = partial(_compile, where=where, report=report, approve=None if blocks else approve)
-        parts = zip(mine, first, calls, strict=True)
-        compiled = [_fit(*each, where, room, again) for each in parts]
-        seconds = time.perf_counter() - clock
+        if compiles:
+            calls = _compile(mine, first, where, report, approve)
+            # A resumed run whose blocks do not fit is refused by the caller, not here.
+            approve = None if blocks else approve
+            again = partial(_compile, where=where, report=report, approve=approve)
+            parts = zip(mine, first, calls, strict=True)
+            compiled = [_fit(*each, where, room, again) for each in parts]
+        else:
+            compiled = list(map(_outlined, mine, first))
+        seconds = time.perf_counter() - clock if compiles else math.nan
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
         raise InterruptedRunError(int(stop), None)
@@ -291,36 +298,9 @@ def _compile(
     return [call.result() for call in calls]
 
 
-def make_outline(
-    grid: Grid,
-    *,
-    split: Literal["replicas", "clients"] | None = None,
-    limit: float | None = None,
-    programs: Sequence[Program] | None = None,
-) -> Plan:
-    """Makes a plan by tracing alone, without compiling.
-
-    Its programs cannot be called. Memory estimates count only states and records, and determine the
-    batch sizes.
-
-    Args:
-      grid: as in `make_plan`.
-      split: as in `make_plan`.
-      limit: as in `make_plan`.
-      programs: as in `make_plan`.
-
-    Raises:
-      ValueError: if the result does not fit in memory.
-    """
-    mine, where, room, limit = _place(grid, split, limit, programs)
-
-    def outlined(program: Program) -> Compiled:
-        block = _block(program, where, room)
-        needed = block.size * _replica_bytes(program)
-        return Compiled(program.of(block), block, _not_compiled, needed)
-
-    used = psutil.Process().memory_info().rss
-    return Plan(grid, where, list(map(outlined, mine)), math.nan, used, limit)
+def _outlined(program: Program, block: Block) -> Compiled:
+    needed = block.size * _replica_bytes(program)
+    return Compiled(program.of(block), block, _not_compiled, needed)
 
 
 def _not_compiled(*_: Any) -> Any:

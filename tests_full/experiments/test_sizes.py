@@ -15,7 +15,7 @@ from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import gridded
 from fedjax_mm.experiments.tasks import SyntheticConfig
-from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.plan import make_plan
 
 
 class Loaded(NamedTuple):
@@ -65,7 +65,7 @@ def test_experiments_beyond_the_memory_limit_are_refused(name):
         pytest.raises(ValueError, match=re.escape(fragment)) as error,
         gridded(experiment, limit) as grid,
     ):
-        make_outline(grid, limit=limit)
+        make_plan(grid, limit=limit, compiles=False)
     text = str(error.value)
     assert "\n" not in text
     assert re.search(r"takes? .*[\d.]+ GiB .*, or allow more memory$", text)
