@@ -12,13 +12,11 @@ from fedjax_mm.cli.directories import Existing, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.run import given, gridded
-from fedjax_mm.results.finished import differences
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.cluster import Part, compute_part, listed, load_part, save_part
+from fedjax_mm.sweeps.cluster import Part, changes_of, compute_part, listed, load_part, save_part
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Callback, Execution
-from fedjax_mm.tools.files import plain
 
 
 def _folder(directory: Path, first_seed: int) -> Path:
@@ -72,7 +70,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
     if not path.exists():
         return False
     try:
-        about = load_part(path).about
+        saved = load_part(path)
     except ValueError as error:
         say(f"{error}: made again", notes)
         return False
@@ -84,8 +82,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
         "versions": made["versions"],
         "revision": made["git_revision"],
     }
-    found = {name: about.get(name) for name in wanted}
-    if changes := "; ".join([*differences(found, plain(wanted))][:3]):
+    if changes := changes_of(saved, wanted):
         raise RefusedError(
             f"{path} is a part of another run: {changes}; choose another directory with --out, or "
             "replace it with --overwrite"

@@ -47,7 +47,7 @@ _ENDLESS, _LISTED_BYTES = 2.0**60, 64  # unlimited memory, and bytes per listed 
 # bits.
 _ALIKE = (
     *("config", "axes", "num_rounds", "num_seeds", "seed", "record_every", "until"),
-    *("first_seed", "precision", "versions", "prng", "data", "keep", "client_map"),
+    *("first_seed", "precision", "versions", "prng", "data", "keep", "client_map", "revision"),
 )
 
 
@@ -168,8 +168,7 @@ def compute_part(
         with refusing():
             programs = all_programs(grid, how.memory)
     mine, compile_seconds = programs_in(programs, part), 0.0
-    shapes = [_shapes(program, len(program)) for program in mine]
-    runs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    runs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), list(map(_shapes, mine)))
     if mine:
         plan = plan_for(grid, how, mine)
         compile_seconds = plan.compile_seconds
@@ -205,15 +204,15 @@ def programs_in(programs: Sequence[Program], part: Part) -> list[Program]:
     return [program.some(share) for program, share in shares if len(share)]
 
 
-def _shapes(program: Program, number: int) -> tuple[Record, list[Params]]:
-    """The shapes of the records ``[1 + records, number, ...]`` and of any kept parameters."""
+def _shapes(program: Program) -> tuple[Record, list[Params] | None]:
+    """The shapes of the records ``[1 + records, replicas, ...]`` and of any kept parameters."""
 
     def shaped(tree: Any, *size: int) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*size, *x.shape), x.dtype), tree)
 
     grid, traced = program.grid, program.traced
-    kept = [state.params for state in traced.replica.models] if grid.keep else []
-    return shaped(traced.record, 1 + grid.num_records, number), shaped(kept, number)
+    kept = [state.params for state in traced.replica.models] if grid.keep else None
+    return shaped(traced.record, 1 + grid.num_records, len(program)), shaped(kept, len(program))
 
 
 def _about(grid: Grid, programs: Sequence[Program]) -> dict[str, Any]:
@@ -294,20 +293,24 @@ def join_parts(
     plan = make_plan(grid, limit=_ENDLESS, programs=programs, compiles=False)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
-    result, wanted = Result(plan), _about(grid, programs)
+    result, about = Result(plan), _about(grid, programs)
+    wanted = {name: about[name] for name in _ALIKE if name in about}
     seconds, devices = {"compile": 0.0, "run": 0.0}, list[Mapping[str, Any]]()
     found, of = set[int](), 0
     for saved in parts:
         part = Part(*saved.about["part"])
-        _check_alike(part, saved, wanted)
+        if changes := changes_of(saved, wanted):
+            raise ValueError(f"part {part} is from another run: {changes}; compute it again")
         of = of or part.of
         if part.of != of or part.number in found:
             raise ValueError(f"part {part} comes twice, or with parts of {of}")
         found.add(part.number)
-        arrays = iter(saved.arrays)
-        for program, share in zip(programs, shares_of(programs, part), strict=True):
-            if len(share):
-                result.place(program, share, *_runs_of(part, program, len(share), arrays))
+        mine = programs_in(programs, part)
+        leaves, structure = jax.tree.flatten(list(map(_shapes, mine)))
+        if [x.shape for x in leaves] != [x.shape for x in saved.arrays]:
+            raise ValueError(f"part {part} does not contain its runs; compute it again")
+        for program, runs in zip(mine, jax.tree.unflatten(structure, saved.arrays), strict=True):
+            result.place(program, np.arange(len(program)), *runs)
         devices += [saved.about["made on"]] * bool(saved.arrays)
         seconds = {name: seconds[name] + saved.about["seconds"][name] for name in seconds}
     if not of:
@@ -319,27 +322,10 @@ def join_parts(
     return result.dataset(wall_seconds=seconds, device=device, parts=of), result.params
 
 
-def _check_alike(part: Part, saved: Saved, wanted: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if a part belongs to another run."""
-    names = [name for name in (*_ALIKE, "revision") if name in wanted]
-    mine = {name: saved.about.get(name) for name in names}
-    changes = list(differences(mine, plain({name: wanted[name] for name in names})))
-    if changes:
-        raise ValueError(
-            f"part {part} is from another run: {'; '.join(changes[:3])}; compute it again"
-        )
-
-
-def _runs_of(
-    part: Part, program: Program, number: int, arrays: Iterator[np.ndarray]
-) -> tuple[Record, list[Params] | None]:
-    """Takes a program's records, and any kept parameters, from a part's arrays."""
-    leaves, structure = jax.tree.flatten(_shapes(program, number))
-    mine = list(islice(arrays, len(leaves)))
-    if [x.shape for x in mine] != [x.shape for x in leaves]:
-        raise ValueError(f"part {part} does not contain its runs; compute it again")
-    records, params = jax.tree.unflatten(structure, mine)
-    return records, params if program.grid.keep else None
+def changes_of(saved: Saved, wanted: Mapping[str, Any]) -> str:
+    """At most three entries in which a part is not as wanted, as text."""
+    mine = {name: saved.about.get(name) for name in wanted}
+    return "; ".join(islice(differences(mine, plain(wanted)), 3))
 
 
 def listed(numbers: Sequence[int]) -> str:
