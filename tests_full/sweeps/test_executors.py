@@ -30,6 +30,7 @@ from fedjax_mm.sweeps import (
 )
 from fedjax_mm.sweeps.cluster import TRIES, Part, compute_parts
 from fedjax_mm.tasks import quadratic
+from fedjax_mm.tools.compiler import SAFE
 from tests.helpers import slow_unless
 
 
@@ -268,7 +269,7 @@ def kill_once(path, part):
 @pytest.fixture
 def cheap(monkeypatch):
     """Gives workers one device, and the package under test."""
-    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", SAFE)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
