@@ -190,6 +190,26 @@ def test_joined_parts_equal_the_sweep_and_are_reported():
     assert told[-1] == (3, 3)
 
 
+SCALE, BUILDS = {"rate": 1.0}, []
+
+
+def build_scaled(learning_rate):
+    BUILDS.append(learning_rate)
+    return build(3, SCALE["rate"] * learning_rate)
+
+
+def test_a_worker_builds_the_grid_of_a_sweep_once(monkeypatch):
+    """The parts of a sweep share a grid, and a later sweep notices what has changed."""
+    grid = Grid(build_scaled, {"learning_rate": [0.1, 0.2]}, num_rounds=3)
+    sweep(grid)
+    once = len(BUILDS)
+    how = Execution(executor=Here(), num_parts=2)
+    sweep(grid, how)
+    assert len(BUILDS) == 3 * once  # here, then in the parent and in the worker
+    monkeypatch.setitem(SCALE, "rate", 0.5)
+    check_equal(sweep(grid, how), sweep(grid))
+
+
 def test_finished_parts_are_saved(tmp_path):
     """The third part fails permanently, and the others are not computed again."""
     dying = Here(lambda part, _: part.number == 3)
