@@ -319,7 +319,7 @@ def _by_name(function: Callable[..., Any], first: list[str], others: list[str]) 
 def _rules(
     function: Callable[..., Any],
 ) -> tuple[list[Callable[[Any], Any]], dict[str, Any], list[str]]:
-    """Returns the checks of a function's arguments, by position and by name, and all their names.
+    """The checks of a function's arguments, by position and by name, and all their names.
 
     The list of names is empty if the function accepts arbitrary arguments.
     """

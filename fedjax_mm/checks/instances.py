@@ -27,7 +27,7 @@ _TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
 
 
 def check_task(value: Any, name: str = "task") -> Any:
-    """Returns `value` if it is a task, or raises a `TypeError` with a remedy."""
+    """Passes a task on, and raises a `TypeError` with a remedy for other values."""
     task = _check(name, value, "a task", Task, "tasks.quadratic(24, 4, mu=2e-4)")
     if jax.tree_util.all_leaves([task]):
         raise TypeError(
@@ -39,7 +39,7 @@ def check_task(value: Any, name: str = "task") -> Any:
 
 
 def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
-    """Returns `value` if it is an algorithm, or raises a `TypeError` with a remedy."""
+    """Passes an algorithm on, and raises a `TypeError` with a remedy for other values."""
     example = "fedavg(local_sgd(0.1, steps=5))"
     algorithm: Algorithm = _check(name, value, "an algorithm", Algorithm, example)
     others = "num_steps", "metrics", "personal", "download"
@@ -53,7 +53,7 @@ def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
 
 
 def check_assignment(value: Any, name: str = "assignment") -> Assignment:
-    """Returns `value` if it is an assignment, or raises a `TypeError` with a remedy."""
+    """Passes an assignment on, and raises a `TypeError` with a remedy for other values."""
     example = "full_participation(num_clients)"
     assignment: Assignment = _check(name, value, "an assignment", Assignment, example)
     _check_functions("assignment", assignment, ("init", "assign"), ("observe", "metrics"))
@@ -80,7 +80,7 @@ def check_trained(tasks: Any, algorithm: Any) -> None:
 
 
 def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
-    """Returns `value` if it is a `kind`, or raises a `TypeError` with a remedy."""
+    """Passes a `kind` on, and raises a `TypeError` with a remedy for other values."""
     if not isinstance(value, kind):
         article = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{name} is {described(value)}, not {article}; {remedy}")
@@ -151,7 +151,7 @@ def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
 
 
 def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
-    """Returns the random key for a seed, or the given key.
+    """The random key for a seed, or the given key.
 
     Args:
       seed: a key, or an integer from 0 to 2^32 - 1; either may be traced.
@@ -215,6 +215,6 @@ def _check(name: str, value: Any, wanted: str, kind: type, example: str) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Returns whether a value is clients' data, a pool, arrays, or a network without data."""
+    """Whether a value is clients' data, a pool, arrays, or a network without data."""
     names = ("train", "examples", "shape", "apply", "columns")
     return isinstance(value, tuple | dict) or any(hasattr(value, name) for name in names)

@@ -72,7 +72,7 @@ def _check_unmasked(name: str, value: Any) -> None:
 
 
 def target_of(at_least: Any, at_most: Any) -> Callable[[Any], Any]:
-    """Returns a function that tells which values meet a target; NaN does not.
+    """Makes a predicate of the values that meet a target, which NaN never does.
 
     Args:
       at_least: the smallest value that meets it, or None.
@@ -150,7 +150,7 @@ def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:
 
 
 def whole(value: Any) -> int | None:
-    """Returns a number of any integer type as an int, and None for anything else.
+    """A number of any integer type as an int, or None for anything else.
 
     Example:
       >>> whole(np.uint8(3)), whole(3.0), whole(True)
@@ -285,7 +285,7 @@ def check_client_map(client_map: Any) -> Any:
 
 
 def check_client_axis(client_axis: Any) -> Any:
-    """Returns `client_axis` if it is None or a mesh axis of the surrounding `jax.shard_map`."""
+    """Checks that `client_axis` is None or a mesh axis of the surrounding `jax.shard_map`."""
     if client_axis is None:
         return None
     try:
@@ -301,7 +301,7 @@ def check_client_axis(client_axis: Any) -> Any:
 def one_each(
     name: str, items: Any, *, is_one: bool, num_models: int, by: str = "assignment"
 ) -> list[Any]:
-    """Returns one item per model, given a single item or a sequence.
+    """One item per model, given a single item or a sequence.
 
     Raises:
       ValueError: if the number of items is not the number of models.
@@ -325,7 +325,7 @@ def check_num_clients(of_tasks: Sequence[int], drawn_from: int, by: str = "assig
 
 
 def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
-    """Returns the user's initial parameters for each stack, or None for each if not given."""
+    """The user's initial parameters for each stack, or None for each if not given."""
     if params is None or len(stacks) == 1:
         return [params] * len(stacks)
     num_models = sum(len(stack.models) for stack in stacks)
@@ -337,7 +337,7 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
 
 
 def are_moderate(params: Any) -> bool:
-    """Returns whether all parameters are known floats, and finite in every precision."""
+    """Whether all parameters are known floats, and finite in every precision."""
     most = float(jnp.finfo(jnp.float16).max)
 
     def is_moderate(x: Any) -> bool:

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _is_one_of_several() -> bool:
-    """Returns whether this process is part of a multi-process run."""
+    """Whether this process is part of a multi-process run."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
 

@@ -67,7 +67,7 @@ class Manifest(BaseModel):
 
     @property
     def lines(self) -> dict[str, str]:
-        """Returns the provenance as lines of text, by subject."""
+        """The provenance as lines of text, by subject."""
         seconds = (f"{name} {value:.1f} s" for name, value in self.wall_seconds.items())
         return {
             "data": ": ".join(filter(None, (self.data, ", ".join(self.datasets)))),
@@ -107,13 +107,13 @@ class Summary(BaseModel):
 
     @property
     def lead(self) -> str:
-        """Returns the item's subject from `published.toml`."""
+        """The item's subject, from `published.toml`."""
         texts = (self.paper.others.get(key) for key in _LEADS)
         return next((text for text in texts if isinstance(text, str)), "")
 
     @property
     def runtime(self) -> str:
-        """Returns how long the run took, and on which GPU if on one."""
+        """The time that the run took, and the name of its GPU if it used one."""
         seconds, device = sum(self.manifest.wall_seconds.values()), self.manifest.device
         units = ((3600, "h", ".1f"), (60, "min", ".0f"), (1, "s", ".0f"))
         size, unit, form = next((each for each in units if seconds >= 1.5 * each[0]), units[-1])
@@ -122,7 +122,7 @@ class Summary(BaseModel):
 
     @property
     def needs(self) -> str:
-        """Returns the data sets that the run read from the folder of `--data`, by name."""
+        """The names of the data sets that the run read from the folder of `--data`."""
         is_read = any(setting.startswith("directory=") for setting in self.changed)
         own = ("digits", "synthetic")  # which the package has or makes
         names = [each for each in self.manifest.datasets if not each.startswith(own)]
@@ -130,13 +130,13 @@ class Summary(BaseModel):
 
     @property
     def published(self) -> dict[str, str]:
-        """Returns the published numbers and statements by name."""
+        """The published numbers and statements, by name."""
         texts = _flat(self.paper.others | self.paper.values)
         return {name: text for name, text in texts if text != self.lead}
 
     @property
     def seeds(self) -> str:
-        """Returns the number of seeds, or its range over the comparisons."""
+        """The number of seeds, or its range over the comparisons."""
         judged = self.statements + self.numbers
         parts = (part for statement in judged for part in statement.parts)
         taken = {part.seeds for part in parts if part.seeds is not None}
@@ -145,38 +145,38 @@ class Summary(BaseModel):
 
     @property
     def verdicts(self) -> Counter[str]:
-        """Returns the number of statements by verdict."""
+        """The number of statements by verdict."""
         return count(self.statements)
 
     @property
     def agreements(self) -> Counter[str]:
-        """Returns the count of printed numbers by their agreement with ours."""
+        """The count of printed numbers by their agreement with ours."""
         return sum((each.agreements for each in self.numbers), Counter())
 
     @property
     def under_reading(self) -> Counter[str]:
-        """Returns the number of statements under our reading, by verdict."""
+        """The number of statements under our reading, by verdict."""
         return count(each for each in self.statements if each.is_under_reading)
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Returns the number of checks by outcome."""
+        """The number of checks by outcome."""
         return Counter(check.outcome for check in self.checks)
 
     @property
     def main_tables(self) -> tuple[Table, ...]:
-        """Returns the item's first tables, as many as fit on a screen."""
+        """The item's first tables that fit on a screen together."""
         ends = itertools.accumulate(len(table.rows) for table in self.tables)
         return tuple(table for table, end in zip(self.tables, ends, strict=True) if end <= _ROWS)
 
     @property
     def other_tables(self) -> tuple[Table, ...]:
-        """Returns all tables except the main ones."""
+        """All tables except the main ones."""
         return self.tables[len(self.main_tables) :]
 
     @property
     def settings(self) -> str:
-        """Returns whether the settings are the defaults."""
+        """Whether the settings are the defaults, in one word."""
         return "changed" if self.changed else "default"
 
 
@@ -192,12 +192,12 @@ class Item(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns the item's place in its paper and its title."""
+        """The item's place in its paper, and its title."""
         return ALL.name(self.summary.id)
 
     @property
     def caption(self) -> str:
-        """Returns the caption that `plots.save_figure` wrote into the figure."""
+        """The caption that `plots.save_figure` wrote into the figure."""
         if not self.figure:
             return ""
         with Image.open(BytesIO(self.figure)) as image:
@@ -230,12 +230,12 @@ class Readings(NamedTuple):
 
     @property
     def never(self) -> list[str]:
-        """Returns the statements that no reading supports."""
+        """The statements that no reading supports."""
         return [name for name in self.verdicts if not self._supporting(name)]
 
     @property
     def apart(self) -> list[tuple[str, list[str]]]:
-        """Returns statements with others such that readings support both, but no single one."""
+        """Pairs of statements that readings support, but no single reading supports both."""
         found, told = [], set[str]()
         others = {name: self._without(name) for name in self.verdicts}
         for name in sorted(others, key=lambda name: -len(others[name])):
@@ -269,7 +269,7 @@ class Collected(NamedTuple):
     problems: list[str]
 
     def sentences(self, kind: Kind = "statements") -> list[Sentence]:
-        """Returns each statement of the papers with items in the directory, without duplicates.
+        """Each statement of the papers with items in the directory, without duplicates.
 
         The same goes for their printed numbers. If an item has several results, the first one
         counts. Statements of items that were not made count as not tested.
@@ -288,7 +288,7 @@ class Collected(NamedTuple):
 
 
 def readings_of(items: Iterable[Item]) -> Readings:
-    """Returns the statements that were judged under at least two readings, with all readings."""
+    """The statements that were judged under at least two readings, with all readings."""
     found: dict[str, dict[str, str]] = {}
     tried: dict[str, list[str]] = {}
     counted: dict[str, str] = {}
@@ -328,7 +328,7 @@ def _letter(place: int) -> str:
 
 
 def _not_run(statement: Published, item: str) -> Statement:
-    """Returns a statement whose item has no result."""
+    """A statement whose item has no result."""
     if statement.untested or item not in ALL:
         return not_run(statement, statement.untested)
     takes = statement.takes or f"fedjax-mm reproduce {item}"
@@ -363,7 +363,7 @@ def collect(directory: Path) -> Collected:
 
 
 def _item(folder: Path, place: str, problems: list[str]) -> Item:
-    """Returns an item, adding missing or broken files to the problems."""
+    """Reads an item, adding missing or broken files to the problems."""
     summary = _load(Summary, folder / "summary.json")
     if summary.id not in list(ALL):
         raise ValueError(f"summary.json is of an unknown item, {summary.id!r}; update fedjax-mm")

@@ -22,7 +22,7 @@ be overwritten, and an unfinished run is kept unless it may be resumed."""
 
 
 def existing(resume: bool, overwrite: bool) -> Existing:
-    """Returns how to treat earlier work in a directory, from the options."""
+    """Decides from the options how to treat earlier work in a directory."""
     with refusing():
         if resume and overwrite:
             raise ValueError(
@@ -32,7 +32,7 @@ def existing(resume: bool, overwrite: bool) -> Existing:
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
-    """Returns the execution of a run given by the options, with memory in GiB."""
+    """Makes the execution of a run from the options, with memory in GiB."""
     with refusing():
         if memory is not None and not memory > 0:
             raise ValueError(f"--memory is {memory:g}; it must be positive")
@@ -56,7 +56,7 @@ def finished(
     seeds_too: bool = True,
     files: Sequence[str] = (),
 ) -> Mapping[str, Any] | None:
-    """Returns this run's finished result if it should be kept, or None.
+    """Finds this run's finished result, or None if nothing is to be kept.
 
     Args:
       path: the path of a result's summary or manifest.

@@ -9,7 +9,7 @@ import typer
 
 
 def number(text: str) -> Any:
-    """Returns an option for a setting that is validated along with the other settings."""
+    """Declares an option for a setting that is validated along with the other settings."""
     return typer.Option(metavar="NUMBER", help=text)
 
 

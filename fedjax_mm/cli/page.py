@@ -81,7 +81,7 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
 
 
 def _other_readings(found: Collected, item: Item) -> list[tuple[str, Reading]]:
-    """Returns the verdicts on an item's statements under other readings, with the items."""
+    """The verdicts on an item's statements under other readings, with the items."""
     return [
         (other.anchor, each)
         for other in found.items
@@ -103,7 +103,7 @@ def _template(name: str) -> Template:
 
 
 def render(found: Collected, kind: Kind, folder: str = "report") -> str:
-    """Returns the page as text, which depends only on the results.
+    """Writes the page as text, which depends only on the results.
 
     Args:
       found: the collected results.
@@ -136,7 +136,7 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
 
 
 def _statements(found: Collected) -> dict[str, Any]:
-    """Returns the papers' statements, also by verdict, with counts, and untested ones by reason."""
+    """Sorts the papers' statements by verdict, with counts, and the untested ones by reason."""
     sentences = found.sentences()
     chosen = {
         verdict: [each for each in sentences if each.statement.verdict == verdict]
@@ -175,7 +175,7 @@ def _statements(found: Collected) -> dict[str, Any]:
 
 
 def _command(summary: Summary) -> str:
-    """Returns the command that reproduces an item, with DIR for the user's data folder."""
+    """The command that reproduces an item, with DIR for the user's data folder."""
     is_bounds = summary.id.startswith("bounds-")
     words = ["fedjax-mm", *(summary.id.split("-") if is_bounds else ("reproduce", summary.id))]
     for setting in summary.changed:
@@ -185,7 +185,7 @@ def _command(summary: Summary) -> str:
 
 
 def _markdown(value: Any) -> Any:
-    """Returns text escaped for Markdown, on one line."""
+    """Escapes text for Markdown, and puts it on one line."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     text = re.sub(r"\s+", " ", value)
@@ -195,7 +195,7 @@ def _markdown(value: Any) -> Any:
 
 
 def _caption(text: str, is_markdown: bool = True) -> str:
-    """Returns a figure's caption with its formulas, which only Markdown shows as such."""
+    """Formats a figure's caption, whose formulas only Markdown shows as such."""
     parts = re.split(r"(\$[^$]+\$)", text)
     if not is_markdown:
         return "".join(re.sub(r"\\,|[$\\{}]", "", part) for part in parts)
@@ -203,7 +203,7 @@ def _caption(text: str, is_markdown: bool = True) -> str:
 
 
 def shrunk(figure: bytes, limit: int) -> bytes:
-    """Returns a PNG of at most `limit` bytes, with fewer colors or pixels, or empty bytes."""
+    """Makes a PNG of at most `limit` bytes, with fewer colors or pixels, or empty bytes."""
     for width in (1600, 1200, 900, 600, 300):
         if len(figure) <= limit:
             return figure

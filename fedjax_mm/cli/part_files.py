@@ -11,22 +11,19 @@ import jax
 from fedjax_mm.cli.directories import Existing, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.run import run_part
-from fedjax_mm.results.finished import differences
+from fedjax_mm.experiments.run import given, gridded
 from fedjax_mm.results.manifest import manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.cluster import Part, listed, load_piece, save_piece
+from fedjax_mm.sweeps.cluster import Part, changes_of, compute_part, listed, load_part, save_part
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Callback, Execution
-from fedjax_mm.tools.files import plain
 
 
 def _folder(directory: Path, first_seed: int) -> Path:
-    """Returns the directory of parts within a result's directory."""
     return directory / (f"parts-of-seed-{first_seed}" if first_seed else "parts")
 
 
-def save_part(
+def run_part(
     experiment: Experiment,
     directory: Path,
     part: Part,
@@ -57,9 +54,11 @@ def save_part(
         keep: Any = "params" if with_params else None
         how = how._replace(callbacks=[*callbacks, *how.callbacks])
         say(f"part {part}", notes)
-        piece = run_part(experiment, part, how, keep=keep)
+        with gridded(experiment, how.memory, keep) as grid:
+            saved = compute_part(grid, part, how, on_divergence=experiment.on_divergence)
         if jax.process_index() == 0:
-            save_piece(piece, path)
+            about = {**saved.about, "settings": given(experiment)}
+            save_part(saved._replace(about=about), path)
     with suppress(OSError):
         place.rmdir()
     more = f" --first-seed {experiment.first_seed}" * (experiment.first_seed > 0)
@@ -67,11 +66,11 @@ def save_part(
 
 
 def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
-    """Returns whether a file holds an intact part of this experiment."""
+    """Whether a file holds an intact part of this experiment."""
     if not path.exists():
         return False
     try:
-        about = load_piece(path).about
+        saved = load_part(path)
     except ValueError as error:
         say(f"{error}: made again", notes)
         return False
@@ -83,8 +82,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
         "versions": made["versions"],
         "revision": made["git_revision"],
     }
-    found = {name: about.get(name) for name in wanted}
-    if changes := "; ".join([*differences(found, plain(wanted))][:3]):
+    if changes := changes_of(saved, wanted):
         raise RefusedError(
             f"{path} is a part of another run: {changes}; choose another directory with --out, or "
             "replace it with --overwrite"
@@ -93,7 +91,7 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
 
 
 def _found(folder: Path) -> dict[tuple[int, int], Path]:
-    """Returns the part files by part number and number of parts."""
+    """The files of parts, by part number and number of parts."""
     return {
         (int(each[1]), int(each[2])): path
         for path in folder.glob("*-of-*.npz")
@@ -109,7 +107,7 @@ def _in_words(numbers: Sequence[int], of: int, what: str) -> str:
 
 
 def parts_in(directory: Path, first_seed: int) -> list[Path]:
-    """Returns the files of all parts of a run, in order.
+    """Lists the files of all parts of a run, in order.
 
     Raises:
       ValueError: if parts are missing, or are from runs with different numbers of parts.

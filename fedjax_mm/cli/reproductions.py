@@ -133,7 +133,7 @@ def judge(directory: Path) -> bool:
 
 
 def budget_of(is_auto: bool, max_seeds: int | None, max_minutes: float | None) -> Budget | None:
-    """Returns the budget for adding seeds, or None without `--seeds auto`."""
+    """Makes the budget for adding seeds, or None without `--seeds auto`."""
     with refusing():
         for name, value in {"--max-seeds": max_seeds, "--max-minutes": max_minutes}.items():
             if value is not None and not is_auto:
@@ -152,7 +152,7 @@ def _find(items: Mapping[str, Item], name: str, kind: str) -> Item:
 
 
 def _scaled(item: Item, clients: str | None, data: Path | None, dataset: str | None) -> list[str]:
-    """Returns an item's overrides for the clients and the data."""
+    """An item's overrides for the clients and the data."""
     known, settings = type(item.settings).model_fields, []
     if dataset is not None:
         if "dataset" not in known:
@@ -224,7 +224,7 @@ def _make(
 
 
 def _item_of(folder: Path) -> str:
-    """Returns the id of the item in a folder, from its summary or its name."""
+    """The id of the item in a folder, from its summary or its name."""
     return str(read_about(folder / "summary.json").content.get("id", folder.name))
 
 
@@ -233,7 +233,7 @@ def _tell(text: str) -> None:
 
 
 def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget | None) -> bool:
-    """Returns whether seeds should be added to a complete result."""
+    """Whether seeds should be added to a complete result."""
     if not (budget and isinstance(config, Seeded)):
         return False
     is_open = any(each["verdict"] == "not settled" for each in done["statements"])

@@ -169,7 +169,7 @@ def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
 
 
 def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.Dataset]:
-    """Returns means and standard errors over the seeds, with NaN at points with diverged runs."""
+    """Means and standard errors over the seeds, with NaN at points with diverged runs."""
     values = dataset[list(metrics)]
     last = values.isel(round=-1)
     if "ended" in dataset:
@@ -204,6 +204,6 @@ def _label(value: Any) -> str:
 
 
 def _width(column: tuple[str, Sequence[str]]) -> int:
-    """Returns the width of a column, including header, padding and border."""
+    """The width of a column, including header, padding and border."""
     header, cells = column
     return max(map(len, (header, *cells))) + 3

@@ -13,21 +13,23 @@ from rich.text import Text
 
 from fedjax_mm.base import Params
 from fedjax_mm.cli.directories import Existing, alone, finished, leave_alone, saving
-from fedjax_mm.cli.part_files import parts_in, save_part
+from fedjax_mm.cli.part_files import parts_in, run_part
 from fedjax_mm.cli.results import show_end, show_last
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
-from fedjax_mm.experiments import run as experiments
 from fedjax_mm.experiments.executors import AnyExecutor, by, executor_of, split_off
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
+from fedjax_mm.experiments.run import gridded
+from fedjax_mm.experiments.run import run as run_experiment
 from fedjax_mm.results.dataset import join_seeds, load_dataset, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, open_result
 from fedjax_mm.results.manifest import manifest, read_about, save_about
 from fedjax_mm.results.params import save_params
-from fedjax_mm.sweeps.cluster import Part, Piece, load_piece
+from fedjax_mm.sweeps.checkpoint import Saved
+from fedjax_mm.sweeps.cluster import Part, all_programs, join_parts, load_part, programs_in
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution
-from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.tools.files import plain
 
 PARAMS = "params.npz"
@@ -69,7 +71,7 @@ def run(
         return
     plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
     if which.part:
-        save_part(experiment, directory, which.part, before, how, plan, with_params)
+        run_part(experiment, directory, which.part, before, how, plan, with_params)
     else:
         with saving(directory, before, how) as how, by(workers, how) as how:
             how = how._replace(callbacks=[*plan, *how.callbacks])
@@ -82,7 +84,7 @@ def run(
 def _is_there(
     experiment: Experiment, directory: Path, before: Existing, *, with_params: bool = False
 ) -> bool:
-    """Returns whether a directory already has the result of an experiment.
+    """Whether a directory already has the result of an experiment.
 
     Raises:
       RefusedError: if it has the result of another run, or lacks the seeds before the first.
@@ -120,7 +122,7 @@ def _is_there(
 
 
 def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) -> bool:
-    """Returns whether a result already contains these seeds, and completes its files if so."""
+    """Whether a result already contains these seeds, whose files are then completed."""
     if not (directory / RESULT).exists():
         return False
     dataset = load_dataset(directory / RESULT)
@@ -139,7 +141,7 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
     """Joins the parts in a directory into the result that a single machine would have written."""
     with refusing():
         paths = parts_in(directory, first_seed)
-        about = load_piece(paths[0]).about
+        about = load_part(paths[0]).about
         if "settings" not in about:
             raise ValueError(f"{paths[0]} is of a grid in Python; join it there, by `join_parts`")
         experiment = validate(Experiment, about["settings"])
@@ -149,12 +151,12 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
         return
     with alone(directory), refusing(), shown_progress() as report:
 
-        def loaded(number: int, path: Path) -> Piece:
+        def loaded(number: int, path: Path) -> Saved:
             report(f"joining {path.name}", number, len(paths))
-            return load_piece(path)
+            return load_part(path)
 
-        pieces = map(loaded, range(len(paths)), paths)
-        dataset, params = experiments.join(experiment, pieces, about["keep"])
+        with gridded(experiment, keep=about["keep"]) as grid:
+            dataset, params = join_parts(grid, map(loaded, range(len(paths)), paths))
         dataset = _save(experiment, directory, dataset, params)
     _show(dataset, directory)
 
@@ -162,8 +164,13 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
 def outline(path: Path, overrides: Sequence[str], which: Which, how: Execution) -> None:
     """Prints the plan of an experiment before it is compiled."""
     experiment, workers = _read(path, overrides, which)
-    with refusing(), shown_progress():
-        show_plan(experiments.outline(experiment, how, which.part))
+    with refusing(), shown_progress(), gridded(experiment, how.memory) as grid:
+        programs = all_programs(grid, how.memory)
+        if which.part and not (programs := programs_in(programs, which.part)):
+            raise ValueError(f"part {which.part} has no runs; take fewer parts")
+        show_plan(
+            make_plan(grid, split=how.split, limit=how.memory, programs=programs, compiles=False)
+        )
     if workers:
         say(f"  {workers.num_parts} parts, which {workers.name} computes", notes, "dim")
 
@@ -214,9 +221,8 @@ def _run_and_save(
     """
     try:
         if with_params:
-            dataset, params = experiments.run(experiment, how, keep="params")
-            return _save(experiment, directory, dataset, params)
-        return _save(experiment, directory, experiments.run(experiment, how))
+            return _save(experiment, directory, *run_experiment(experiment, how, keep="params"))
+        return _save(experiment, directory, run_experiment(experiment, how))
     except DivergenceError as error:
         # Save nothing for a part, or with `first_seed`, because the existing result is complete.
         if error.partial is not None and experiment.first_seed == 0:

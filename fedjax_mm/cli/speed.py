@@ -242,7 +242,7 @@ def seconds_of(run: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def median_seconds(program: Program, repeats: int) -> float:
-    """Returns the median time of `repeats` runs, after a warm-up run."""
+    """The median time of `repeats` runs, after a warm-up run."""
     return statistics.median(seconds_of(program.run, repeats))
 
 

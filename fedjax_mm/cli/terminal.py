@@ -94,7 +94,7 @@ def shown_progress() -> Iterator[Report]:
 
 
 def log_lines() -> Report:
-    """Returns a function that prints progress at most twice a minute."""
+    """Makes a function that prints progress at most twice a minute."""
     left, last = time_left(), time.monotonic()
 
     def report(label: str, done: int, total: int) -> None:

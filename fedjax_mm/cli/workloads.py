@@ -54,7 +54,7 @@ class SweepWorkload(NamedTuple):
         return points * self.num_seeds * self.num_rounds * self.num_clients
 
     def grid(self) -> Grid:
-        """Returns all runs."""
+        """All runs."""
 
         def setup(algorithm: str, num_models: int, learning_rate: Any) -> Setup:
             assignment = ASSIGNMENTS[algorithm](self.num_clients, num_models)
@@ -95,7 +95,7 @@ class Model(NamedTuple):
         return self.kernel_size // 2 if self.is_padded else 0
 
     def is_pooled(self, layer: int) -> bool:
-        """Returns whether 2 x 2 max pooling follows a convolution, counted from 0."""
+        """Whether 2 x 2 max pooling follows a convolution, counted from 0."""
         return self.is_padded or layer == len(self.channels) - 1
 
     @property
@@ -120,7 +120,7 @@ class Model(NamedTuple):
         return shapes + [(i, o) for i, o in zip(inputs, self.widths, strict=False)]
 
     def flops(self) -> int:
-        """Returns the FLOPs of one example's gradient, counting only matrix products.
+        """The FLOPs of one example's gradient, counting only matrix products.
 
         A layer is a product of `[m, k]` and `[k, n]`. A dense layer has m = 1, k = in, n = out; a
         convolution has m = height x width of its outputs, k = size x size x in, n = out. Each costs
@@ -213,14 +213,14 @@ class LearningWorkload(NamedTuple):
         return FederatedData("random", "synthetic", self.model.widths[-1], clients, clients)
 
     def algorithm(self) -> Algorithm:
-        """Returns federated averaging with the workload's settings."""
+        """Federated averaging with the workload's settings."""
         size = None if self.batch_size == self.num_examples else self.batch_size
         epochs = 1 if self.num_steps is None else None
         how: Any = {"steps": self.num_steps, "epochs": epochs, "batch_size": size}
         return fedavg(local_sgd(self.learning_rate, **how))
 
     def assignment(self) -> Assignment:
-        """Returns an assignment that draws uniform cohorts."""
+        """An assignment that draws uniform cohorts."""
         return mfa_rand(self.num_clients, 1, cohort_size=self.cohort_size)
 
 

@@ -86,8 +86,8 @@ class Points:
       base: the settings varied by the axes.
       values: the validated values of every axis, by key.
       names: maps the names of the result's dimensions to keys.
-      draws: the validated settings of all points, without axes of floats, in lists of those that
-        differ on data axes alone.
+      draws: lists of validated points, without axes of floats. The points of one list differ only
+        on axes of the data.
       joined: the keys of count axes whose values share a program, as given by `together`.
       every: the first of each list.
     """
@@ -143,7 +143,7 @@ class Points:
             check_values(name, self.values[key])
 
     def _joined(self, everywhere: Sequence[Point], named: Sequence[str] | None) -> list[str]:
-        """Returns the count axes whose values share a program.
+        """The count axes whose values share a program.
 
         Raises:
           ValueError: if the values of an axis in `named` cannot share a program.
@@ -177,7 +177,7 @@ class Points:
             )
 
     def _range(self, key: str, values: Range) -> Sequence[float]:
-        """Returns a range's numbers, as ints if the setting is a count, which rejects floats."""
+        """A range's numbers, as ints if the setting is a count, which rejects floats."""
         numbers = values.values()
         if not all(number.is_integer() for number in numbers):
             return numbers
@@ -193,11 +193,11 @@ class Points:
             yield dict(zip(keys, places, strict=True))
 
     def name_of(self, key: str) -> str:
-        """Returns the name of the result's dimension for an axis."""
+        """The name of an axis' dimension in the result."""
         return key.rpartition(".")[2]
 
     def at(self, point: Mapping[str, Any]) -> Point:
-        """Returns the validated settings of a point.
+        """The validated settings of a point.
 
         Args:
           point: values by dimension name, with a `TracedInt` on joined axes. An axis that is not a
@@ -219,7 +219,7 @@ class Points:
         return here
 
     def _at(self, places: Mapping[str, int], *, keep: bool = True) -> Point:
-        """Returns the validated settings at some axis positions, which default to the first."""
+        """The validated settings at some positions on the axes, which default to the first."""
         # Set a value on every axis, because a rate swept within a table must be a table at all
         # points.
         place = tuple(places.get(key, 0) for key in self._raw)
@@ -230,7 +230,7 @@ class Points:
         return here
 
     def _checked(self, point: Mapping[str, Any]) -> Point:
-        """Returns the validated settings with some values replaced."""
+        """The validated settings with some values replaced."""
         if not point:
             return self.base
         # Validate only tables on the paths of axes, because the others have been validated already.
@@ -251,7 +251,7 @@ class Points:
             raise ValueError(f"at {where}: {error}") from None
 
     def _value(self, here: Point, key: str) -> Any:
-        """Returns a setting of the point, or else of its first algorithm or task."""
+        """A setting of the point, or else of its first algorithm or task."""
         head, *rest = _path_of(key, self.base, next(iter(here.algorithms)))
         value: Any = here.each_task[0] if head == "task" else getattr(here, head)
         for name in rest:
@@ -283,7 +283,7 @@ def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
 
 
 def _names(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the keys by dimension name."""
+    """The keys by dimension name."""
     names: dict[str, str] = {}
     for key in keys:
         name = key.rpartition(".")[2]
@@ -299,7 +299,7 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _path_of(key: str, base: Point, algorithm: str) -> list[str]:
-    """Returns the path of an axis in the settings of a point, or else of an algorithm.
+    """The path of an axis in the settings of a point, or else of an algorithm.
 
     If an algorithm has its own assignment, the axes of the assignment belong to that algorithm.
     """

@@ -3,18 +3,17 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from fedjax_mm.experiments.fields import Config
+from fedjax_mm.experiments.fields import Config, tables_in
 
 _MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # limits on one message, and on one value in it
 
 
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
-    """Returns the problems, one per key, as ``path = value: message``.
+    """Lists the problems, one per key, as ``path = value: message``.
 
     If a value may have several types, pydantic reports an error for each of them. Only problems
     inside a table are kept or, for a plain value, the message of our own validator or else the
@@ -34,7 +33,7 @@ def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[st
 
 
 def _path(problem: Any, values: Any) -> str:
-    """Returns the keys that lead to a problem, without the type names that pydantic inserts."""
+    """Joins the keys that lead to a problem, without the type names that pydantic inserts."""
     path = []
     for part in problem["loc"]:
         is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
@@ -58,7 +57,7 @@ def _path(problem: Any, values: Any) -> str:
 
 
 def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
-    """Returns one problem as ``path = value: message``."""
+    """Writes one problem as ``path = value: message``."""
     message = str(problem["msg"]).removeprefix("Value error, ").replace("tuple", "list")
     value = problem["input"]
     shown = (
@@ -80,7 +79,9 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
             if elsewhere:
                 hint = f"give {' or '.join(elsewhere[:3])}"
             return f"{path} = {shown}: unknown key, {hint}"
-        case "model_type" | "model_attributes_type" | "dict_type":
+        case "dict_type":
+            return f"{path} = {shown}: give a table"
+        case "model_type" | "model_attributes_type":
             names, keys = _table(kind, problem["loc"])
             inside = f" with {', '.join(keys)}" if keys else ""
             inside = f', such as {{ name = "{names[0]}" }}' if names else inside
@@ -108,7 +109,7 @@ def _inside(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _elsewhere(key: str, values: Mapping[str, Any], *, alike: bool) -> list[str]:
-    """Returns the paths to a key in the tables of a file, or to the key most similar to it."""
+    """Finds the paths to a key in the tables of a file, or to the key most similar to it."""
     places = [*_inside(values)]
     known = {name for name, _ in places}
     names = [key] if key in known or not alike else closest(key, sorted(known))
@@ -116,61 +117,30 @@ def _elsewhere(key: str, values: Mapping[str, Any], *, alike: bool) -> list[str]
 
 
 def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str], list[str]]:
-    """Returns the names of tables allowed at a location, if all have one, and their keys."""
-    root = _schema(kind)
-    tables = _tables(root, root)
+    """Finds the names of tables allowed at a location, if all have one, and their keys."""
+    tables, is_label = [kind], False
     for part in location:
-        if isinstance(part, int):  # an item of a list, whose tables all have the same type
+        if isinstance(part, int) or is_label:  # an item, whose tables all have the same type
+            is_label = False
             continue
-        chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
-        if chosen:  # a type name rather than a key
-            tables = chosen
-            continue
-        inner = [
-            table.get("properties", {}).get(part, table.get("additionalProperties"))
-            for table in tables
-        ]
-        found = [
-            each for value in inner if isinstance(value, dict) for each in _tables(value, root)
-        ]
-        tables = found or tables
-    names = [name for name in map(_name_of, tables) if name is not None]
-    keys = sorted({key for table in tables for key in table.get("properties", {})})
+        chosen = [table for table in tables if part in (table.__name__, *_names(table))]
+        inner = [table.model_fields[part] for table in tables if part in table.model_fields]
+        if not chosen:
+            is_label = any(get_origin(each.annotation) is dict for each in inner)
+            found = [Annotated[each.annotation, *each.metadata, None] for each in inner]
+            chosen = [table for each in found for table in tables_in(each)]
+        tables = chosen or tables
+    names = [name for table in tables for name in _names(table)]
+    keys = sorted({key for table in tables for key in table.model_fields})
     return names if len(names) == len(tables) else [], keys
 
 
-@cache
-def _schema(kind: type[Config]) -> dict[str, Any]:
-    """Returns the JSON schema of a configuration class, cached because it is slow to build."""
-    return kind.model_json_schema()
+def _names(table: type[Config]) -> list[str]:
+    """Lists the `name` that distinguishes a table from its alternatives, if it has one."""
+    fields = table.model_fields
+    return [*get_args(fields["name"].annotation)] if "name" in fields else []
 
 
 def closest(key: str, keys: Sequence[str]) -> list[str]:
-    """Returns the key most similar to a given one, or nothing if none is similar."""
+    """Finds the key most similar to a given one, or nothing if none is similar."""
     return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
-
-
-def _tables(schema: dict[str, Any], root: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the JSON schemas of all tables allowed as a value or as an item of a list."""
-    kinds = [*alternatives(schema, root.get("$defs", {}))]
-    items = [each["items"] for each in kinds if each.get("type") == "array" and each.get("items")]
-    tables = [each for each in kinds if each.get("type") == "object"]
-    return tables + [table for each in items for table in _tables(each, root)]
-
-
-def alternatives(schema: dict[str, Any], definitions: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the alternatives in the JSON schema of a value, without references."""
-    if "$ref" in schema:
-        yield from alternatives(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-        return
-    kinds = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, ())]
-    for each in kinds:
-        yield from alternatives(each, definitions)
-    if not kinds:
-        yield schema
-
-
-def _name_of(table: dict[str, Any]) -> str | None:
-    """Returns the `name` that distinguishes a table from its alternatives, if it has one."""
-    name: str | None = table.get("properties", {}).get("name", {}).get("const")
-    return name

@@ -37,7 +37,7 @@ class _Executor(Config):
             yield how._replace(executor=executor, num_parts=self.num_parts)
 
     def _executor(self) -> Any:
-        """Returns the executor as a context manager."""
+        """The executor, as a context manager."""
         raise NotImplementedError
 
 
@@ -157,7 +157,7 @@ def split_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 def executor_of(
     name: str | None, given: AnyExecutor | None, overrides: Sequence[str]
 ) -> AnyExecutor | None:
-    """Returns the executor that computes the parts, or None if none is named.
+    """The executor that computes the parts, or None if none is named.
 
     Args:
       name: the name from the command line.

@@ -1,7 +1,7 @@
 """An experiment as data, from a file for `run CONFIG.toml` or from the definition of a figure."""
 
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -75,8 +75,13 @@ class Experiment(Point):
         self.points()
         return self
 
+    @property
+    def on_divergence(self) -> Literal["mark", "stop"]:
+        """Whether a run that diverges is marked, if there are several points, or ends the sweep."""
+        return "mark" if self.axes else "stop"
+
     def points(self) -> Points:
-        """Returns all checked points of the axes, without their data."""
+        """All checked points of the axes, without their data."""
         return self._points
 
     @cached_property

@@ -26,8 +26,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    GetPydanticSchema,
     ValidationInfo,
     create_model,
     model_validator,
@@ -103,7 +103,7 @@ class Config(BaseModel):
 
     Attributes:
       factory: the function that `call` calls, whose docstring gives the meaning of the keys.
-      renamed: the names of its parameters by key, where they differ.
+      renamed: the parameter's name for each key that has another name.
     """
 
     # Build validators on first use, because a table is part of many others, each of which would
@@ -119,7 +119,7 @@ class Config(BaseModel):
         return {key for key, value in self if value != fields[key].default}
 
     def arguments(self, factory: Callable[..., Any]) -> dict[str, Any]:
-        """Returns the settings that are parameters of a function."""
+        """The settings that are parameters of a function."""
         renamed, takes = type(self).renamed, parameters_of(factory)
         named = {renamed.get(key, key): value for key, value in self}
         return {key: value for key, value in named.items() if key in takes}
@@ -152,7 +152,7 @@ class Config(BaseModel):
 
 
 def meanings(table: type[Config]) -> dict[str, str]:
-    """Returns the meaning of each key, from the docstrings of a table's classes and factories.
+    """The meaning of each key, from the docstrings of a table's classes and factories.
 
     Example:
       >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
@@ -170,7 +170,7 @@ def meanings(table: type[Config]) -> dict[str, str]:
 
 
 def _arguments(described: Any) -> dict[str, str]:
-    """Returns the sections Args and Attributes of a docstring in Google's style, by name."""
+    """Reads the sections Args and Attributes of a docstring in Google's style, by name."""
     text = inspect.cleandoc(described.__doc__ or "")
     entries = r"^  (\w+)(?: \(.*?\))?: (.*(?:\n {3,}.*)*)"
     return {
@@ -196,7 +196,7 @@ class WithFiles(Config):
             checker(**self.arguments(checker))
 
     def with_files(self, info: ValidationInfo) -> Self:
-        """Returns the settings after checking the files, except for a finished result.
+        """Checks the files, except for a finished result.
 
         Validators call this last, so that wrong settings are reported before missing files.
         """
@@ -210,7 +210,7 @@ class WithFiles(Config):
 
 @cache
 def parameters_of(factory: Callable[..., Any]) -> Set[str]:
-    """Returns the names of a function's parameters."""
+    """The names of a function's parameters."""
     return frozenset(inspect.signature(factory).parameters)
 
 
@@ -249,14 +249,14 @@ class Seeded(WithFiles):
         return self._first_seed
 
     def with_seeds(self, first: int, num_seeds: int) -> Self:
-        """Returns the settings with different seeds, numbered from 0."""
+        """Replaces the seeds, which are numbered from 0."""
         others = self.model_copy(update={"num_seeds": num_seeds})
         others._first_seed = first
         return others
 
     @property
     def replicas(self) -> Replicas:
-        """Returns the arguments of `sweep` that describe the seeds."""
+        """The arguments of `sweep` that describe the seeds."""
         return {"num_seeds": self.num_seeds, "seed": self.seed, "first_seed": self.first_seed}
 
     @property
@@ -271,12 +271,17 @@ class Seeded(WithFiles):
 
 Table = TypeVar("Table", bound=Config)
 
+_FROM_FACTORY = "from the factory"
+
+FromFactory = Annotated[Any, _FROM_FACTORY]
+"""Annotates a key of which `keys_of` fills in the type and the default, and keeps the place."""
+
 # An int without bounds always means a count.
 _FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, str: str}
 
 
 def _field_type(annotation: Any, limits: Any = None) -> Any:
-    """Returns the type of a parameter's field, or None if a file cannot express it.
+    """The type of a parameter's field, or None if a file cannot express it.
 
     Args:
       annotation: the annotation of a parameter.
@@ -309,7 +314,7 @@ def _member_type(annotation: Any, limits: Any) -> Any:
 
 
 def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[str, Any]:
-    """Returns the type and default of each function parameter that a file can set.
+    """The type and default of each function parameter that a file can set.
 
     Args:
       function: a factory, whose parameters without a default are required.
@@ -328,7 +333,7 @@ def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[
 def keys_of(
     factory: Callable[..., Any], *given: str, **types: Any
 ) -> Callable[[type[Table]], type[Table]]:
-    """Decorator that adds to a table the keys of a factory that it does not have.
+    """Decorator that adds the keys of a factory to a table, after its own and `FromFactory`.
 
     Args:
       factory: the function that `call` calls.
@@ -339,7 +344,8 @@ def keys_of(
     def add(table: type[Table]) -> type[Table]:
         key_of = {parameter: key for key, parameter in table.renamed.items()}
         columns = {key_of.get(x, x): y for x, y in columns_of(factory, *given, **types).items()}
-        new: Any = {key: x for key, x in columns.items() if key not in table.model_fields}
+        own = {key for key, x in table.model_fields.items() if _FROM_FACTORY not in x.metadata}
+        new: Any = {key: x for key, x in columns.items() if key not in own}
         new |= {"__doc__": table.__doc__, "__module__": table.__module__}
         made = create_model(table.__name__, __base__=table, **new)
         made.factory = factory
@@ -351,7 +357,7 @@ def keys_of(
 def table_of(
     base: type[Table], function: Callable[..., Any], *given: str, **types: Any
 ) -> type[Table]:
-    """Returns the class of a function's table in a file, which has the function's name.
+    """Makes the class of a function's table in a file, which has the function's name.
 
     Args:
       base: the fields shared by all such tables.
@@ -367,18 +373,38 @@ def table_of(
 def tables_of(
     base: type[Table], functions: Iterable[Callable[..., Any]], *given: str, **types: Any
 ) -> dict[str, type[Table]]:
-    """Returns the tables of several functions, by name; see `table_of`."""
+    """Makes the tables of several functions, by name."""
     return {each.__name__: table_of(base, each, *given, **types) for each in functions}
 
 
-def one_of(tables: Mapping[str, type[Config]] | type[Config]) -> GetPydanticSchema:
+class OneOf:
+    """Annotates a field that holds one of several tables."""
+
+    def __init__(self, tables: Iterable[type[Config]], choice: Any) -> None:
+        """Keeps the tables for messages, and the type from which pydantic reads a value."""
+        self.tables, self._choice = list(tables), choice
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(self._choice)
+
+
+def one_of(tables: Mapping[str, type[Config]] | type[Config]) -> OneOf:
     """Annotates a field that holds a table, or one of several, distinguished by `name`."""
     # Annotate such fields with the tables' base class, because type checkers cannot read classes
     # built at run time.
-    choice: Any = tables
-    if isinstance(tables, Mapping):
-        choice = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
-    return GetPydanticSchema(lambda _, handler: handler.generate_schema(choice))
+    if not isinstance(tables, Mapping):
+        return OneOf([tables], tables)
+    choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
+    return OneOf(tables.values(), choice)
+
+
+def tables_in(annotation: Any) -> list[type[Config]]:
+    """Lists the tables that a value, or an item of it, may be."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    inner = get_args(annotation)
+    chosen = [each.tables for each in inner if isinstance(each, OneOf)]
+    return chosen[0] if chosen else [table for each in inner for table in tables_in(each)]
 
 
 def named(default: str) -> BeforeValidator:

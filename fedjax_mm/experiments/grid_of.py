@@ -15,7 +15,7 @@ from fedjax_mm.sweeps.plan import check_fits
 
 
 def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
-    """Returns the grid of an experiment over ``algorithm`` and its axes, after loading the data.
+    """Loads the data of an experiment, and makes its grid over ``algorithm`` and its axes.
 
     Args:
       experiment: the experiment to run.
@@ -81,7 +81,7 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
 def load_data(
     points: Points, seeds: Sequence[int], limit: float | None = None
 ) -> dict[str, FederatedData]:
-    """Returns the data of all draws by their settings.
+    """Loads the data of all draws, by their settings.
 
     Draws that differ on axes of the data or in their seed have equal shapes, so that they share
     programs.

@@ -32,6 +32,7 @@ from fedjax_mm.experiments import fields
 from fedjax_mm.experiments.fields import (
     Config,
     Count,
+    FromFactory,
     NonNegative,
     Positive,
     keys_of,
@@ -41,7 +42,13 @@ from fedjax_mm.experiments.fields import (
     table_of,
     tables_of,
 )
-from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
+from fedjax_mm.experiments.optimizers import (
+    InverseTime,
+    OptimizingClients,
+    OptimizingServer,
+    Rate,
+    rate_of,
+)
 from fedjax_mm.local import local_sgd
 from fedjax_mm.privacy.mechanism import AdaptiveClip, private
 from fedjax_mm.robust import attacks, rules
@@ -56,8 +63,8 @@ class Wrapper(Config):
     """Settings of a wrapper of algorithms or assignments, and of its part, selected by name.
 
     Attributes:
-      wrapper: the wrapper, whose first argument is what it wraps, and whose second one is the part,
-        if there is one, which is made by `factory`.
+      wrapper: the wrapper. Its first argument is the wrapped algorithm or assignment. Its second
+        one is the part that `factory` makes, unless `factory` is the wrapper.
     """
 
     wrapper: ClassVar[Any] = None
@@ -78,7 +85,7 @@ class Choosing(Wrapper):
 
 
 def _wrapper(wrapper: Callable[..., Any], base: Any = Choosing, **types: Any) -> type[Wrapper]:
-    """Returns the table of a wrapper, for the keys of its signature."""
+    """Makes the table of a wrapper, with the keys of its signature."""
     made = keys_of(wrapper, **types)(create_model(wrapper.__name__, __base__=base))
     made.wrapper = wrapper
     return made
@@ -123,6 +130,7 @@ class Staleness(Config):
 _STALENESS = tables_of(Staleness, (polynomial, hinge))
 
 
+@keys_of(on_clock)
 class Assigned(Config):
     """An assignment or dispatch, selected by name, with absent or late clients and a clock.
 
@@ -135,15 +143,14 @@ class Assigned(Config):
       delay: the delays of a clock, which times each round by its slowest client.
     """
 
-    factory: ClassVar[Any] = on_clock
     name: str
     finishing: Annotated[Wrapper, one_of(_FINISHING)] | None = None
     arriving: tuple[fields.CountOrZero, ...] | None = None
     appealing: Annotated[Wrapper, one_of(_APPEALING)] | None = None
     available: Annotated[Wrapper, one_of(_AVAILABLE)] | None = None
     dropping: fields.Share | None = None
-    first: Count | None = None
-    deadline: Positive | None = None
+    first: FromFactory
+    deadline: FromFactory
     delay: Annotated[Delays, one_of(_DELAYS), named(DEFAULT_DELAYS)] | None = None
 
     @property
@@ -263,12 +270,19 @@ class Method(OptimizingClients):
     renamed: ClassVar = {"local_steps": "steps"}
 
     @property
+    def has_closed_form(self) -> bool:
+        """Whether a task may have a closed form of its local training, for any number of steps."""
+        plain = {"name", "assignment", "learning_rate", "local_steps"}
+        is_smooth = isinstance(self.learning_rate, float | InverseTime)
+        return self.name == DEFAULT_METHOD and self.changed <= plain and is_smooth
+
+    @property
     def needs_thresholds(self) -> bool:
         """Whether clients need thresholds, as of a table `requirement`."""
         return self.name in ("maxfl", "mwfed")
 
     def schedule(self, num_models: int, num_rounds: int = 1) -> Any:
-        """Returns the learning rate for factories, as a number or a schedule over rounds."""
+        """The learning rate for factories, as a number or a schedule over rounds."""
         return rate_of(self.learning_rate, num_models, num_rounds)
 
     def build(self, num_models: int, num_rounds: int = 1) -> Algorithm:
@@ -319,7 +333,7 @@ class Attacking(Config):
     """An attack, selected by name, for `attacking`."""
 
     def on_tasks(self, clients: Any) -> Callable[[Task], Task] | None:
-        """Returns a function that wraps the task on which attackers train, or None."""
+        """A function that wraps the task on which attackers train, or None."""
         del clients
         return None
 
@@ -328,6 +342,7 @@ class Attacking(Config):
         return attacks.attacking(algorithm, clients, self.call())
 
 
+@keys_of(backdoored)
 class Backdoor(Attacking):
     """Settings of `backdoored`: attackers train on stamped images.
 
@@ -335,16 +350,15 @@ class Backdoor(Attacking):
       factor: multiplies the attackers' updates, as `scaling` does.
     """
 
-    factory = backdoored
     name: Literal["backdoor"]
-    target: fields.CountOrZero
-    size: Count = 3
-    value: fields.Number = 1.0
-    share: fields.Share = 0.5
+    target: FromFactory
+    size: FromFactory
+    value: FromFactory
+    share: FromFactory
     factor: fields.Number | None = None
 
     def on_tasks(self, clients: Any) -> Callable[[Task], Task]:
-        """Returns a function that wraps a task with `backdoored`."""
+        """A function that wraps a task with `backdoored`."""
         return partial(backdoored, clients=clients, **self.arguments(backdoored))
 
     def wrap(self, algorithm: Algorithm, clients: Any) -> Algorithm:
@@ -358,34 +372,35 @@ _SENT = (attacks.sign_flip, attacks.scaling, attacks.gaussian, attacks.alie, att
 _ATTACKS = tables_of(Attacking, _SENT) | {"backdoor": Backdoor}
 
 
+@keys_of(noisy)
+@keys_of(attacked)
 class Byzantine(Config):
     """Settings of attackers, a fraction of the training clients, for `attacked` and `noisy`.
 
     Attributes:
       fraction: the fraction of attackers, whose number is rounded up.
-      loss_factor: multiplies the attackers' losses.
       noise: the standard deviation of the noise in an attacker's update, divided by the root mean
         square of the update.
       stays: whether attackers always participate; if false, they may opt out.
       seed: the seed that chooses the attackers.
-      attack: what attackers send instead of their updates with noise, or on what they train.
+      attack: an attack on updates or training data, which replaces the noise.
     """
 
     fraction: fields.Share
-    loss_factor: Positive = 10.0
-    noise: NonNegative = 1.0
-    stays: fields.Flag = True
+    loss_factor: FromFactory
+    noise: FromFactory
+    stays: FromFactory
     seed: fields.Seed = 0
     attack: Annotated[Attacking, one_of(_ATTACKS)] | None = None
 
     def attackers(self, num_clients: int) -> Any:
-        """Returns a mask of the `num_clients` training clients that attack."""
+        """A mask of the `num_clients` training clients that attack."""
         place = generator(self.seed).permutation(num_clients)
         # In float32, (k / num_clients) * num_clients may exceed k. Subtract a little.
         return jnp.asarray(place < self.fraction * num_clients - 1e-3)
 
     def on_tasks(self, num_clients: int) -> Callable[[Task], Task]:
-        """Returns a function that wraps a task with `attacked`, and with `backdoored`."""
+        """A function that wraps a task with `attacked`, and with `backdoored`."""
         clients = self.attackers(num_clients)
         # Return a partial, whose numbers sweeps find.
         wrap = partial(attacked, clients=clients, **self.arguments(attacked))
@@ -404,6 +419,8 @@ def _both(inner: Callable[[Task], Task], outer: Callable[[Task], Task], task: Ta
     return outer(inner(task))
 
 
+@keys_of(requiring, "own", "participation")
+@keys_of(own_models, "rng_key", "model")
 class Requirement(Config):
     """Clients' thresholds, which all algorithms share, and how to measure them.
 
@@ -419,14 +436,14 @@ class Requirement(Config):
         measured.
     """
 
-    num_steps: Count = 100
+    num_steps: FromFactory
     learning_rate: Positive = 0.05
-    batch_size: Count | None = None
-    num_unseen: fields.CountOrZero = 0
+    batch_size: FromFactory
+    num_unseen: FromFactory
     tuning_steps: fields.CountOrZero = 0
 
     def demand(self, method: Method, rate: Any) -> DemandFn:
-        """Returns a function that trains the clients' own models and gives tasks their thresholds.
+        """A function that trains the clients' own models and gives tasks their thresholds.
 
         Args:
           method: the method, whose batches fine-tuning uses.

@@ -6,7 +6,7 @@ from operator import or_
 from typing import Annotated, Any, ClassVar, Literal
 
 import optax
-from pydantic import Discriminator, Field, GetPydanticSchema, Tag, create_model
+from pydantic import Discriminator, Field, Tag, create_model
 
 from fedjax_mm.experiments.fields import (
     BelowOne,
@@ -14,6 +14,7 @@ from fedjax_mm.experiments.fields import (
     Count,
     CountOrZero,
     NonNegative,
+    OneOf,
     Positive,
     keys_of,
     one_of,
@@ -95,7 +96,7 @@ class Scheduled(Config):
 
 
 def in_short(config: Config, name: str) -> str:
-    """Returns a name with its non-default settings, for use as a label."""
+    """A label: the name with the settings that are not defaults."""
     fields = type(config).model_fields
     changed = [
         f"{key}={value}"
@@ -133,7 +134,7 @@ SCHEDULE_TABLES = {name: _schedule_table(name, factory) for name, factory in _SC
 
 
 def schedule(rate: Any) -> str:
-    """Returns the name of the schedule in a table, or in the object built from it."""
+    """The name of the schedule in a table, or in the object built from it."""
     given = rate.get("schedule") if isinstance(rate, dict) else getattr(rate, "schedule", None)
     return given or "inverse_time"
 
@@ -146,13 +147,13 @@ _AnySchedule: Any = Annotated[
 
 Rate = Annotated[
     float | InverseTime | Scheduled,
-    GetPydanticSchema(lambda _, handler: handler.generate_schema(Positive | _AnySchedule)),
+    OneOf(_TABLES.values(), Positive | _AnySchedule),
 ]
 """A learning rate: a number, or the table of a schedule."""
 
 
 def rate_of(rate: Any, num_models: int, num_rounds: int) -> Any:
-    """Returns a rate for factories, as a number or a schedule over rounds.
+    """A rate for factories, as a number or a schedule over rounds.
 
     Args:
       rate: the validated setting.
@@ -219,7 +220,7 @@ class OptimizingClients(Config):
     optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
 
     def local_optimizer(self) -> LocalOptimizer:
-        """Returns a function that maps the round's rate to the clients' optimizer."""
+        """A function that maps the round's rate to the clients' optimizer."""
         if self.optimizer is None:
             return optax.sgd
         # Return `optax.sgd` itself if possible, because tasks may solve SGD in closed form.
@@ -239,7 +240,7 @@ class OptimizingServer(Config):
     def build_server_optimizer(
         self, num_models: int, num_rounds: int
     ) -> optax.GradientTransformation | None:
-        """Returns the server optimizer, whose schedules count the rounds that train the model."""
+        """Builds the server optimizer, whose schedules count the rounds that train the model."""
         own: Any = self.server_optimizer
         if own is None:
             return None

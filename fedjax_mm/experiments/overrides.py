@@ -99,7 +99,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Returns settings with a new value at the path, adding missing tables.
+    """Sets a new value at a path of some settings, adding missing tables.
 
     Tables on the path become dictionaries, and other tables are unchanged.
     """
@@ -112,12 +112,12 @@ def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any
 
 
 def settings_of(table: Config) -> dict[str, Any]:
-    """Returns the settings given explicitly in a table, without converting inner tables."""
+    """The settings given explicitly in a table, without converting inner tables."""
     return {key: value for key, value in table if key in table.model_fields_set}
 
 
 def changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Returns the overrides ``key.path=value`` that turn the defaults into these values.
+    """Lists the overrides ``key.path=value`` that turn the defaults into these values.
 
     None is omitted, because a file cannot express it.
 

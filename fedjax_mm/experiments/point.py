@@ -23,7 +23,6 @@ from fedjax_mm.experiments.fields import (
     keys_of,
 )
 from fedjax_mm.experiments.methods import (
-    DEFAULT_METHOD,
     Assigned,
     AssignmentConfig,
     Byzantine,
@@ -31,7 +30,6 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
     Requirement,
 )
-from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.start import check_file
 from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Setup
@@ -128,8 +126,8 @@ class Point(Recorded, Seeded):
                 self._check_method(label, assignment)
             except ValueError as error:
                 raise ValueError(f"algorithms.{label}: {error}") from error
-        is_quadratic = [isinstance(each, QuadraticConfig) for each in self.kinds_of_task]
-        if self.precision == "float64" and not all(is_quadratic):
+        is_exact = all(each.has_closed_form for each in self.kinds_of_task)
+        if self.precision == "float64" and not is_exact:
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
         if self.params is not None:
             check_file(self.params)
@@ -160,21 +158,14 @@ class Point(Recorded, Seeded):
         return [each.source for each in self.kinds_of_task]
 
     def can_join(self, key: str) -> bool:
-        """Returns whether the values of a count axis can be arguments of one program.
+        """Whether the values of a count axis can be arguments of one program.
 
-        This holds for E and M if FedAvg has a closed form. M also needs an assignment that can be
-        padded.
+        This holds for E and M if local training has a closed form. M also needs an assignment that
+        can be padded.
         """
-        plain = all(isinstance(each, QuadraticConfig) for each in self.kinds_of_task)
-        if not plain or self.requirement is not None or self.byzantine is not None:
-            return False
-        own = {"name", "assignment", "learning_rate", "local_steps"}
-        if not all(
-            method.name == DEFAULT_METHOD
-            and method.changed <= own
-            and isinstance(method.learning_rate, float | InverseTime)
-            for method in self.algorithms.values()
-        ):
+        tables = [*self.kinds_of_task, *self.algorithms.values()]
+        is_changed = self.requirement is not None or self.byzantine is not None
+        if is_changed or not all(each.has_closed_form for each in tables):
             return False
         if key != "num_models":
             return key.rpartition(".")[2] == "local_steps"
@@ -246,7 +237,7 @@ class Point(Recorded, Seeded):
                     )
 
     def _assignment_of(self, label: str) -> Assigned:
-        """Returns an algorithm's own assignment, or else the default."""
+        """An algorithm's own assignment, or else the default."""
         assignment = self.algorithms[label].assignment or self.assignment
         if assignment is None:
             raise ValueError(
@@ -306,7 +297,7 @@ class Point(Recorded, Seeded):
             check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
 
     def initial_params(self) -> Any:
-        """Returns the initial parameters for `simulate`, or None if tasks draw them."""
+        """The initial parameters for `simulate`, or None if tasks draw them."""
         if self.task is not None:
             return self.task.initial_params()
         starts: list[Any] = [each.initial_params() for each in self.each_task]

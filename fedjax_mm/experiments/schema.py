@@ -1,10 +1,9 @@
 """The JSON schema of experiment files, with which editors complete, explain and check them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedjax_mm.experiments.axes import NEVER_SWEPT, NOT_SWEPT
-from fedjax_mm.experiments.errors import alternatives
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.methods import DEFAULT_DELAYS, DEFAULT_METHOD
 
@@ -19,7 +18,7 @@ _WHOLE = {"type": "array", "minItems": 1}
 
 
 def schema() -> Schema:
-    """Returns the JSON schema of experiment files.
+    """Makes the JSON schema of experiment files.
 
     It accepts every valid file, and rejects unknown keys and values of a wrong type or range. What
     concerns several keys at once is checked only when the file is read.
@@ -48,7 +47,7 @@ def schema() -> Schema:
 
 
 def _plain(schema: Any) -> Any:
-    """Returns a schema of Pydantic's without what TOML lacks, and draft 7 of JSON Schema."""
+    """Rewrites pydantic's schema for TOML, which has no null, and for draft 7 of JSON Schema."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema if each != {"type": "null"}]
     if not isinstance(schema, dict):
@@ -61,16 +60,16 @@ def _plain(schema: Any) -> Any:
         made["items"] = made.pop("prefixItems")
     if len(made.get("anyOf", ())) == 1:
         made |= made.pop("anyOf")[0]
-    if "$ref" in made and len(made) > 1:  # draft 7 ignores keys beside a reference
+    if "$ref" in made and len(made) > 1:  # draft 7 ignores keys next to a reference
         made["allOf"] = [{"$ref": made.pop("$ref")}]
     return made
 
 
 def _axes(experiment: Schema, tables: dict[str, Schema]) -> Schema:
-    """Returns the schema of the axes, after adding those of inner tables to the definitions."""
+    """Makes the schema of the axes, after adding those of inner tables to the definitions."""
     heads = dict(experiment["properties"])
     methods = heads["algorithms"]["additionalProperties"]
-    of_all = _by_key(alternatives(methods, tables))
+    of_all = _by_key(_alternatives(methods, tables))
     values = {key: [value] for key, value in heads.items() if key not in NOT_SWEPT}
     values |= {key: value for key, value in of_all.items() if key not in values}
     made = _axes_of("axes", values, tables)
@@ -80,7 +79,7 @@ def _axes(experiment: Schema, tables: dict[str, Schema]) -> Schema:
 
 
 def _by_key(tables: Iterable[Schema]) -> dict[str, list[Schema]]:
-    """Returns the different schemas of each key in tables, of which a file has one."""
+    """The different schemas of each key in tables, of which a file has one."""
     found: dict[str, list[Schema]] = {}
     for table in tables:
         for key, value in table.get("properties", {}).items():
@@ -90,7 +89,7 @@ def _by_key(tables: Iterable[Schema]) -> dict[str, list[Schema]]:
 
 
 def _axes_of(name: str, values: Mapping[str, list[Schema]], tables: dict[str, Schema]) -> Schema:
-    """Returns the schema of a table of axes, for keys with these schemas of values."""
+    """Makes the schema of a table of axes, for keys with these schemas of values."""
     keys = {
         key: _axis(f"{name}.{key}", schemas, tables)
         for key, schemas in values.items()
@@ -100,10 +99,10 @@ def _axes_of(name: str, values: Mapping[str, list[Schema]], tables: dict[str, Sc
 
 
 def _axis(name: str, values: list[Schema], tables: dict[str, Schema]) -> Schema:
-    """Returns the schema of an axis: a list, a range, or a table of axes inside."""
+    """Makes the schema of an axis: a list, a range, or a table of axes inside."""
     item = values[0] if len(values) == 1 else {"anyOf": values}
     kinds: list[Schema] = [_WHOLE | {"items": item}]
-    found = [each for value in values for each in alternatives(value, tables)]
+    found = [each for value in values for each in _alternatives(value, tables)]
     if any(each.get("type") in ("integer", "number") for each in found):
         kinds.append({"$ref": "#/definitions/Range"})
     if name.endswith(".data_seed"):
@@ -116,7 +115,19 @@ def _axis(name: str, values: list[Schema], tables: dict[str, Schema]) -> Schema:
         kinds.append({"$ref": f"#/definitions/{same}"})
     each = [each["additionalProperties"] for each in found if each.get("additionalProperties")]
     if each and name.endswith(".algorithms"):
-        one = _axes_of(name, _by_key(alternatives(each[0], tables)), tables)
+        one = _axes_of(name, _by_key(_alternatives(each[0], tables)), tables)
         kinds.append({"type": "object", "additionalProperties": one})
     about = {"description": values[0]["description"]} if "description" in values[0] else {}
     return {"anyOf": kinds} | about
+
+
+def _alternatives(schema: dict[str, Any], definitions: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the alternatives in the JSON schema of a value, without references."""
+    if "$ref" in schema:
+        yield from _alternatives(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return
+    kinds = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, ())]
+    for each in kinds:
+        yield from _alternatives(each, definitions)
+    if not kinds:
+        yield schema

@@ -25,7 +25,7 @@ def check_file(path: str) -> None:
 
 
 def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> Start:
-    """Returns the initial parameters of each algorithm and seed.
+    """Reads the initial parameters of each algorithm and seed.
 
     If the file has a single algorithm or seed, all of them start from it. Otherwise each starts
     from its own.
@@ -69,7 +69,7 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
 
 
 def _at(saved: SavedParams, x: np.ndarray, algorithm: int) -> np.ndarray:
-    """Returns one algorithm's array ``[seeds, ...]``, requiring a single entry on other axes."""
+    """One algorithm's array ``[seeds, ...]``, at the first entry on other axes."""
     place: dict[str, Any] = {"algorithm": algorithm, "seed": slice(None)}
     at: np.ndarray = x[tuple(place.get(name, 0) for name in saved.labels)]
     return at if "seed" in saved.labels else at[None]
@@ -82,7 +82,7 @@ def _some(values: Sequence[Any]) -> str:
 def params_at(
     start: Mapping[str, Mapping[str, Any]], algorithm: str, place: Any, setup: Setup
 ) -> list[Params]:
-    """Returns the initial parameters of every model of one run.
+    """The initial parameters of every model of one run.
 
     Args:
       start: the result of `load_start`.

@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +18,18 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
-from fedjax_mm.data.leaf import LeafName, check_leaf, load_leaf
+from fedjax_mm.data.leaf import check_leaf, load_leaf
 from fedjax_mm.data.npz import check_npz, load_npz
-from fedjax_mm.data.synthetic import Generator, sample_counts, synthetic
+from fedjax_mm.data.synthetic import sample_counts, synthetic
 from fedjax_mm.experiments.fields import (
     Config,
     Count,
     Flag,
     Fraction,
-    NonNegative,
+    FromFactory,
     Positive,
     Seed,
     Share,
-    TwoOrMore,
     WithFiles,
     keys_of,
     named,
@@ -85,13 +84,16 @@ Metrics = Annotated[
 
 
 class _Task(Config):
+    has_closed_form: ClassVar[bool] = False
+    """Whether full-gradient local SGD has a closed form."""
+
     @property
     def is_drawn_by_seed(self) -> bool:
         """Whether every seed has its own data draw."""
         return getattr(self, "data_seed", None) == "seed"
 
     def drawn(self, seed: int) -> Self:
-        """Returns the settings of one draw of the data, with the seed if every seed has its own."""
+        """The settings of one draw of the data, with the seed if every seed has its own."""
         return self.model_copy(update={"data_seed": seed}) if self.is_drawn_by_seed else self
 
     @property
@@ -109,6 +111,7 @@ class QuadraticConfig(_Task):
     """
 
     factory = quadratic
+    has_closed_form = True
     name: Literal["quadratic"] = "quadratic"
     num_clients: Count = 24
     block_size: Count = 4
@@ -129,7 +132,7 @@ class QuadraticConfig(_Task):
         return self.call()
 
     def initial_params(self) -> Params:
-        """Returns zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
+        """Zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
         shape = (self.num_clients * self.block_size + 1,)
         if self.start == "zeros":
             return jnp.zeros(shape)
@@ -257,6 +260,7 @@ class _Network(_Learning, WithFiles):
         return flip_labels(data, fraction=self.flipped, seed=self._seed)
 
 
+@keys_of(synthetic, "seed", "test_fraction")
 class SyntheticConfig(_Learning):
     """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`.
 
@@ -265,15 +269,14 @@ class SyntheticConfig(_Learning):
       reduction: how a local step reduces the loss over its batch: "mean", or "sum" as in LEAF.
     """
 
-    factory = synthetic
     name: Literal["synthetic"]
     num_clients: Count = 100
-    alpha: NonNegative = 1.0
-    beta: NonNegative = 1.0
-    dim: Count = 60
-    num_classes: TwoOrMore = 5
-    generator: Generator = "fedprox"
-    iid: Flag = False
+    alpha: FromFactory
+    beta: FromFactory
+    dim: FromFactory
+    num_classes: FromFactory
+    generator: FromFactory
+    iid: FromFactory
     sigmoid_head: Flag = False
     reduction: Literal["mean", "sum"] = "mean"
 
@@ -310,7 +313,7 @@ class Partition(Config):
     name: str
 
     def deal(self, labels: np.ndarray, num_clients: int, seed: int) -> partition.Parts:
-        """Returns the rows of each client."""
+        """The rows of each client."""
         return self.call(labels=labels, num_clients=num_clients, seed=seed)
 
 
@@ -408,14 +411,14 @@ class NPZConfig(_Images):
     name: Literal["npz"]
 
 
+@keys_of(load_leaf, "num_classes")
 class LeafConfig(_Network):
     """The clients of a LEAF directory, some of them, chosen by `data_seed`, with flipped labels."""
 
-    factory = load_leaf
     checker = check_leaf
     name: Literal["leaf"]
-    directory: str
-    dataset: LeafName | None = None
+    directory: FromFactory
+    dataset: FromFactory
 
     @property
     def has_characters(self) -> bool:
@@ -437,7 +440,7 @@ class LeafConfig(_Network):
 
     def data(self) -> FederatedData:
         """Reads the files."""
-        return self._with_flips(load_leaf(self.directory, dataset=self.dataset))
+        return self._with_flips(self.call(name=None))
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task, scaling FEMNIST's pixels to values between 0 and 1."""

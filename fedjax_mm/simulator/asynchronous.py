@@ -418,7 +418,7 @@ def _reallocate(
     stores: Sequence[Store],
     is_due: Array,
 ) -> Clock:
-    """Returns the clock with new R_m, if they are due and active models have enough updates."""
+    """Updates R_m in the clock, if this is due and active models have enough updates."""
 
     def share() -> Array:
         each = [jax.vmap(relative_variance)(store.recent) for store in stores]
@@ -430,7 +430,7 @@ def _reallocate(
 
 
 def relative_variance(updates: Params) -> Float[Array, ""]:
-    """Returns ``mean_i |Delta_i - mean Delta|^2 / |mean Delta|^2`` of updates ``[i, ...]``."""
+    """``mean_i |Delta_i - mean Delta|^2 / |mean Delta|^2`` of updates ``[i, ...]``."""
     leaves = jax.tree.leaves(updates)
     means = [jnp.mean(x, axis=0) for x in leaves]
     spread = sum(jnp.sum((x - y) ** 2) / len(x) for x, y in zip(leaves, means, strict=True))

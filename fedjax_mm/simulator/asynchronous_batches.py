@@ -92,7 +92,7 @@ def next_batch(
     first: Int[Array, ""],
     limit: Int[Array, ""],
 ) -> tuple[Clock, Batch]:
-    """Returns the clock after the next arrivals that can be trained together, and these arrivals.
+    """Advances the clock by the next arrivals that can be trained together.
 
     A batch consists of jobs already in progress, ordered by finish time. It stops before the first
     job that began after one of them ended, because the model version for such a job is not known
@@ -112,7 +112,7 @@ def next_batch(
     missing = jnp.maximum(buffer_size - clock.filled, 1)
 
     def new_steps_after(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
-        """Returns each model's steps after `arrivals`, one per full buffer of b_m updates."""
+        """Each model's steps after `arrivals`, one per full buffer of b_m updates."""
         later = (arrivals - missing) // buffer_size + 1
         return jnp.where(arrivals < missing, 0, later)
 
@@ -177,7 +177,7 @@ class _Ending(NamedTuple):
     rank: Array  # number of earlier arrivals of the same model
 
     def of_own(self, x: Int[Array, "arrivals models"]) -> Int[Array, " arrivals"]:
-        """Returns each arrival's entry for its own model."""
+        """Each arrival's entry for its own model."""
         return jnp.sum(jnp.where(self.is_model, x, 0), axis=1, dtype=jnp.int32)
 
 
@@ -188,7 +188,7 @@ def _batch_size(
     bounds: Bounds,
     limit: Int[Array, ""],
 ) -> Int[Array, ""]:
-    """Returns how many of the next jobs to end are trained together."""
+    """The number of next jobs to end that are trained together."""
     # Earliest finish time among the replacements of arrivals 0, ..., i - 1.
     never = jnp.full(1, jnp.inf, followers.finish.dtype)
     earliest = jnp.concatenate([never, lax.cummin(followers.finish)[:-1]])
@@ -205,7 +205,7 @@ def _arrivals(
     step: Int[Array, " arrivals"],
     present: Bool[Array, " arrivals"],
 ) -> Arrived:
-    """Returns the arrivals of a batch."""
+    """The arrivals of a batch."""
     jobs = ending.jobs
     number = clock.arrived[jobs.model] + ending.rank  # counts the model's updates since the start
     # Keep only the last updates, because a batch may have more than `WINDOW`.
@@ -224,7 +224,7 @@ def _arrivals(
 
 
 def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
-    """Returns the next jobs to end."""
+    """The next jobs to end."""
     # Among jobs that end at the same time, the one that began first comes first, because jobs are
     # stored in starting order and `top_k` is stable.
     _, row = lax.top_k(-clock.jobs.finish, number)
@@ -238,7 +238,7 @@ def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
 def _followers(
     dispatch: Dispatch, clock: Clock, draws: Draws, ending: _Ending, first: Int[Array, ""]
 ) -> Jobs:
-    """Returns each arrival's replacement, still with the old job's version."""
+    """Each arrival's replacement, still with the old job's version."""
     i = jnp.arange(len(ending.rank), dtype=jnp.int32)
     model = _models_of_followers(clock, ending) if dispatch.moves_jobs else ending.jobs.model
     place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
@@ -253,7 +253,7 @@ def _followers(
 
 
 def _models_of_followers(clock: Clock, ending: _Ending) -> Int[Array, " arrivals"]:
-    """Returns the model of each arrival's replacement.
+    """The model of each arrival's replacement.
 
     If a model has too many jobs, the replacements of its first arrivals go to the first models that
     have too few.
@@ -273,7 +273,7 @@ def _free_places(
     new_steps: Int[Array, " models"],
     bounds: Bounds,
 ) -> Int[Array, "models steps"]:
-    """Returns a separate place for the version of each new step.
+    """A separate place for the version of each new step.
 
     A place is free if it holds neither the version of a job that stays in progress nor a current
     version. There are always enough, because free places are at least as numerous as arrivals, and
@@ -290,14 +290,14 @@ def _free_places(
 def _current_place(
     clock: Clock, places: Array, model: Int[Array, "*any"], new_steps: Int[Array, "*any"]
 ) -> Int[Array, "*any"]:
-    """Returns the place of a model's version after `new_steps` steps of the batch."""
+    """The place of a model's version after `new_steps` steps of the batch."""
     return jnp.where(new_steps > 0, places[model, new_steps - 1], clock.place[model])
 
 
 def _stays(
     clock: Clock, ending: _Ending, present: Bool[Array, " arrivals"]
 ) -> Bool[Array, " jobs"]:
-    """Returns, for each job in progress, whether it stays in progress after the batch."""
+    """Whether each job in progress stays in progress after the batch."""
     leaves = jnp.where(present, ending.row, len(clock.jobs.number))
     return jnp.ones_like(clock.jobs.number, bool).at[leaves].set(False, mode="drop")
 
@@ -310,7 +310,7 @@ def _jobs_after(
     places: Int[Array, "models steps"],
     present: Bool[Array, " arrivals"],
 ) -> Jobs:
-    """Returns the jobs in progress after the batch, with the versions that new jobs begin from.
+    """The jobs in progress after the batch, with the versions that new jobs begin from.
 
     `steps_so_far` are each model's steps up to and including each arrival.
     """

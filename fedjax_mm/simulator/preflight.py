@@ -93,7 +93,7 @@ class Facts:
 
 
 def preflight(rng_key: PRNGKeyArray, run: Run, *, began: State | None = None) -> Facts:
-    """Returns the facts about a run after calling its parts' functions, without compilation.
+    """Calls the functions of a run's parts on shapes, and collects the facts about the run.
 
     Args:
       rng_key: the key of the seed.
@@ -325,7 +325,7 @@ def _alike(tree: Any, *axes: int) -> Any:
 
 
 def _traced(tree: Any) -> Any:
-    """Returns equal arrays that have no value, as in a run."""
+    """Equal arrays without values, as in a run."""
     return jax.tree.map(lambda x: x[0], _alike(tree, 1))
 
 
@@ -494,7 +494,7 @@ def _models(first: _First) -> StackState:
 
 
 def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
-    """Returns the first of several metrics that every model has, or raises a `ValueError`."""
+    """The first of several metrics that every model has, or a `ValueError`."""
     rng_key = jax.eval_shape(lambda: jax.random.key(0))
     for first in firsts:
         found = jax.eval_shape(first.task.metrics, rng_key, first.params)
@@ -531,7 +531,7 @@ def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _No
 
 
 def _stacked(cohort: Cohort | None, first: _First, sent: Contribution) -> Contribution:
-    """Returns the total of a round with updates that are not summed, or raises a `ValueError`."""
+    """The total of a round with updates that are not summed."""
     if cohort is None:
         raise ValueError(
             f"the server of {name_of(first.algorithm)} needs the updates of all participants at "

@@ -154,7 +154,7 @@ class Bundle:
         return cls([jnp.stack(each) for each in groups.values()], tuple(places), structure)
 
     def records(self) -> Record:
-        """Returns the records ``[records, ...]`` in a loop's bundles."""
+        """The records ``[records, ...]`` in a loop's bundles."""
         made: Record = self.structure.unflatten([self.arrays[i][:, j] for i, j in self.places])
         return made
 

@@ -328,7 +328,7 @@ def observe(
     state: Any,
     trained: list[Trained],
 ) -> Any:
-    """Returns the assignment's state after `observe`, or unchanged if it has no `observe`."""
+    """The assignment's state after `observe`, or unchanged if it has no `observe`."""
     if assignment.observe is None:
         return state
     reports = [each.reports for each in trained]

@@ -120,7 +120,7 @@ def init(
     assignment: Assignment | Dispatch,
     params: Params | None = None,
 ) -> State:
-    """Returns the state before round 1, given the arguments of `simulate`."""
+    """Makes the state before round 1 from the arguments of `simulate`."""
     return _compiled(_init, rng_key, tasks, params, (algorithm, assignment))
 
 
@@ -186,7 +186,7 @@ def _advance(
 def _recorded(
     run: Run, facts: Facts, state: State, num_rounds: int, record_every: int
 ) -> tuple[State, Trace]:
-    """Returns the state after some rounds, and the trace starting at the given state."""
+    """Computes some rounds, and the trace that starts at the given state."""
 
     @partial(jax.jit, inline=True)
     def record(state: State, work: Work) -> Record:
@@ -205,7 +205,7 @@ def _recorded(
 
 @brief
 def params_of(state: State, model: int | None = None) -> Params:
-    """Returns one model's parameters in a state, or a list of the parameters of all models.
+    """One model's parameters in a state, or a list of the parameters of all models.
 
     Args:
       state: the state returned by `simulate` or `advance`. Parameters keep its leading axes from

@@ -38,7 +38,7 @@ class StackState:
 
 
 def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
-    """Returns the parameters of every model, in the order of the tasks.
+    """The parameters of every model, in the order of the tasks.
 
     Args:
       states: the states of all stacks.
@@ -96,7 +96,7 @@ class Stack(NamedTuple):
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
 
     def slots(self, cohort: Cohort) -> tuple[Cohort, Int[np.ndarray, " slots"]]:
-        """Returns the part of a cohort that trains this stack's models, and its slots.
+        """The part of a cohort that trains this stack's models, and its slots.
 
         Models are numbered by row. If models are traced, all slots are kept, with clients of other
         stacks replaced by padding.
@@ -147,7 +147,7 @@ def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
 
 
 def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
-    """Returns arrays ``[models, ...]`` in the order of the models, from one tree per stack."""
+    """Arrays ``[models, ...]`` in the order of the models, from one tree per stack."""
     if len(stacks) == 1:
         return trees[0]
     place = np.argsort(np.concatenate([stack.models for stack in stacks]))

@@ -188,7 +188,7 @@ class _Models(NamedTuple):
     state: StackState
 
     def begin(self, start: StartFn, job: Jobs) -> tuple[Task, Start]:
-        """Returns a client's task and its inputs."""
+        """A client's task and its inputs."""
         shared, model = self.shared, dataclasses.replace(self.state, clients=())
         if row := _row(job):
             shared, model = jax.tree.map(itemgetter(row), (shared, model))

@@ -1,7 +1,7 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from .checkpoint import Checkpoints
-from .cluster import Part, Piece, compute_part, join_parts, load_piece, part_of, save_piece
+from .checkpoint import Checkpoints, Saved
+from .cluster import Part, compute_part, join_parts, load_part, part_of, save_part
 from .devices import agree, join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError, RefusedError, refusing
 from .execution import Callback, Execution, progress
@@ -18,8 +18,8 @@ __all__ = [
     "Grid",
     "InterruptedRunError",
     "Part",
-    "Piece",
     "RefusedError",
+    "Saved",
     "Segment",
     "Setup",
     "Until",
@@ -28,11 +28,11 @@ __all__ = [
     "join_parts",
     "join_processes",
     "layout",
-    "load_piece",
+    "load_part",
     "part_of",
     "progress",
     "refusing",
-    "save_piece",
+    "save_part",
     "state_bytes",
     "use_cpu_devices",
 ]

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_mm.base.calls import in_short
 from fedjax_mm.checks.values import check_alike
 from fedjax_mm.results.finished import RESULT, differences
 from fedjax_mm.results.manifest import manifest
@@ -42,21 +43,24 @@ from fedjax_mm.tools.files import (
 
 _PLACE = "unfinished"
 _WORDS = 80
-_FORMAT = 2  # of the files of arrays
+_FORMAT = 3  # of the files of arrays
 
 
 class Saved(NamedTuple):
-    """A saved part of a run.
+    """A part of a run, as saved in a file.
 
     Attributes:
       rounds: the number of finished rounds.
-      arrays: the saved arrays.
-      about: what they are, as plain values.
+      arrays: the records, followed by the state of an unfinished part or by kept parameters.
+      about: further entries of the file's header, as plain values.
     """
 
     rounds: int
     arrays: list[np.ndarray]
     about: Mapping[str, Any] = MappingProxyType({})
+
+    def __repr__(self) -> str:
+        return in_short(self)
 
 
 class Checkpoints:
@@ -144,7 +148,7 @@ class Checkpoints:
         return any(path for name in names for path in self._place.rglob(name))
 
     def stage(self, name: str) -> "Checkpoints":
-        """Returns the checkpoints of one stage, which is one of several runs behind one result.
+        """Checkpoints of one stage, which is one of several runs behind one result.
 
         They are discarded together with these checkpoints.
 
@@ -247,7 +251,8 @@ class Checkpoints:
                 for stale in self._part(part).glob(".*.part"):  # a killed save left these behind
                     stale.unlink(missing_ok=True)
                 path = self._part(part) / f"{rounds}.npz"
-                write_aside(path, partial(write_arrays, arrays, about, _label(path)))
+                state = Saved(rounds, list(map(np.asarray, arrays)), about)
+                write_saved(state, path, _label(path))
                 for old in self._saved(part)[2:]:
                     old.unlink()
         except Exception as error:
@@ -262,7 +267,7 @@ class Checkpoints:
             ) from problem
 
     def load(self, part: int, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
-        """Returns the newest undamaged state of a part, or None.
+        """Reads the newest undamaged state of a part, or None.
 
         Args:
           part: the number of the part.
@@ -294,26 +299,34 @@ class Checkpoints:
         return self._place / f"part-{part:04}"
 
     def _saved(self, part: int) -> list[Path]:
-        """Returns the files of a part's states, newest first."""
+        """The files of a part's states, newest first."""
         paths = [path for path in self._part(part).glob("*.npz") if path.stem.isdecimal()]
         return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
 
-def write_arrays(arrays: Sequence[Any], about: Mapping[str, Any], label: str, path: Path) -> None:
-    """Writes arrays after a header: what they are, their dtypes, and a digest with a label."""
-    plain = [np.asarray(x) for x in arrays]
-    header = {"about": dict(about), "types": [str(x.dtype) for x in plain]}
-    header["digest"] = _digest(label, header, plain)
-    with path.open("wb") as file:
-        np.savez(file, np.frombuffer(json.dumps(header).encode(), np.uint8), *plain)
+def write_saved(saved: Saved, path: Path, label: str) -> None:
+    """Writes a file atomically, with a digest of its content and label.
+
+    Raises:
+      OSError: if it cannot be written.
+    """
+    types = [str(x.dtype) for x in saved.arrays]
+    header = {"rounds": saved.rounds, "about": dict(saved.about), "types": types}
+    header["digest"] = _digest(label, header, saved.arrays)
+
+    def write(aside: Path) -> None:
+        with aside.open("wb") as file:
+            np.savez(file, np.frombuffer(json.dumps(header).encode(), np.uint8), *saved.arrays)
+
+    write_aside(path, write)
 
 
 def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
-    """Returns a saved state, or None with a warning if the content is damaged."""
+    """Reads a saved state, or None with a warning if the content is damaged."""
     # Read the file first, so that disk errors are not mistaken for the content errors below.
     content = path.read_bytes()
     try:
-        state = Saved(int(path.stem), *arrays_in(content, _label(path)))
+        state = saved_in(content, _label(path))
         check(state)
     except Exception as error:  # damaged content can raise any exception
         # Shorten the message, because NumPy may quote everything it has read.
@@ -324,8 +337,8 @@ def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
     return state
 
 
-def arrays_in(content: bytes, label: str) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Reads a file written by `write_arrays`, and returns the arrays and what they are.
+def saved_in(content: bytes, label: str) -> Saved:
+    """Parses the content of a file written by `write_saved`.
 
     Raises:
       Exception: of any type, if the content is damaged or the label differs.
@@ -338,7 +351,7 @@ def arrays_in(content: bytes, label: str) -> tuple[list[np.ndarray], dict[str, A
     typed = [x.view(name) for x, name in zip(arrays, header["types"], strict=True)]
     if digest != _digest(label, header, typed):
         raise ValueError("its digest does not match")
-    return typed, header["about"]
+    return Saved(header["rounds"], typed, header["about"])
 
 
 def _label(path: Path) -> str:
@@ -346,7 +359,7 @@ def _label(path: Path) -> str:
 
 
 def _digest(label: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> str:
-    """Returns a digest of arrays, their header and their file's label."""
+    """A digest of arrays, their header and their file's label."""
     # Include dtypes and order, because a zip file's checksums do not cover array names, so one
     # flipped bit could swap two arrays.
     found = hashlib.sha256(json.dumps([label, header]).encode())
@@ -357,7 +370,7 @@ def _digest(label: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray])
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value after a round trip through JSON."""
+    """The value after a round trip through JSON."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -367,7 +380,7 @@ _UNSAVED_BYTES = 128 * 2**20  # maximum size of finished batches that wait to be
 def identity(
     grid: Grid, split: str | None, programs: Sequence[Program] | None = None
 ) -> dict[str, Any]:
-    """Returns everything except code that determines the exact bits of a sweep's result.
+    """Everything except code that determines the exact bits of a sweep's result.
 
     Args:
       grid: the runs.
@@ -403,7 +416,7 @@ def identity(
 
 
 def data_of(programs: Sequence[Program]) -> dict[str, str]:
-    """Returns a digest of the numbers and arrays of all runs."""
+    """A digest of the numbers and arrays of all runs."""
     digests = "".join(program.digest for program in programs)
     return {"data": hashlib.sha256(digests.encode()).hexdigest()}
 

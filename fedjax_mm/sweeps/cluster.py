@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,11 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.base.calls import in_short
 from fedjax_mm.checks.values import check_choice, check_count, described
 from fedjax_mm.results.finished import differences
 from fedjax_mm.results.manifest import manifest
-from fedjax_mm.sweeps.checkpoint import Saved, arrays_in, data_of, identity, write_arrays
+from fedjax_mm.simulator.record import Record
+from fedjax_mm.sweeps.checkpoint import Saved, data_of, identity, saved_in, write_saved
 from fedjax_mm.sweeps.errors import (
     DivergenceError,
     InterruptedRunError,
@@ -34,10 +35,10 @@ from fedjax_mm.sweeps.errors import (
 from fedjax_mm.sweeps.execute import batches, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import check_fits, make_outline
+from fedjax_mm.sweeps.plan import check_fits, make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.sweeps.result import Result
-from fedjax_mm.tools.files import plain, read_regular, write_aside
+from fedjax_mm.tools.files import plain, read_regular
 from fedjax_mm.tools.interrupts import noted_signals
 
 _ENDLESS, _LISTED_BYTES = 2.0**60, 64  # unlimited memory, and bytes per listed run
@@ -46,7 +47,7 @@ _ENDLESS, _LISTED_BYTES = 2.0**60, 64  # unlimited memory, and bytes per listed 
 # bits.
 _ALIKE = (
     *("config", "axes", "num_rounds", "num_seeds", "seed", "record_every", "until"),
-    *("first_seed", "precision", "versions", "prng", "data", "keep", "client_map"),
+    *("first_seed", "precision", "versions", "prng", "data", "keep", "client_map", "revision"),
 )
 
 
@@ -65,20 +66,8 @@ class Part(NamedTuple):
         return f"{self.number}/{self.of}"
 
 
-class Share(NamedTuple):
-    """The runs of one program that a part computes.
-
-    Attributes:
-      program: the index of the program in `programs_of`.
-      replicas: the indices of its replicas.
-    """
-
-    program: int
-    replicas: np.ndarray
-
-
-def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
-    """Returns the consecutive runs of a part, balanced by cost.
+def shares_of(programs: Sequence[Program], part: Part) -> list[np.ndarray]:
+    """Splits runs into consecutive parts of equal cost: a part's replicas of each program.
 
     Every run belongs to exactly one part. A part may be empty, and its runs need only a few
     programs, because every part compiles the programs that it needs. The split depends only on the
@@ -92,60 +81,7 @@ def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
     middle = np.cumsum(cost) - cost / 2
     of = np.minimum((middle / cost.sum() * part.of).astype(int), part.of - 1)
     owners = np.split(of == part.number - 1, np.cumsum([len(each) for each in costs])[:-1])
-    found = [Share(i, np.flatnonzero(mine)) for i, mine in enumerate(owners)]
-    return [share for share in found if len(share.replicas)]
-
-
-class Runs(NamedTuple):
-    """The finished runs of one program in one batch.
-
-    Attributes:
-      program: the index of the program in `programs_of`.
-      replicas: the indices of its replicas.
-      arrays: the leaves of their records ``[records, replicas, ...]`` and, if the grid keeps them,
-        of their parameters ``[replicas, ...]``.
-    """
-
-    program: int
-    replicas: np.ndarray
-    arrays: list[np.ndarray]
-
-    def __repr__(self) -> str:
-        return in_short(self)
-
-
-class Piece(NamedTuple):
-    """The result of a part.
-
-    Attributes:
-      about: the part, the runs' identity, the devices and the run time, as plain values.
-      runs: the finished runs of each batch.
-    """
-
-    about: Mapping[str, Any]
-    runs: list[Runs]
-
-    def __repr__(self) -> str:
-        return in_short(self)
-
-    @property
-    def part(self) -> Part:
-        """The part."""
-        return Part(*self.about["part"])
-
-    @property
-    def content(self) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """All arrays, and what they are."""
-        arrays = [x for each in self.runs for x in (each.replicas, *each.arrays)]
-        return arrays, {**self.about, "runs": [(x.program, len(x.arrays)) for x in self.runs]}
-
-    @classmethod
-    def of(cls, arrays: Sequence[np.ndarray], about: Mapping[str, Any]) -> Self:
-        """Rebuilds a piece from its `content`."""
-        rest, runs = iter(arrays), list[Runs]()
-        for program, count in about["runs"]:
-            runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
-        return cls({key: x for key, x in about.items() if key != "runs"}, runs)
+    return [np.flatnonzero(mine) for mine in owners]
 
 
 def part_of(text: str, environ: Mapping[str, str] = os.environ) -> Part:
@@ -195,10 +131,18 @@ def compute_part(
     execution: Execution | None = None,
     *,
     on_divergence: Literal["mark", "stop"] = "mark",
-) -> Piece:
+    programs: Sequence[Program] | None = None,
+) -> Saved:
     """Computes the runs of one part of a sweep, with the same result on every machine.
 
     If there are more parts than runs, some parts are empty.
+
+    Args:
+      grid: the runs of the sweep.
+      part: the part to compute.
+      execution: how to execute the part.
+      on_divergence: as in `sweep`.
+      programs: the grid's programs, if they are known.
 
     Raises:
       ValueError, InterruptedRunError, OSError: as in `sweep`.
@@ -212,38 +156,38 @@ def compute_part(
       ...     algorithm = fedavg(learning_rate, local_steps=5)
       ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
       >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=3, num_seeds=2)
-      >>> piece = compute_part(grid, Part(1, 2))
-      >>> piece.part, [each.replicas.tolist() for each in piece.runs]
-      (Part(number=1, of=2), [[0, 1]])
+      >>> saved = compute_part(grid, Part(1, 2))
+      >>> saved.about["part"], saved.arrays[0].shape  # records, runs, models
+      ([1, 2], (4, 2, 2))
     """
     how, clock = execution or Execution(), time.perf_counter()
     check_choice("on_divergence", on_divergence, "mark", "stop")
     if not 1 <= part.number <= part.of:
         raise ValueError(f"part is {part}; give Part(K, N) with K from 1 to N")
-    with refusing():
-        whole = all_programs(grid, how.memory)
-        mine = runs_of(whole, part)
-    about = _about(grid, whole) | {"part": tuple(part)}
-    if not mine:
-        return Piece(plain(about | {"seconds": {"compile": 0.0, "run": 0.0}}), [])
-    plan = plan_for(grid, how, [program for _, program in mine])
-    shares = [share for share, _ in mine]
-    runs = list[Runs]()
-    with closing(batches(plan, how, on_divergence)) as computed:
-        for last in computed:
-            share = shares[plan.programs.index(last.program)]
-            each, first = np.unique(last.replicas, return_index=True)  # excludes the padding
-            records = [x[:, first] for x in jax.tree.leaves(last.records)]
-            params = [x[first] for x in jax.tree.leaves(last.params)]
-            replicas = share.replicas[each]
-            runs.append(Runs(share.program, replicas, records + params))
-    spent = time.perf_counter() - clock - plan.compile_seconds
-    seconds = {"compile": plan.compile_seconds, "run": spent}
-    return Piece(plain(about | {"seconds": seconds}), runs)
+    if programs is None:
+        with refusing():
+            programs = all_programs(grid, how.memory)
+    mine, compile_seconds = programs_in(programs, part), 0.0
+    runs = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), list(map(_shapes, mine)))
+    if mine:
+        plan = plan_for(grid, how, mine)
+        compile_seconds = plan.compile_seconds
+        with closing(batches(plan, how, on_divergence)) as computed:
+            for last in computed:
+                records, params = runs[plan.programs.index(last.program)]
+                # Padding repeats the last replica, so it only writes the same values again.
+                for x, new in zip(*map(jax.tree.leaves, (records, last.records)), strict=True):
+                    x[:, last.replicas] = new
+                for x, new in zip(*map(jax.tree.leaves, (params, last.params)), strict=True):
+                    x[last.replicas] = new
+    spent = time.perf_counter() - clock - compile_seconds
+    seconds = {"compile": compile_seconds, "run": spent if mine else 0.0}
+    about = _about(grid, programs) | {"part": part, "seconds": seconds}
+    return Saved(grid.num_rounds, jax.tree.leaves(runs), plain(about))
 
 
 def all_programs(grid: Grid, limit: float | None = _ENDLESS) -> list[Program]:
-    """Returns the programs of a grid.
+    """Builds and groups the points of a grid, if its runs can be listed.
 
     Raises:
       ValueError: if the grid has more runs than can be listed.
@@ -254,20 +198,31 @@ def all_programs(grid: Grid, limit: float | None = _ENDLESS) -> list[Program]:
     return programs_of(grid)
 
 
-def runs_of(programs: Sequence[Program], part: Part) -> list[tuple[Share, Program]]:
-    """Returns the shares of a part, each with a program restricted to its runs."""
-    shares = shares_of(programs, part)
-    return [(share, programs[share.program].some(share.replicas)) for share in shares]
+def programs_in(programs: Sequence[Program], part: Part) -> list[Program]:
+    """Restricts a grid's programs to the runs of a part, and drops programs without any."""
+    shares = zip(programs, shares_of(programs, part), strict=True)
+    return [program.some(share) for program, share in shares if len(share)]
+
+
+def _shapes(program: Program) -> tuple[Record, list[Params] | None]:
+    """The shapes of the records ``[1 + records, replicas, ...]`` and of any kept parameters."""
+
+    def shaped(tree: Any, *size: int) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*size, *x.shape), x.dtype), tree)
+
+    grid, traced = program.grid, program.traced
+    kept = [state.params for state in traced.replica.models] if grid.keep else None
+    return shaped(traced.record, 1 + grid.num_records, len(program)), shaped(kept, len(program))
 
 
 def _about(grid: Grid, programs: Sequence[Program]) -> dict[str, Any]:
-    """Returns a piece's identity: runs, data, code and device."""
+    """The identity of a part's runs, data, code and device."""
     made = manifest({}, seed=grid.seed, data="")
     about = identity(grid, None) | data_of(programs)
     return about | {"revision": made["git_revision"], "made on": made["device"]}
 
 
-def save_piece(piece: Piece, path: Path) -> None:
+def save_part(saved: Saved, path: Path) -> None:
     """Writes the result of a part atomically, with a digest.
 
     Raises:
@@ -276,15 +231,15 @@ def save_piece(piece: Piece, path: Path) -> None:
     Example:
       >>> from tempfile import TemporaryDirectory
       >>> with TemporaryDirectory() as directory:
-      ...     save_piece(Piece({"part": (2, 3)}, []), path := Path(directory, "2-of-3.npz"))
-      ...     load_piece(path).part
-      Part(number=2, of=3)
+      ...     save_part(Saved(5, [], {"part": (2, 3)}), path := Path(directory, "2-of-3.npz"))
+      ...     load_part(path)
+      Saved(rounds=5, arrays=[], about={'part': [2, 3]})
     """
-    write_aside(path, partial(write_arrays, *piece.content, path.name))
+    write_saved(saved, path, path.name)
 
 
-def load_piece(path: Path) -> Piece:
-    """Reads a piece written by `save_piece`.
+def load_part(path: Path) -> Saved:
+    """Reads a file written by `save_part`.
 
     Raises:
       ValueError: if the file is damaged or renamed.
@@ -293,28 +248,31 @@ def load_piece(path: Path) -> Piece:
     Example:
       >>> from tempfile import NamedTemporaryFile
       >>> with NamedTemporaryFile(suffix="1-of-3.npz") as file:
-      ...     load_piece(Path(file.name))  # doctest: +ELLIPSIS
+      ...     load_part(Path(file.name))  # doctest: +ELLIPSIS
       Traceback (most recent call last):
       ValueError: ...1-of-3.npz is damaged; compute this part again
     """
     content = read_regular(path)
     try:
-        return Piece.of(*arrays_in(content, path.name))
+        return saved_in(content, path.name)
     except Exception as error:  # damaged content can raise any exception
         raise ValueError(f"{path} is damaged; compute this part again") from error
 
 
-def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Params] | None]:
-    """Joins the pieces of all parts into the sweep's result, and parameters if kept.
+def join_parts(
+    grid: Grid, parts: Iterable[Saved], programs: Sequence[Program] | None = None
+) -> tuple[xr.Dataset, list[Params] | None]:
+    """Joins all parts into the sweep's result, and parameters if kept.
 
-    If a generator provides the pieces, only one is in memory at a time.
+    If a generator provides the parts, only one is in memory at a time.
 
     Args:
       grid: the runs of the sweep.
-      pieces: the pieces of all parts, in any order.
+      parts: the results of all parts, in any order.
+      programs: the grid's programs, if they are known.
 
     Raises:
-      ValueError: if a piece belongs to another grid, version or number of parts, or if one is
+      ValueError: if a part belongs to another grid, version or number of parts, or if one is
         missing or duplicated.
 
     Example:
@@ -325,65 +283,53 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
       ...     algorithm = fedavg(learning_rate, local_steps=5)
       ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
       >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=3, num_seeds=2)
-      >>> pieces = [compute_part(grid, Part(number, 2)) for number in (1, 2)]
-      >>> result, _ = join_parts(grid, pieces)
+      >>> parts = [compute_part(grid, Part(number, 2)) for number in (1, 2)]
+      >>> result, _ = join_parts(grid, parts)
       >>> dict(result.sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
     # Plan without a memory limit, because no runs are computed.
-    programs = all_programs(grid)
-    plan = make_outline(grid, limit=_ENDLESS, programs=programs)
+    programs = all_programs(grid) if programs is None else programs
+    plan = make_plan(grid, limit=_ENDLESS, programs=programs, compiles=False)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
-    result, wanted = Result(plan), _about(grid, programs)
+    result, about = Result(plan), _about(grid, programs)
+    wanted = {name: about[name] for name in _ALIKE if name in about}
     seconds, devices = {"compile": 0.0, "run": 0.0}, list[Mapping[str, Any]]()
     found, of = set[int](), 0
-    times = [np.zeros(len(program), int) for program in programs]
-    for piece in pieces:
-        _check_alike(piece, wanted)
-        of = of or piece.part.of
-        if piece.part.of != of or piece.part.number in found:
-            raise ValueError(f"part {piece.part} comes twice, or with parts of {of}")
-        found.add(piece.part.number)
-        for each in piece.runs:
-            program = programs[each.program]
-            result.place(program, each.replicas, *_placed(program, each.arrays))
-            times[each.program][each.replicas] += 1
-        devices += [piece.about["made on"]] * bool(piece.runs)
-        seconds = {name: seconds[name] + piece.about["seconds"][name] for name in seconds}
+    for saved in parts:
+        part = Part(*saved.about["part"])
+        if changes := changes_of(saved, wanted):
+            raise ValueError(f"part {part} is from another run: {changes}; compute it again")
+        of = of or part.of
+        if part.of != of or part.number in found:
+            raise ValueError(f"part {part} comes twice, or with parts of {of}")
+        found.add(part.number)
+        mine = programs_in(programs, part)
+        leaves, structure = jax.tree.flatten(list(map(_shapes, mine)))
+        if [x.shape for x in leaves] != [x.shape for x in saved.arrays]:
+            raise ValueError(f"part {part} does not contain its runs; compute it again")
+        for program, runs in zip(mine, jax.tree.unflatten(structure, saved.arrays), strict=True):
+            result.place(program, np.arange(len(program)), *runs)
+        devices += [saved.about["made on"]] * bool(saved.arrays)
+        seconds = {name: seconds[name] + saved.about["seconds"][name] for name in seconds}
     if not of:
         raise ValueError("no parts were given; compute them first")
     if missing := sorted(set(range(1, of + 1)) - found):
         raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
-    if any((each != 1).any() for each in times):
-        raise ValueError("the parts do not contain every run once; compute all of them again")
     kinds = " and ".join(sorted({each["kind"] for each in devices}))
     device = {**devices[0], "kind": kinds}
     return result.dataset(wall_seconds=seconds, device=device, parts=of), result.params
 
 
-def _check_alike(piece: Piece, wanted: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if a piece belongs to another run."""
-    names = [name for name in (*_ALIKE, "revision") if name in wanted]
-    mine = {name: piece.about.get(name) for name in names}
-    changes = list(differences(mine, plain({name: wanted[name] for name in names})))
-    if changes:
-        raise ValueError(
-            f"part {piece.part} is from another run: {'; '.join(changes[:3])}; compute it again"
-        )
-
-
-def _placed(program: Program, arrays: Sequence[np.ndarray]) -> Iterator[Any]:
-    """Yields the records and, if any, the parameters of some runs."""
-    leaves, records = jax.tree.flatten(program.traced.record)
-    yield jax.tree.unflatten(records, arrays[: len(leaves)])
-    if program.grid.keep is not None:
-        models = [state.params for state in program.traced.replica.models]
-        yield jax.tree.unflatten(jax.tree.structure(models), arrays[len(leaves) :])
+def changes_of(saved: Saved, wanted: Mapping[str, Any]) -> str:
+    """At most three entries in which a part is not as wanted, as text."""
+    mine = {name: saved.about.get(name) for name in wanted}
+    return "; ".join(islice(differences(mine, plain(wanted)), 3))
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Returns at most eight of the numbers as text."""
+    """At most eight of the numbers, as text."""
     shown = ", ".join(map(str, numbers[:8]))
     return shown + (f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else "")
 
@@ -394,40 +340,13 @@ TRIES = 3
 _POLL_SECONDS = 0.1
 
 
-class Job(Protocol):
-    """A call submitted to an executor, such as a `concurrent.futures.Future`."""
-
-    def done(self) -> bool:
-        """Returns whether the call has ended."""
-        ...
-
-    def result(self) -> Any:
-        """Returns the result of the call, or raises its error."""
-        ...
-
-
-class Executor(Protocol):
-    """Executes calls elsewhere, such as a `concurrent.futures.Executor` or submitit's executor."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Job:
-        """Submits a call."""
-        ...
-
-
-class _Failure(NamedTuple):
-    """An error that would recur on every worker, as a value that any executor can return."""
-
-    words: str
-    is_divergence: bool
-
-
 def compute_parts(
-    compute: Callable[[Part], Piece],
+    compute: Callable[[Part], Saved],
     parts: Sequence[Part],
-    executor: Executor,
+    executor: Any,
     report: Callable[[int], None] = lambda done: None,
     at_once: int | None = None,
-) -> Generator[Piece]:
+) -> Generator[Saved]:
     """Computes parts on an executor, and yields their results as they finish.
 
     If a worker dies, its part is submitted again, at most three times including the first.
@@ -435,7 +354,8 @@ def compute_parts(
     Args:
       compute: computes one part; it is pickled for the workers with everything it references.
       parts: the parts.
-      executor: distributes parts to workers, on which this package must be installed.
+      executor: has ``submit(fn, *args)``, as a `concurrent.futures.Executor` has; its workers need
+        this package.
       report: called with the number of finished parts.
       at_once: the maximum number of parts submitted at a time; defaults to all of them.
 
@@ -444,7 +364,7 @@ def compute_parts(
       ChildProcessError: if a part's workers died three times, or the executor rejected it.
     """
     sent, is_double = _pickled(compute), jnp.result_type(float) == np.float64
-    left, running = list(parts), list[tuple[Part, Job]]()
+    left, running = list(parts), list[tuple[Part, Any]]()
     tries, ended = Counter[Part](), 0
     try:
         while left or running:
@@ -458,19 +378,18 @@ def compute_parts(
             problem: Exception | None = None
             for part, job in over:  # check all of them, because good results are saved
                 try:
-                    piece = job.result()
+                    saved = job.result()
                 except Exception as error:  # executors raise different errors for dead workers
                     left.append(part)
                     if tries[part] == TRIES:
                         words = f"part {part} was submitted {TRIES} times, but its workers died"
                         problem = ChildProcessError(f"{words}: {error}")
                     continue
-                if isinstance(piece, _Failure):
-                    kind = partial(DivergenceError, partial=None)
-                    problem = (kind if piece.is_divergence else RefusedError)(piece.words)
+                if isinstance(saved, Exception):
+                    problem = saved
                     continue
                 ended += 1
-                yield piece
+                yield saved
             if problem:
                 raise problem
             time.sleep(_POLL_SECONDS if running and not over else 0)
@@ -481,7 +400,7 @@ def compute_parts(
                 cancel()
 
 
-def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
+def _given(executor: Any, sent: bytes, part: Part, is_double: bool) -> Any:
     """Submits a part.
 
     Raises:
@@ -493,25 +412,33 @@ def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
         raise ChildProcessError(f"the executor rejected part {part}: {error}") from error
 
 
-def _work(sent: bytes, part: Part, is_double: bool) -> Piece | _Failure:
-    """Computes a part in a worker."""
-    import cloudpickle
-
+def _work(sent: bytes, part: Part, is_double: bool) -> Saved | Exception:
+    """Computes a part in a worker, or returns an error that would recur on every worker."""
     with jax.enable_x64(is_double):
         try:
-            piece: Piece = cloudpickle.loads(sent)(part)
+            return _received(sent)(part)
         except OSError:  # a disk or connection error may not recur on other workers
             raise
-        except Exception as error:  # any other error would recur on every worker
+        except Exception as error:
             # Send only the message, because an error may reference objects that cannot be pickled.
             name = "" if isinstance(error, ValueError | DivergenceError) else type(error).__name__
             words = ": ".join(filter(None, (f"part {part}", name, str(error))))
-            return _Failure(words, isinstance(error, DivergenceError))
-    return piece
+            is_divergence = isinstance(error, DivergenceError)
+            return DivergenceError(words) if is_divergence else RefusedError(words)
 
 
-def _pickled(compute: Callable[[Part], Piece]) -> bytes:
-    """Pickles a function to bytes, which any executor can send.
+# Keep one, because a worker gets many parts of one sweep, and loading its data and building its
+# points may take longer than a part.
+@lru_cache(1)
+def _received(sent: bytes) -> Callable[[Part], Saved]:
+    import cloudpickle
+
+    compute: Callable[[Part], Saved] = cloudpickle.loads(sent)
+    return compute
+
+
+def _pickled(compute: Callable[[Part], Saved]) -> bytes:
+    """Pickles a function to bytes, which any executor can send and which differ in each sweep.
 
     Raises:
       ImportError: if cloudpickle is not installed.
@@ -522,14 +449,40 @@ def _pickled(compute: Callable[[Part], Piece]) -> bytes:
     except ImportError as error:
         raise ImportError("executors need pip install 'fedjax-mm[cluster]'") from error
     try:
-        sent: bytes = cloudpickle.dumps(compute)
+        # Bytes after a pickle are ignored. Random ones keep a worker from computing with a grid
+        # that it built for an earlier sweep, from modules that may have changed since.
+        sent: bytes = cloudpickle.dumps(compute) + os.urandom(8)
     except Exception as error:  # pickling calls methods of arbitrary objects
         raise TypeError(f"the sweep cannot be sent to workers: {error}") from error
     return sent
 
 
+class _Compute:
+    """Computes parts of a grid, which each worker makes and groups once."""
+
+    def __init__(
+        self, make: Callable[[], Grid], how: Execution, on_divergence: Literal["mark", "stop"]
+    ) -> None:
+        self._make, self._on_divergence = make, on_divergence
+        self._how = how._replace(callbacks=(), checkpoints=None, executor=None)
+
+    @cached_property
+    def _programs(self) -> list[Program]:
+        with refusing():
+            return all_programs(self._make(), self._how.memory)
+
+    def __call__(self, part: Part) -> Saved:
+        programs, on_divergence = self._programs, self._on_divergence
+        return compute_part(
+            programs[0].grid, part, self._how, on_divergence=on_divergence, programs=programs
+        )
+
+
 def by_executor(
-    grid: Grid, how: Execution, compute: Callable[[Part], Piece]
+    grid: Grid,
+    how: Execution,
+    on_divergence: Literal["mark", "stop"],
+    make: Callable[[], Grid] | None = None,
 ) -> tuple[xr.Dataset, list[Params] | None]:
     """Computes a sweep in parts on an executor and returns the result, and parameters if kept.
 
@@ -538,7 +491,8 @@ def by_executor(
     Args:
       grid: the runs.
       how: how to execute the sweep, with the executor and the number of parts.
-      compute: computes a part in a worker.
+      on_divergence: as in `sweep`.
+      make: makes the grid in a worker; defaults to sending it.
 
     Raises:
       DivergenceError, ChildProcessError: as in `compute_parts`.
@@ -555,14 +509,12 @@ def by_executor(
             f"executor is {described(how.executor)}; give an object with submit(fn, *args), such "
             "as a concurrent.futures.Executor"
         )
-    done = dict[Part, Piece]()
+    programs, done = all_programs(grid), dict[Part, Saved]()
     if saved:
         with refusing():
-            about = identity(grid, how.split) | data_of(programs_of(grid)) | {"parts": of}
-            if saved.claim(about) is None:
+            if saved.claim(identity(grid, how.split) | data_of(programs) | {"parts": of}) is None:
                 saved.begin({})
-        found = {part: saved.load(part.number, _check) for part in parts}
-        done = {part: Piece.of(each.arrays, each.about) for part, each in found.items() if each}
+        done = {part: each for part in parts if (each := saved.load(part.number))}
 
     def report(ended: int) -> None:
         ended += len(done)
@@ -572,20 +524,16 @@ def by_executor(
             raise InterruptedRunError(signals[-1], ended / of if ended else None)
 
     left = [part for part in parts if part not in done]
-    given = compute_parts(compute, left, how.executor, report, at_once)
+    compute = _Compute(make or (lambda: grid), how, on_divergence)
+    computed = compute_parts(compute, left, how.executor, report, at_once)
 
-    def pieces() -> Iterator[Piece]:
+    def all_parts() -> Iterator[Saved]:
         yield from done.values()
-        for piece in given:
+        for each in computed:
             if saved:
-                saved.save(piece.part.number, grid.num_rounds, *piece.content)
-            yield piece
+                saved.save(each.about["part"][0], each.rounds, each.arrays, each.about)
+            yield each
 
     until = "stopping; parts that have ended are saved"
-    with noted_signals(saved is not None, until) as signals, closing(given):
-        return join_parts(grid, pieces())
-
-
-def _check(saved: Saved) -> None:
-    """Raises an error if the arrays of a saved part do not form a piece."""
-    Piece.of(saved.arrays, saved.about)
+    with noted_signals(saved is not None, until) as signals, closing(computed):
+        return join_parts(grid, all_parts(), programs)

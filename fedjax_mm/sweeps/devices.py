@@ -48,7 +48,7 @@ def use_cpu_devices(count: int | None = None) -> None:
 
 
 def missing_plugin() -> str | None:
-    """Returns the extra that installs this machine's missing accelerator plugin, if any."""
+    """The extra that installs this machine's missing accelerator plugin, if any."""
     # A plugin that fails to start is not missing, and none is if a platform is selected explicitly.
     if jax.default_backend() != "cpu" or jax.config.values["jax_platforms"]:
         return None
@@ -75,7 +75,7 @@ def join_processes(address: str | None = None) -> None:
     Example:
       >>> join_processes("0/2@localhost:9911")  # doctest: +SKIP
     """
-    # Disable JAX's SIGTERM handler, because on SIGTERM a run saves its state and exits by itself.
+    # Disable JAX's SIGTERM handler, because a run saves its state on SIGTERM and exits.
     jax.config.update("jax_enable_preemption_service", False)
     if address is None:
         try:
@@ -102,7 +102,7 @@ def join_processes(address: str | None = None) -> None:
 
 
 class Layout(NamedTuple):
-    """The layout of a program's replicas over devices; see `layout`.
+    """The layout of a program's replicas over devices, as chosen by `layout`.
 
     Attributes:
       mesh: the devices of one or more processes along one axis.
@@ -129,7 +129,7 @@ class Layout(NamedTuple):
         return -(-num_replicas // devices) * devices
 
     def over(self, program: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Any:
-        """Returns a program in which each device computes its share of the replicas.
+        """Makes a program in which each device computes its share of the replicas.
 
         Args:
           program: a function of arrays with a replicas axis and of arrays that all replicas share,
@@ -170,7 +170,7 @@ class Layout(NamedTuple):
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def _specs(self, axes: Any) -> Any:
-        """Returns the partition of each axis over the devices."""
+        """The partition of each axis over the devices."""
         # Split only replicas, because `chunks.in_chunks` distributes clients inside the program.
 
         def spec(axis: int | None) -> PartitionSpec:
@@ -213,7 +213,7 @@ def layout(
 
 
 def agree(*numbers: float) -> list[float]:
-    """Returns the elementwise maximum of some numbers over all processes.
+    """The elementwise maximum of some numbers over all processes.
 
     Example: in a single process.
       >>> agree(2, 0.5)

@@ -14,7 +14,7 @@ class DivergenceError(FloatingPointError):
     The attribute `partial` is the Dataset of the result so far, or None for a part of a sweep.
     """
 
-    def __init__(self, message: str, partial: Any) -> None:
+    def __init__(self, message: str, partial: Any = None) -> None:
         """Stores the result so far."""
         super().__init__(message)
         self.partial = partial

@@ -29,7 +29,7 @@ _GROWTH = 16  # limits the growth of segments, because later rounds may take lon
 
 @refusing((ValueError, OverflowError))
 def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = None) -> Plan:
-    """Returns the compiled plan, which repeats the unfinished run's plan when resuming.
+    """Compiles the plan, which repeats the unfinished run's plan when resuming.
 
     Args:
       grid: the runs.
@@ -120,7 +120,7 @@ def batches(
 def _first(
     plan: Plan, batch: int, records: Record, how: Execution, saving: Saving | None
 ) -> Segment:
-    """Returns a batch as it was saved, or before its first segment if nothing was saved."""
+    """A batch as it was saved, or before its first segment if nothing was saved."""
     compiled, number = plan.batches[batch]
     rounds, replica = saving.load(batch, records) if saving else (0, None)
     so_far = _up_to(rounds, records, plan)
@@ -156,7 +156,6 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
 
 
 def _up_to(rounds: int, records: Record, plan: Plan) -> Record:
-    """Returns a view of the first records."""
     count = 1 + rounds // plan.grid.record_every if rounds else 0
     so_far: Record = jax.tree.map(lambda x: x[:count], records)
     return so_far

@@ -66,7 +66,7 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def progress(report: Report) -> Callback:
-    """Returns a callback that reports progress, before the first round and after each segment.
+    """Makes a callback that reports progress, before the first round and after each segment.
 
     Example:
       >>> progress(print).on_preparation("compiling 3 programs")
@@ -112,7 +112,7 @@ class Execution(NamedTuple):
     progress: bool = True
 
     def in_words(self, what: str) -> str:
-        """Returns the progress label for some work."""
+        """The progress label for some work."""
         return ", ".join(filter(None, (self.label, what)))
 
     def report(self, what: str) -> None:
@@ -125,7 +125,7 @@ class Execution(NamedTuple):
 def watched(how: Execution) -> Iterator[Execution]:
     """Adds a callback that shows progress, if it is wanted and there is a screen.
 
-    Of several sweeps at a time, for example one in a callback of another, the first is shown.
+    If several sweeps run at a time, for example one in a callback of another, the first is shown.
     """
     shown = screen() if how.progress and jax.process_index() == 0 else None
     if shown is None or not _is_shown.acquire(blocking=False):

@@ -255,7 +255,7 @@ class Grid:
         return {name: [label_of(value) for value in values] for name, values in self.axes.items()}
 
     def costs(self, index: Sequence[np.ndarray]) -> list[float]:
-        """Returns the relative cost of a local training at the given positions on the axes."""
+        """The relative cost of a local training at the given positions on the axes."""
         if self.cost is None:
             return [1.0] * len(index[-1])
         axes = [
@@ -326,7 +326,7 @@ def at_path(part: Any, path: Sequence[str], change: Callable[[Any], Any] = lambd
       change: a function of the present value.
 
     Raises:
-      ValueError: if there is no such argument.
+      ValueError: if the path leads to no argument.
 
     Example:
       >>> from fedjax_mm import fedavg, local_sgd
@@ -368,7 +368,7 @@ def _plain(name: str, values: Any) -> list[Any]:
 
 
 def label_of(value: Any) -> Any:
-    """Returns an axis value as a coordinate: plain values unchanged, others by name."""
+    """An axis value as a coordinate: plain values unchanged, others by name."""
     if isinstance(value, str | bool | int | float | np.generic):
         return value
     return getattr(value, "__name__", str(value))

@@ -196,6 +196,7 @@ def make_plan(
     report: Callable[[str], None] = lambda _: None,
     approve: Callable[[Program, str], None] | None = None,
     programs: Sequence[Program] | None = None,
+    compiles: bool = True,
 ) -> Plan:
     """Compiles the programs of a grid, with batch sizes that are fast and fit in memory.
 
@@ -209,6 +210,8 @@ def make_plan(
       report: called with progress messages.
       approve: called with every program and a digest of its text, before it is compiled.
       programs: the runs to compute; defaults to all runs of the grid.
+      compiles: False makes an outline by tracing alone. Its programs cannot be called, and its
+        estimates of memory, which determine the batch sizes, count only states and records.
 
     Raises:
       ValueError: if one replica per device, or the result, does not fit in memory.
@@ -218,32 +221,22 @@ def make_plan(
     # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
-        plan = _make_plan(grid, split, limit, blocks, report, approve, programs)
+        mine, where, room, limit = _place(grid, split, limit, programs, report)
+        clock = time.perf_counter()
+        first = blocks or [_block(program, where, room) for program in mine]
+        if compiles:
+            calls = _compile(mine, first, where, report, approve)
+            # A resumed run whose blocks do not fit is refused by the caller, not here.
+            approve = None if blocks else approve
+            again = partial(_compile, where=where, report=report, approve=approve)
+            parts = zip(mine, first, calls, strict=True)
+            compiled = [_fit(*each, where, room, again) for each in parts]
+        else:
+            compiled = list(map(_outlined, mine, first))
+        seconds = time.perf_counter() - clock if compiles else math.nan
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
         raise InterruptedRunError(int(stop), None)
-    return plan
-
-
-def _make_plan(
-    grid: Grid,
-    split: Literal["replicas", "clients"] | None,
-    limit: float | None,
-    blocks: Sequence[Block] | None,
-    report: Callable[[str], None],
-    approve: Callable[[Program, str], None] | None,
-    programs: Sequence[Program] | None,
-) -> Plan:
-    """Implements `make_plan`."""
-    mine, where, room, limit = _place(grid, split, limit, programs, report)
-    clock = time.perf_counter()
-    first = blocks or [_block(program, where, room) for program in mine]
-    calls = _compile(mine, first, where, report, approve)
-    # A resumed run whose blocks do not fit is refused by the caller, not here.
-    again = partial(_compile, where=where, report=report, approve=None if blocks else approve)
-    parts = zip(mine, first, calls, strict=True)
-    compiled = [_fit(*each, where, room, again) for each in parts]
-    seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
 
 
@@ -305,36 +298,9 @@ def _compile(
     return [call.result() for call in calls]
 
 
-def make_outline(
-    grid: Grid,
-    *,
-    split: Literal["replicas", "clients"] | None = None,
-    limit: float | None = None,
-    programs: Sequence[Program] | None = None,
-) -> Plan:
-    """Makes a plan by tracing alone, without compiling.
-
-    Its programs cannot be called. Memory estimates count only states and records, and determine the
-    batch sizes.
-
-    Args:
-      grid: as in `make_plan`.
-      split: as in `make_plan`.
-      limit: as in `make_plan`.
-      programs: as in `make_plan`.
-
-    Raises:
-      ValueError: if the result does not fit in memory.
-    """
-    mine, where, room, limit = _place(grid, split, limit, programs)
-
-    def outlined(program: Program) -> Compiled:
-        block = _block(program, where, room)
-        needed = block.size * _replica_bytes(program)
-        return Compiled(program.of(block), block, _not_compiled, needed)
-
-    used = psutil.Process().memory_info().rss
-    return Plan(grid, where, list(map(outlined, mine)), math.nan, used, limit)
+def _outlined(program: Program, block: Block) -> Compiled:
+    needed = block.size * _replica_bytes(program)
+    return Compiled(program.of(block), block, _not_compiled, needed)
 
 
 def _not_compiled(*_: Any) -> Any:
@@ -348,7 +314,7 @@ def _place(
     programs: Sequence[Program] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Program], Layout, float, float]:
-    """Returns the programs, the devices, the bytes for a batch, and the total limit."""
+    """Finds the programs, the devices, the bytes for a batch, and the total limit."""
     # Check the number of runs first, because programs list their runs, and too many would exhaust
     # the memory before any shape is known.
     records = grid.num_records + 1
@@ -472,7 +438,7 @@ def _replica_bytes(program: Program) -> float:
 
 
 def jitted(program: Program, block: Block, where: Layout) -> Any:
-    """Returns `Program.segment` on all devices, as a jitted function."""
+    """`Program.segment` on all devices, as a jitted function."""
     segment = where.over(
         partial(program.segment, where.client_axis, block.share(where)),
         in_axes=(program.in_axes(block), None, 0),
@@ -503,7 +469,7 @@ def _fit(
     room: float,
     compile_again: Callable[[Sequence[Program], Sequence[Block]], list[Any]],
 ) -> Compiled:
-    """Returns the compiled program, recompiled with a smaller block if it does not fit."""
+    """The compiled program, recompiled with a smaller block if it does not fit."""
     needed = memory_of(call)
     if where.is_cpu:  # devices and a batch's records share the host's memory
         records = (program.grid.num_records + 1) * num_bytes(program.traced.record)
@@ -522,7 +488,7 @@ def _fit(
 
 
 def _smaller(program: Program, block: Block, where: Layout, share: float) -> Block | None:
-    """A block that needs about this share of the memory, or None if there is none."""
+    """A block that needs about this share of the memory, or None if none is smaller."""
     # Reduce slightly more than proportionally. Not all temporaries shrink with the batch.
     fewest = where.padded(1)
     if block.size > fewest:

@@ -207,7 +207,7 @@ class Program:
         return self._with(stacked=self.stacked._replace(leaves=leaves, runs=(points, seeds)))
 
     def _with(self, **changes: Any) -> "Program":
-        """Changes what does not affect the shapes, without tracing again."""
+        """Changes fields that do not affect shapes, without tracing again."""
         made = dataclasses.replace(self, **changes)
         made.__dict__.update(traced=self.traced, _prepared=self._prepared)
         return made
@@ -313,7 +313,7 @@ class Program:
         replica: Replica,
         round: Int[Array, ""],
     ) -> Record:
-        """Returns the record of one replica."""
+        """The record of one replica."""
         run, setup = self._run(leaves, replica.prepared)
         state = State(rng_key, round, replica.models, replica.assignment)
         measured = run.measure(state, replica.since)
@@ -368,7 +368,7 @@ class Program:
             record = self.measure(rng_key, leaves, replica, round)
             return Traced(self._watched(replica, record), record, facts)
 
-        # Shapes alone: nothing is computed or compiled, even for large data.
+        # Trace only shapes, so that nothing is computed or compiled, even for large data.
         try:
             new = self._prepared.new
             traced: Traced = jax.eval_shape(first_record, *self._shapes, np.int32(0), new)
@@ -443,7 +443,7 @@ class Program:
     def inputs(
         self, where: Layout, block: Block, batch: int, state: Replica | None = None
     ) -> tuple[Given, Any, Replica]:
-        """Returns the arguments of `segment` for a batch, on their devices, with 0 rounds.
+        """The arguments of `segment` for a batch, on their devices, with 0 rounds.
 
         Args:
           where: the devices.
@@ -556,7 +556,7 @@ class Program:
         return without_keys(replica), records.records()
 
     def _leaves(self, values: Sequence[Any], own: Sequence[Any]) -> list[Any]:
-        """Returns the leaves of one replica, inside the program."""
+        """The leaves of one replica, inside the program."""
 
         def leaf_of(leaf: Leaf, value: Any, own: Any) -> Any:
             if leaf.is_number:
@@ -599,7 +599,7 @@ class Program:
 
 
 def programs_of(grid: Grid, report: Callable[[str], None] = lambda _: None) -> list[Program]:
-    """Returns the programs of a grid, one per structure of its setups."""
+    """Builds the programs of a grid, one per structure of its setups."""
     found = stacked(grid, report)
     labels = [_label(grid, each) for each in found]
     return [
@@ -612,7 +612,7 @@ def programs_of(grid: Grid, report: Callable[[str], None] = lambda _: None) -> l
 
 
 def _label(grid: Grid, each: Stacked) -> str:
-    """Returns a program's label, omitting axes if it covers all their values."""
+    """A program's label, which omits axes if it covers all their values."""
     words, points = {}, grid.points[each.runs[0].ravel()]
     for (name, values), places in zip(grid.labels.items(), points.T, strict=True):
         mine = np.unique(places)
@@ -628,7 +628,7 @@ def num_bytes(tree: Any) -> int:
 
 
 def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns each metric's dtype and its largest shape for one model, over all programs.
+    """Each metric's dtype and its largest shape for one model, over all programs.
 
     Raises:
       ValueError: if a metric's number of axes differs between programs.
@@ -649,7 +649,7 @@ def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...
 
 
 def kept_shapes(programs: Sequence[Program]) -> list[Params]:
-    """Returns the shapes of every model's final parameters, if they are kept.
+    """The shapes of every model's final parameters, if they are kept.
 
     Raises:
       ValueError: if the structure of a model's parameters differs between programs.
@@ -675,7 +675,7 @@ def state_bytes(
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment | Dispatch,
 ) -> int:
-    """Returns the size in bytes of one seed's state, for arguments of `simulate`.
+    """The size in bytes of one seed's state, for arguments of `simulate`.
 
     The state of an asynchronous run consists mostly of model versions, R + M per structure of
     models. Reallocation keeps 8 updates per model. Training a batch of arrivals takes additional

@@ -24,10 +24,10 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 class Computed(NamedTuple):
-    """What one round of a point computes, at the time of the call.
+    """The results of one round of a point, at the time of the call.
 
     Attributes:
-      where: the point in words.
+      where: the name of the point.
       digest: is equal for equal programs with equal constants.
     """
 
@@ -44,7 +44,7 @@ def computed(
     """Traces one round of a point.
 
     Args:
-      where: the point in words.
+      where: the name of the point.
       rebuild: makes the setup from its leaves.
       leaves: the leaves, of which only shapes matter.
       client_map: how clients are computed.
@@ -65,11 +65,11 @@ def computed(
 
 
 def check_pure(before: Sequence[Computed], after: Computed, undeclared: Sequence[str]) -> None:
-    """Raises `ValueError` unless points compute what they computed right after their builds.
+    """Raises `ValueError` if a point's results differ from those right after its build.
 
     Args:
       before: what points of one structure computed then.
-      after: what they compute after all builds.
+      after: their results after all builds.
       undeclared: names of the functions that may have read something else.
     """
     for each in before:
@@ -78,7 +78,7 @@ def check_pure(before: Sequence[Computed], after: Computed, undeclared: Sequence
 
 
 def impure(where: str, readers: Sequence[str]) -> ValueError:
-    """The refusal of a build that changes what one of the readers reads."""
+    """The error about a build that changes something that one of the readers reads."""
     return ValueError(
         f"build is not a pure function: the point {where} computed something else before later "
         "points were built. It changes a variable, an object or a file that one of these reads: "

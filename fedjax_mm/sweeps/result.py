@@ -100,7 +100,7 @@ class Result:
         return sizes
 
     def dataset(self, **about: Any) -> xr.Dataset:
-        """Returns the labelled result, with further manifest entries."""
+        """Labels the result, and adds entries to its manifest."""
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
@@ -170,7 +170,7 @@ def cut(records: Record, grid: Grid) -> tuple[Record, np.ndarray]:
 
 
 def divergence(segment: Segment) -> str | None:
-    """Returns a message about the first model of a batch that diverged, or None."""
+    """A message about the first model of a batch that diverged, or None."""
     program, grid = segment.program, segment.plan.grid
     up_to_ends, _ = cut(segment.records, grid)
     record = first_not_finite(up_to_ends.is_finite)

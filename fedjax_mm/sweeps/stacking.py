@@ -39,7 +39,7 @@ class Leaf(NamedTuple):
         """A key that is equal for leaves of programs that are compiled alike."""
         if self.place is None:
             return kind_of(self.value)
-        # Whether points or seeds share a value decides what is repeated for them.
+        # Programs differ by which values points or seeds share, because these are not repeated.
         alike = tuple(size == 1 for size in self.place.shape)
         number = 0 if self.is_number else len(self.value)  # numbers are given one by one
         return self.value.shape[1:], self.value.dtype, number, alike
@@ -59,7 +59,7 @@ class Stacked(NamedTuple):
     """Runs of equal structure, before they become a program.
 
     Attributes:
-      structure: what they have in common, apart from shapes.
+      structure: their common structure, apart from shapes.
       rebuild: makes a run's setup from its leaves.
       leaves: the leaves of all runs.
       runs: the runs' points and seeds, ``int[points, seeds]`` each.
@@ -140,7 +140,7 @@ def _report_programs(groups: Sequence["_Group"], report: Callable[[str], None]) 
 
 
 def _in_order(grid: Grid) -> np.ndarray:
-    """Returns the points, similar ones next to each other, because the longest run ends a batch."""
+    """Sorts similar points next to each other, because the longest run ends a batch."""
     if not grid.together:
         return np.arange(len(grid.points))
     places = dict(zip(grid.axes, grid.points.T, strict=True))
@@ -150,7 +150,7 @@ def _in_order(grid: Grid) -> np.ndarray:
 def split_setup(
     setup: Setup, *, traced: bool = False
 ) -> tuple[Split, Callable[[Sequence[Any]], Setup]]:
-    """Returns a setup's structure and leaves, and a function of new leaves that makes it."""
+    """Splits a setup into structure and leaves, and a function that makes it from new leaves."""
     data, parts = (setup.tasks, setup.params), (setup.algorithm, setup.assignment, *setup[4:])
     found = split(data, parts, opens=True, traced=traced)
 
@@ -230,7 +230,7 @@ class _Values:
         self._known = dict[int, int]()
 
     def number_of(self, x: Any) -> int:
-        """Returns the number of a value, which equal values share."""
+        """The number of a value, which equal values share."""
         if id(x) in self._known:  # only of values that are kept, whose identity nothing else has
             return self._known[id(x)]
         number = self._numbers.setdefault((kind_of(x), _content(x)), len(self.values))
@@ -258,11 +258,11 @@ class Memory:
     """Traced and compiled values of the latest keys, under the same settings of JAX."""
 
     def __init__(self, most: int) -> None:
-        """Starts empty; `most` is the number of values to keep."""
+        """Starts empty, and keeps at most `most` values."""
         self._most, self._values = most, OrderedDict[Hashable, Any]()
 
     def get(self, key: Hashable) -> Any:
-        """Returns the value of a key, or None."""
+        """The value of a key, or None."""
         key = self._now(key)
         if key in self._values:
             self._values.move_to_end(key)
@@ -280,7 +280,7 @@ class Memory:
 
 
 def kind_of(x: Any) -> Hashable:
-    """Returns what the values of one leaf have in common."""
+    """The static properties that the values of one leaf share."""
     if isinstance(x, float):
         return "float"
     if isinstance(x, TracedInt):

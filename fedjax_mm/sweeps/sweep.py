@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, overload
 
 import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks.annotations import checked
-from fedjax_mm.sweeps.cluster import by_executor, compute_part
+from fedjax_mm.sweeps.cluster import by_executor
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution, watched
 from fedjax_mm.sweeps.grid import Grid, Setup
@@ -123,7 +122,5 @@ def sweep(
         if how.executor is None:
             dataset, params = carry_out(plan_for(grid, how), how, on_divergence=on_divergence)
         else:
-            there = how._replace(callbacks=(), checkpoints=None, executor=None)
-            compute = partial(compute_part, grid, execution=there, on_divergence=on_divergence)
-            dataset, params = by_executor(grid, how, compute)
+            dataset, params = by_executor(grid, how, on_divergence)
     return dataset if params is None else (dataset, params)

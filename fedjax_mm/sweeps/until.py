@@ -116,7 +116,7 @@ class Until:
             )
 
     def start(self, metrics: Any) -> Watch | tuple[()]:
-        """Returns the state before the first record, given a record's metrics or their shapes."""
+        """The state before the first record, given a record's metrics or their shapes."""
         if self.patience is None:
             return ()
         values = metrics[self.metric]
@@ -127,7 +127,7 @@ class Until:
     def after(
         self, watch: Watch | tuple[()], metrics: Any
     ) -> tuple[Watch | tuple[()], Bool[Array, "*batch"]]:
-        """Returns the state after a record ``[..., models]``, and whether all models meet it.
+        """The state after a record ``[..., models]``, and whether all models meet the target.
 
         NumPy arrays stay NumPy arrays, because nothing should be compiled on the host.
         """
@@ -156,7 +156,7 @@ class Until:
         return values >= least
 
     def first_record(self, metrics: Any) -> Int[np.ndarray, "*batch"]:
-        """Returns the first record that meets the target in ``[records, ..., models]``, or -1."""
+        """The first record that meets the target in ``[records, ..., models]``, or -1."""
         values = metrics[self.metric]
         watch, is_met = self.start({self.metric: values[0]}), np.zeros(values.shape[:-1], bool)
         for record, each in enumerate(values):
@@ -172,6 +172,6 @@ def _check_plateau(
 
 
 def _at_least_float32(dtype: Any) -> Any:
-    """Returns the dtype in which a metric's values are compared."""
+    """The dtype in which a metric's values are compared."""
     # Widen 16-bit dtypes, because XLA may compute with extra precision that the host does not have.
     return jnp.promote_types(dtype, np.float32)

@@ -22,7 +22,7 @@ from fedjax_mm.base import keys
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import num_bytes, programs_of
 from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
@@ -194,11 +194,11 @@ def test_the_memory_of_all_updates_is_estimated_before_the_run(algorithm):
     (program,) = programs_of(Grid(build, {"learning_rate": [0.1]}, 2))
     carried = num_bytes(program.traced.replica)
     assert bytes_of_updates < carried < 1.2 * bytes_of_updates
-    outline = make_outline(program.grid)
+    outline = make_plan(program.grid, compiles=False)
     assert outline.batch_bytes > 2 * bytes_of_updates
     used = psutil.Process().memory_info().rss
     with pytest.raises(ValueError, match=r"the state of one run takes .* take fewer clients"):
-        make_outline(program.grid, limit=used + carried // 2, programs=[program])
+        make_plan(program.grid, limit=used + carried // 2, programs=[program], compiles=False)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from fedjax_mm.experiments import grid_of as grids
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.experiments.run import outline
+from fedjax_mm.experiments.run import gridded
 from fedjax_mm.experiments.tasks import SyntheticConfig
-from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.plan import make_plan
 
 
 class Loaded(NamedTuple):
@@ -60,8 +60,12 @@ def test_experiments_beyond_the_memory_limit_are_refused(name):
     values, setting, fragment = TOO_MUCH[name]
     experiment = validate(Experiment, values, [setting])
     before, clock = psutil.Process().memory_info().rss, time.process_time()
-    with pytest.raises(ValueError, match=re.escape(fragment)) as error:
-        outline(experiment, Execution(memory=before + GIB))
+    limit = before + GIB
+    with (
+        pytest.raises(ValueError, match=re.escape(fragment)) as error,
+        gridded(experiment, limit) as grid,
+    ):
+        make_plan(grid, limit=limit, compiles=False)
     text = str(error.value)
     assert "\n" not in text
     assert re.search(r"takes? .*[\d.]+ GiB .*, or allow more memory$", text)

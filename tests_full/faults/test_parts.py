@@ -16,7 +16,8 @@ import pytest
 import submitit
 
 from fedjax_mm import open_result
-from fedjax_mm.sweeps.cluster import TRIES, Part, Piece, compute_parts, load_piece
+from fedjax_mm.sweeps import Saved
+from fedjax_mm.sweeps.cluster import TRIES, Part, compute_parts, load_part
 from tests.test_cli import call
 from tests_full.faults.children import end, start, write_files
 
@@ -52,7 +53,7 @@ def test_parts_that_are_killed_repeatedly_make_up_the_sweep(tmp_path, record_pro
         assert "Traceback" not in killed.said, killed.said
         counts["kills" if killed.code == -signal.SIGKILL else "finished before"] += 1
         if path.exists():
-            assert load_piece(path).part == Part(number, PARTS)
+            assert load_part(path).about["part"] == [number, PARTS]
         if not all((parts / f"{each}-of-{PARTS}.npz").exists() for each in range(1, PARTS + 1)):
             assert call("merge", tmp_path / "results/grid").code == 2
             counts["merges refused"] += 1
@@ -166,7 +167,7 @@ def check_alike(found, place):
 
 def slowly(part):
     time.sleep(1)
-    return Piece({"part": tuple(part)}, [])
+    return Saved(0, [], {"part": tuple(part)})
 
 
 class Watched:
@@ -203,7 +204,9 @@ def killing(victims, seconds):
 
 
 def check_all(pieces, number):
-    assert sorted(piece.part for piece in pieces) == [Part(k, number) for k in range(1, number + 1)]
+    assert sorted(Part(*saved.about["part"]) for saved in pieces) == [
+        Part(k, number) for k in range(1, number + 1)
+    ]
 
 
 def test_killed_jobs_of_submitit_are_repeated(tmp_path, record_property, monkeypatch):

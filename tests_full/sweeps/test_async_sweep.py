@@ -16,7 +16,7 @@ from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until, progress, state_bytes
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import num_bytes, programs_of
 from tests.helpers import Towards, slow_unless
 from tests.sweeps.test_checkpoint import signalling, sweep_of
@@ -172,15 +172,17 @@ def test_the_plan_counts_model_versions_before_compiling():
     (program,) = programs_of(GRID)
     given = parts(0.1, 1.0)
     assert num_bytes(program.traced.replica) >= state_bytes(*given)
-    outline = make_outline(GRID)
+    outline = make_plan(GRID, compiles=False)
     assert outline.client_updates == 4 * SEEDS * ROUNDS * EACH
     alone = Grid(build, {"learning_rate": [0.1], "mean": [1.0]}, ROUNDS)
-    assert make_outline(alone).where.axis == "replicas"  # though there are more devices than runs
+    assert (
+        make_plan(alone, compiles=False).where.axis == "replicas"
+    )  # though there are more devices than runs
 
 
 def test_splitting_jobs_over_devices_equals_splitting_seeds():
     shared = sweep_of(GRID, Execution(split="clients"))
-    assert make_outline(GRID, split="clients").where.axis == "clients"
+    assert make_plan(GRID, split="clients", compiles=False).where.axis == "clients"
     for name in whole().data_vars:
         np.testing.assert_allclose(shared[name], whole()[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
@@ -198,4 +200,4 @@ def test_dispatch_ratios_have_their_own_programs():
 def test_more_arrivals_than_int32_can_count_are_refused():
     words = r"536,870,912 rounds of 10 arrivals are 5,368,709,120 arrivals; at most 2,147,483,647"
     with pytest.raises(ValueError, match=words):
-        make_outline(dataclasses.replace(GRID, num_rounds=2**29, record_every=2**29))
+        make_plan(dataclasses.replace(GRID, num_rounds=2**29, record_every=2**29), compiles=False)

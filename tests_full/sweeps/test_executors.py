@@ -25,10 +25,12 @@ from fedjax_mm.sweeps import (
     Grid,
     InterruptedRunError,
     RefusedError,
+    Saved,
     Setup,
 )
-from fedjax_mm.sweeps.cluster import TRIES, Part, Piece, compute_parts
+from fedjax_mm.sweeps.cluster import TRIES, Part, compute_parts
 from fedjax_mm.tasks import quadratic
+from fedjax_mm.tools.compiler import SAFE
 from tests.helpers import slow_unless
 
 
@@ -73,7 +75,12 @@ class Job(Future):
 
 
 def empty(part):
-    return Piece({"part": tuple(part)}, [])
+    return Saved(0, [], {"part": tuple(part)})
+
+
+def numbers(computed):
+    """The numbers of computed parts, in order."""
+    return sorted(Part(*saved.about["part"]) for saved in computed)
 
 
 def parts(number):
@@ -92,7 +99,7 @@ def test_a_part_whose_worker_died_is_submitted_again():
     executor = Here(lambda part, tries: tries <= part.number % TRIES)
     ended = []
     pieces = list(compute_parts(empty, parts(5), executor, ended.append))
-    assert sorted(piece.part for piece in pieces) == parts(5)
+    assert numbers(pieces) == parts(5)
     assert [executor.given.count(part) for part in parts(5)] == [2, 3, 1, 2, 3]
     assert ended[-1] == 5
     assert ended == sorted(ended)
@@ -138,7 +145,7 @@ def test_finished_parts_are_yielded_before_an_error():
     with pytest.raises(RefusedError, match="part 1/3"):
         had.extend(compute_parts(compute, parts(3), Here()))
     pieces = compute_parts(compute, parts(3), Here())
-    assert [next(pieces).part, next(pieces).part] == parts(3)[1:]
+    assert numbers([next(pieces), next(pieces)]) == parts(3)[1:]
 
 
 def test_at_once_limits_the_number_of_submitted_parts():
@@ -181,6 +188,26 @@ def test_joined_parts_equal_the_sweep_and_are_reported():
         np.testing.assert_array_equal(mine, theirs)
     assert told[0] == (0, 3)
     assert told[-1] == (3, 3)
+
+
+SCALE, BUILDS = {"rate": 1.0}, []
+
+
+def build_scaled(learning_rate):
+    BUILDS.append(learning_rate)
+    return build(3, SCALE["rate"] * learning_rate)
+
+
+def test_a_worker_builds_the_grid_of_a_sweep_once(monkeypatch):
+    """The parts of a sweep share a grid, and a later sweep notices what has changed."""
+    grid = Grid(build_scaled, {"learning_rate": [0.1, 0.2]}, num_rounds=3)
+    sweep(grid)
+    once = len(BUILDS)
+    how = Execution(executor=Here(), num_parts=2)
+    sweep(grid, how)
+    assert len(BUILDS) == 3 * once  # here, then in the parent and in the worker
+    monkeypatch.setitem(SCALE, "rate", 0.5)
+    check_equal(sweep(grid, how), sweep(grid))
 
 
 def test_finished_parts_are_saved(tmp_path):
@@ -262,7 +289,7 @@ def kill_once(path, part):
 @pytest.fixture
 def cheap(monkeypatch):
     """Gives workers one device, and the package under test."""
-    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", SAFE)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
@@ -271,7 +298,7 @@ def test_submitit_repeats_a_part_whose_job_was_killed(cheap, tmp_path):
     executor.update_parameters(timeout_min=5)
     compute = partial(kill_once, tmp_path / "killed")
     pieces = list(compute_parts(compute, parts(3), executor))
-    assert sorted(piece.part for piece in pieces) == parts(3)
+    assert numbers(pieces) == parts(3)
     assert (tmp_path / "killed").exists()
 
 
@@ -282,7 +309,7 @@ def test_dask_repeats_a_part_whose_worker_was_killed(cheap, tmp_path):
     ):
         compute = partial(kill_once, tmp_path / "killed")
         pieces = list(compute_parts(compute, parts(3), client.get_executor(pure=False)))
-    assert sorted(piece.part for piece in pieces) == parts(3)
+    assert numbers(pieces) == parts(3)
     assert (tmp_path / "killed").exists()
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedjax_mm import open_result, sweep
-from fedjax_mm.experiments import run as experiments
 from fedjax_mm.results.dataset import load_dataset
 from fedjax_mm.results.params import load_params
 from fedjax_mm.sweeps import Callback, Checkpoints, Until
@@ -17,7 +16,7 @@ from fedjax_mm.sweeps.cluster import (
     Part,
     compute_part,
     join_parts,
-    load_piece,
+    load_part,
 )
 from tests.sweeps.test_parts import (
     FILE,
@@ -142,18 +141,17 @@ def test_an_interrupted_part_resumes(folder, capsys, monkeypatch):
     change = ("--set", "num_rounds=8", "--save-every", 0)
     stop = Callback(on_segment=lambda segment: os.kill(os.getpid(), signal.SIGTERM))
 
-    def watched(experiment, part, how, **more):
-        how = how._replace(callbacks=[*how.callbacks, stop])
-        return experiments.run_part(experiment, part, how, **more)
+    def watched(grid, part, how, **more):
+        return compute_part(grid, part, how._replace(callbacks=[*how.callbacks, stop]), **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedjax_mm.cli.part_files.run_part", watched)
+        patch.setattr("fedjax_mm.cli.part_files.compute_part", watched)
         assert part(folder, "1/3", *change, "--overwrite") == 128 + signal.SIGTERM
     assert (folder / "cut/grid/parts/1-of-3/unfinished").exists()
     assert part(folder, "1/3", *change) == 2
     assert "holds an unfinished run; continue it with --resume" in capsys.readouterr().err
     assert part(folder, "1/3", *change, "--resume") == 0
-    assert load_piece(folder / "cut/grid/parts/1-of-3.npz").about["config"]["num_rounds"] == 8
+    assert load_part(folder / "cut/grid/parts/1-of-3.npz").about["config"]["num_rounds"] == 8
 
 
 def test_axes_that_choose_tables_are_merged(tmp_path):
