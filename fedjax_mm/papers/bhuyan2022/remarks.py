@@ -21,7 +21,7 @@ from fedjax_mm.base import Assignment, Batching, Index, Metrics, Task
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
-from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, tightest
+from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, ratios, tightest
 from fedjax_mm.papers.bhuyan2022.regression import (
     Growing,
     Sample,
@@ -460,10 +460,7 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
 
 def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
     """Returns the slack in the lemmas' bounds, and the shares of pairs."""
-    least, largest = (
-        cells(measured[f"{end}_ratio"], form=".3g", missing="0 / 0") for end in ("least", "largest")
-    )
-    lemmas = rows({"bound / mean": least + " to " + largest}, ("lemma", "M", "E"))
+    lemmas = rows({"bound / mean": ratios(measured, "0 / 0")}, ("lemma", "M", "E"))
     never = estimate(measured.pairs_share.sel(pairs="never", drop=True))
     once = measured.pairs_share.sel(pairs="once", drop=True).mean("seed")
     shares = {
