@@ -28,11 +28,11 @@ from fedjax_mm.asynchrony.delays import shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.availability.jobs import arriving, finishing
 from fedjax_mm.base import Algorithm, Assignment
-from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Fraction, Positive, Seeded
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import completion, estimate
+from fedjax_mm.papers.cho2022.clients import all_digits
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
@@ -40,7 +40,7 @@ from fedjax_mm.papers.multi_problems import deal
 from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.papers.training import described, staged, train
+from fedjax_mm.papers.training import described, stages, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
@@ -190,10 +190,7 @@ class MultiJCT(Seeded):
 
 def drawn(config: MultiJCT) -> FederatedData:
     """Returns the clients' digits with the answers to all questions, with one draw per seed."""
-    both = digits()
-    x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
-    pool = both._replace(train=(x, y))
-    return ask(deal(pool, config.num_clients, config.alpha, config.data_seeds))
+    return ask(deal(all_digits(), config.num_clients, config.alpha, config.data_seeds))
 
 
 def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
@@ -209,22 +206,17 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
         mixes = [mix for mix in alone.mixes if strict or mix != "scarce"]
         axes = {"mix": mixes, "arrivals": list(alone.arrivals)}
         found = train([stack], build, axes, alone, saving, **length)
-        found.attrs["manifest"] |= {"config": alone.model_dump(mode="json")}
         return found[[key for key in _SAVED if key in found]]
 
     # A method without a point of the grid is left out.
-    names = [
-        name
+    alone = {
+        name: config.model_copy(update={"methods": (name,)})
         for name in config.methods
         if METHODS[name].is_strict or set(config.mixes) != {"scarce"}
-    ]
-    parts = [
-        staged(f"method-{i}", config.model_copy(update={"methods": (name,)}), how, make)
-        for i, name in enumerate(names)
-    ]
-    joined: Any = {"join": "outer", "combine_attrs": "override"}
-    index = xr.IndexVariable("algorithm", names)
-    found = xr.concat(parts, index, **joined)
+    }
+    parts = list(stages("method", alone, how, make).values())
+    index = xr.IndexVariable("algorithm", list(alone))
+    found = xr.concat(parts, index, join="outer", combine_attrs="override")
     return described(found.reindex(mix=list(config.mixes)), parts)
 
 

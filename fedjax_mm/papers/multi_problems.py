@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate
 from fedjax_mm.data.federated import FederatedData, Pool, stack_data
 from fedjax_mm.data.idx import Name, load_idx
 from fedjax_mm.data.partition import dirichlet
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Config, Count, Positive
+from fedjax_mm.papers.cho2022.clients import all_digits
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.papers.multi_methods import Sizes
 from fedjax_mm.tasks.classification import Classification, classification
@@ -77,10 +75,7 @@ class Digits(Problem):
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
         """Returns one stack of data draws per data set, with one draw per seed."""
         del folder
-        both = digits()
-        x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
-        pool = both._replace(train=(x, y))
-        return [ask(deal(pool, self.num_clients, self.alpha, seeds))]
+        return [ask(deal(all_digits(), self.num_clients, self.alpha, seeds))]
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
         """Returns the models' tasks on one draw."""
@@ -109,15 +104,20 @@ class Images(Problem):
             raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         stacks = []
         for name in FILES:
-            pool = load_idx(folder, dataset=name)
-            x, y = (each[: self.num_images] for each in pool.train)
-            few = pool._replace(train=(x, y))
+            few = first_images(folder, name, self.num_images)
             stacks.append(deal(few, self.num_clients, self.alpha, seeds))
         return stacks
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
         """Returns the models' tasks on one draw."""
         return [classification(each, MLP(10, (64, 30)), scale=1 / 255) for each in data]
+
+
+def first_images(folder: Path, dataset: Name, number: int) -> Pool:
+    """Reads images from the start of a training file."""
+    pool = load_idx(folder, dataset=dataset)
+    x, y = (each[:number] for each in pool.train)
+    return pool._replace(train=(x, y))
 
 
 FILES: tuple[Name, ...] = ("mnist", "fashion-mnist")

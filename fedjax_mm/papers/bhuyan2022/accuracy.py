@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -28,6 +28,7 @@ _ABOVE = 8  # points by which FedAvg should exceed the most frequent class
 class Trainings(Seeded):
     """Settings shared by all experiments of section 7."""
 
+    learners: tuple[Any, ...]
     num_clients: Count
     num_rounds: Count
     """T_1, the rounds of FedAvg on one model."""
@@ -47,6 +48,16 @@ class Trainings(Seeded):
     budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """The budget for several models, in units of T_1. It defaults to the largest M, because a run
     that needs more than M T_1 rounds has a gain below 1."""
+
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        if self.directory is not None:
+            if not any(learner.reads_files for learner in self.learners):
+                raise ValueError(
+                    f"directory is {self.directory}, but Synthetic is drawn; leave out --data"
+                )
+            for learner in self.learners:
+                learner.check_files(self.directory)
 
     @property
     @abstractmethod

@@ -19,12 +19,7 @@ from fedjax_mm.metrics import Estimate, estimate, gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_columns, gain_panels
-from fedjax_mm.papers.bhuyan2022.learners import (
-    FacesLearner,
-    Learner,
-    SyntheticLearner,
-    check_files,
-)
+from fedjax_mm.papers.bhuyan2022.learners import FacesLearner, Learner, SyntheticLearner
 from fedjax_mm.papers.bhuyan2022.together import Aiming, aims
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.printed import one_draw
@@ -57,10 +52,6 @@ class GainVersusModels(Trainings):
     redraw: Literal["frame", "round"] = "frame"
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_files(self.directory, *self.learners)
 
     @model_validator(mode="after")
     def _models_fit(self, info: ValidationInfo) -> Self:

@@ -1,7 +1,7 @@
 """Learners of section 7: LEAF's logistic regression on Synthetic and LEAF's CNN on CelebA."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 from pydantic import Field
@@ -26,19 +26,23 @@ ATTRIBUTES = (
 """The nine facial attributes of Table 4."""
 
 
-class _Learner(Config):
-    """LEAF's training: epochs of minibatches with a summed loss, from a shared initial model."""
+class BaseLearner(Config):
+    """FedAvg with local steps or epochs of minibatches, from a shared initial model."""
+
+    reads_files: ClassVar[bool] = True
 
     name: str
     learning_rate: Positive
     batch_size: Count = 10
-    epochs: Count = 1
     start_seed: Seed = 0
 
     @property
     def source(self) -> str:
         """Returns the name of the data, which identifies the learner."""
         return self.name
+
+    def check_files(self, directory: Path) -> None:
+        """Raises `OSError` if the directory lacks a file that the learner reads."""
 
     def rate(self, runs: Trainings) -> float:
         """Returns the learning rate."""
@@ -47,17 +51,22 @@ class _Learner(Config):
 
     def algorithm(self, runs: Trainings) -> Algorithm:
         """Returns FedAvg with clients weighted by their number of examples."""
-        return fedavg(local_sgd(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size))
+        keys = {"epochs": "epochs", "local_steps": "steps"}
+        length = {keys[key]: value for key, value in self if key in keys}
+        return fedavg(local_sgd(self.rate(runs), **length, batch_size=self.batch_size))
 
     def start(self, task: Classification) -> Any:
         """Returns the initial parameters."""
         return task.init(jax.random.key(self.start_seed))
 
 
-class SyntheticLearner(_Learner):
-    """Logistic regression with LEAF's sigmoid head on Synthetic(alpha, beta)."""
+class SyntheticLearner(BaseLearner):
+    """Logistic regression with LEAF's sigmoid head and a summed loss on Synthetic(alpha, beta)."""
+
+    reads_files = False
 
     name: Literal["synthetic"] = "synthetic"
+    epochs: Count = 1
     dim: Count = 60
     num_classes: TwoOrMore = 5
     alpha: Positive = 1.0
@@ -87,10 +96,11 @@ class SyntheticLearner(_Learner):
         return classification(data, module, reduction="sum")
 
 
-class FacesLearner(_Learner):
-    """LEAF's CNN on attributes of CelebA, or of a surrogate if no files are given."""
+class FacesLearner(BaseLearner):
+    """LEAF's CNN with a summed loss on attributes of CelebA, or of a surrogate without files."""
 
     name: Literal["faces"] = "faces"
+    epochs: Count = 1
     attributes: Some[str] = ATTRIBUTES[:1]
     image_size: Annotated[Count, Field(ge=16)] | None = None
     images_per_client: tuple[Count, Count] = (12, 24)
@@ -98,6 +108,10 @@ class FacesLearner(_Learner):
     """The learning rate on CelebA's files, as in LEAF."""
     surrogate_rate: Positive = 0.003
     """The learning rate on the surrogate, where networks collapse to one class at LEAF's rate."""
+
+    def check_files(self, directory: Path) -> None:
+        """Raises `OSError` if the directory lacks CelebA's files."""
+        check_celeba(directory)
 
     def rate(self, runs: Trainings) -> float:
         """Returns LEAF's rate for CelebA's files, or the surrogate's rate without files."""
@@ -129,12 +143,3 @@ class FacesLearner(_Learner):
 
 
 Learner = Annotated[SyntheticLearner | FacesLearner, Field(discriminator="name")]
-
-
-def check_files(directory: Path | None, *learners: Learner) -> None:
-    """Raises `OSError` if a directory lacks CelebA's files, or `ValueError` if it is not needed."""
-    if directory is None:
-        return
-    if not any(isinstance(learner, FacesLearner) for learner in learners):
-        raise ValueError(f"directory is {directory}, but Synthetic is drawn; leave out --data")
-    check_celeba(directory)

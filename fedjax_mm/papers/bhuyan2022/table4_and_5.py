@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.metrics import estimate
@@ -18,7 +17,6 @@ from fedjax_mm.papers.bhuyan2022.learners import (
     FacesLearner,
     Learner,
     SyntheticLearner,
-    check_files,
 )
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.figures import points
@@ -40,15 +38,6 @@ class Different(Together):
     """Settings of Tables 4 and 5."""
 
     learners: Some[Learner]
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_files(self.directory, *self.learners)
-
-    @model_validator(mode="after")
-    def _models_fit(self, info: ValidationInfo) -> Self:
-        self.check_models()
-        return self.with_files(info)
 
 
 def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Different) -> xr.Dataset:

@@ -6,13 +6,14 @@ Each model has its own targets, its accuracies after T_1 rounds of FedAvg with a
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
+from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_rr
 from fedjax_mm.base import Metrics, Params
@@ -53,7 +54,6 @@ class Drawn(NamedTuple):
 class Together(Trainings):
     """Settings for running FedAvg on each model alone, and several models at once."""
 
-    learners: tuple[Any, ...]
     algorithms: Several[Literal["MFA-Rand", "MFA-RR"]] = ("MFA-RR",)
     num_models: Several[Count] | None = None
     """Numbers M of models trained at once, always the first M. Defaults to all models."""
@@ -73,12 +73,13 @@ class Together(Trainings):
         """Returns the numbers of models trained at once."""
         return self.num_models or (len(self.models),)
 
-    def check_models(self) -> None:
-        """Raises `ValueError` if a number of models exceeds the available models or clients."""
+    @model_validator(mode="after")
+    def _models_fit(self, info: ValidationInfo) -> Self:
         for num_models in self.at_once:
             if num_models > len(self.models):
                 raise ValueError(f"num_models has {num_models}; there are {len(self.models)}")
             mfa_rr(self.num_clients, num_models)
+        return self.with_files(info)
 
     def alone(self, which: int, drawn: Drawn, seed: int) -> Setup:
         """Sets up FedAvg with all clients on one model."""

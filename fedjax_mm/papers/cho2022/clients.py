@@ -126,9 +126,11 @@ def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -
 
 
 def _pool(dataset: Dataset, directory: Path | None) -> Pool:
-    if directory is not None:
-        return load_idx(directory, dataset=_IDX[dataset])
-    # Partition the pool's test examples too, because clients have their own test examples.
+    return all_digits() if directory is None else load_idx(directory, dataset=_IDX[dataset])
+
+
+def all_digits() -> Pool:
+    """All digits as training examples, because clients have their own test examples."""
     both = digits()
     x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
     return both._replace(train=(x, y))

@@ -35,6 +35,9 @@ _LEVELS = {
 }
 """Metrics of the same models, shown where a table's own metrics hide how good the models are."""
 
+BOTH = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
+"""Metrics of both kinds of clients."""
+
 BY_ACCURACY = "points by test accuracy, as the paper says, on the selection seed alone"
 EQUAL = 0.1
 """Preferred-model accuracies that are less than this many points apart count as equal."""

@@ -17,7 +17,7 @@ from fedjax_mm.papers.cho2022.comparison import (
     preferred,
     unattacked,
 )
-from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
+from fedjax_mm.papers.cho2022.grid import Comparison, clustered
 from fedjax_mm.papers.rulings import Ruling, more, ruling
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "MW-Fed")
@@ -51,14 +51,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
     return comparison.draw([[panel] for panel in panels], settings)
 
 
-ITEMS = (
-    comparison.item(
-        id="maxfl-fig3",
-        metrics=_METRICS,
-        settings=Comparison(**CLUSTERED, methods=methods(*BASELINES, OURS)),
-        rules=rules,
-        measure=measure,
-        figure=figure,
-    ),
-)
+SETTINGS = clustered(*BASELINES, OURS)
+
+ITEMS = (comparison.item(_ID, SETTINGS, _METRICS, rules, measure=measure, figure=figure),)
 """Figure 3."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import xarray as xr
 
-from fedjax_mm.papers.cho2022.comparison import OURS, item, lead, preferred
-from fedjax_mm.papers.cho2022.fig3 import BASELINES
-from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
+from fedjax_mm.papers.cho2022.comparison import item, lead, preferred
+from fedjax_mm.papers.cho2022.fig3 import BASELINES, SETTINGS
+from fedjax_mm.papers.cho2022.grid import Comparison
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.rulings import Ruling, more, no_less, ruling
 
@@ -24,12 +24,5 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     yield ruling("highest", more(appeal, form=".1f"), higher)
 
 
-ITEMS = (
-    item(
-        id="maxfl-fig4",
-        metrics=("unseen_appeal", "unseen_preferred_accuracy"),
-        settings=Comparison(**CLUSTERED, methods=methods(*BASELINES, OURS)),
-        rules=rules,
-    ),
-)
+ITEMS = (item("maxfl-fig4", SETTINGS, ("unseen_appeal", "unseen_preferred_accuracy"), rules),)
 """Figure 4."""

@@ -51,18 +51,6 @@ def methods(*names: str) -> dict[str, Mapping[str, Any]]:
     return {name: METHODS[name] for name in names}
 
 
-CLUSTERED: Mapping[str, Any] = {
-    "partition": "clusters",
-    "flips": "everywhere",
-    "chosen_by": "appeal",
-}
-"""Settings of Figures 3, 4 and 7 and Tables 3 to 6, which choose points by GM-Appeal.
-
-Test labels are flipped too, because the paper's own models reach a preferred-model accuracy of
-98 % and more, which flipped clients could not reach on true test labels.
-"""
-
-
 class Requirement(Config):
     """Training of the clients' own models, which set the thresholds for all methods."""
 
@@ -281,6 +269,16 @@ class Comparison(Selecting):
             "record_every": self.num_rounds,
         }
         return super().selecting.model_copy(update=changes)
+
+
+def clustered(*names: str, **settings: Any) -> Comparison:
+    """Returns settings of Figures 3, 4 and 7 and Tables 3 to 6, which choose points by GM-Appeal.
+
+    Test labels are flipped too, because the paper's own models reach a preferred-model accuracy of
+    98 % and more, which flipped clients could not reach on true test labels.
+    """
+    found = {"partition": "clusters", "flips": "everywhere", "chosen_by": "appeal"}
+    return Comparison(**found | {"methods": methods(*names)} | settings)
 
 
 def lists_of(settings: Mapping[str, Any]) -> dict[str, Any]:

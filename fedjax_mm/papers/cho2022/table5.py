@@ -30,12 +30,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     yield ruling("loses-very-little", hardly, more(appeal, form=".1f"))
 
 
-ITEMS = (
-    item(
-        id="maxfl-table5",
-        metrics=("preferred_accuracy", "unseen_preferred_accuracy", "unseen_appeal"),
-        settings=SETTINGS,
-        rules=rules,
-    ),
-)
+_METRICS = ("preferred_accuracy", "unseen_preferred_accuracy", "unseen_appeal")
+
+ITEMS = (item("maxfl-table5", SETTINGS, _METRICS, rules),)
 """Table 5."""
