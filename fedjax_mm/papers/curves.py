@@ -205,9 +205,8 @@ def run(config: Any, execution: Execution | None = None) -> xr.Dataset:
     data = synthetic(alpha=spread, beta=spread, seed=config.seed, test_fraction=0.2, **how)
     local = local_sgd(config.learning_rate, steps=config.local_steps, batch_size=config.batch_size)
     task, plain = classification(data, LogisticRegression(5)), fedavg(local)
-    length = config.model_dump(include={"num_rounds", "record_every"})
     build = partial(config.build, task=task, plain=plain)
-    return train([data], build, config.axes, config, execution, **length)
+    return train([data], build, config.axes, config, execution)
 
 
 def measure(accuracy: xr.DataArray) -> xr.Dataset:

@@ -200,12 +200,11 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
     def make(alone: Any, saving: Execution) -> xr.Dataset:
         (name,), stack = alone.methods, data(config)
         build = functools.partial(alone.build, name=name, data=stack)
-        length = alone.model_dump(include={"num_rounds", "record_every"})
         # Only some methods keep to who is eligible.
         strict = METHODS[name].is_strict
         mixes = [mix for mix in alone.mixes if strict or mix != "scarce"]
         axes = {"mix": mixes, "arrivals": list(alone.arrivals)}
-        found = train([stack], build, axes, alone, saving, **length)
+        found = train([stack], build, axes, alone, saving)
         return found[[key for key in _SAVED if key in found]]
 
     # A method without a point of the grid is left out.

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import xarray as xr
@@ -46,23 +46,30 @@ def train(
     data: Sequence[Data],
     build: Callable[..., Setup],
     axes: Mapping[str, Sequence[Any]],
-    config: Seeded,
-    execution: Execution | None,
+    config: Config,
+    execution: Execution | None = None,
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
     **settings: Any,
 ) -> xr.Dataset:
     """Sweeps simulations over some axes and the seeds of an item.
 
     Args:
-      data: all data that the simulations use, which the manifest names.
+      data: all data that the simulations use, which the manifest names; none if it has no name.
       build: as in `Grid`.
       axes: as in `Grid`.
-      config: the item's settings, with the seeds.
+      config: the item's settings, with the seeds, and often the numbers of rounds.
       execution: the execution of the sweep.
+      on_divergence: as in `sweep`.
       **settings: further settings of `Grid`, such as `num_rounds`.
     """
-    kind = _weakest(each.kind for each in data)
-    result = sweep(Grid(build, axes, **config.replicas, data=kind, **settings), execution)
-    result.attrs["manifest"] |= {"datasets": list(dict.fromkeys(each.name for each in data))}
+    given = config.model_dump(include={"num_seeds", "seed", "num_rounds", "record_every"})
+    given["data"] = _weakest(each.kind for each in data) if data else "synthetic"
+    given["first_seed"] = config.first_seed if isinstance(config, Seeded) else 0
+    grid = Grid(build, axes, **given | settings)
+    result = sweep(grid, execution, on_divergence=on_divergence)
+    if data:
+        result.attrs["manifest"] |= {"datasets": list(dict.fromkeys(each.name for each in data))}
     return result
 
 

@@ -33,12 +33,12 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants
@@ -158,7 +158,7 @@ class _Probed(Quadratic):
 
 
 _CASE = ("algorithm", "mu", "num_models", "local_steps")
-_NAMES = {"num_models": "M", "local_steps": "E"}
+NAMES = {"num_models": "M", "local_steps": "E"}
 _MU = r"$\mu$"
 
 
@@ -174,9 +174,8 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
         return Setup(task, training, statement.assignment(config.num_clients, num_models))
 
     axes = {"algorithm": config.algorithms} | {name: getattr(config, name) for name in _CASE[1:]}
-    how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
     with jax.enable_x64(config.precision == "float64"):
-        result = sweep(Grid(build, axes, data="synthetic", **how), execution, on_divergence="stop")
+        result = train([], build, axes, config, execution, on_divergence="stop")
     largest = {"G": result.gradient.max(("seed", "round", "model"))}
     dataset = distances(result).assign(largest).transpose(*_CASE, ...)
     t = dataset["round"] + 1  # round t produces w_{t+1}
@@ -196,7 +195,7 @@ def distances(result: xr.Dataset) -> xr.Dataset:
 
 def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
     """Returns the constants of each method's bound, over mu, M and E."""
-    dataset = dataset.rename(_NAMES).drop_attrs()
+    dataset = dataset.rename(NAMES).drop_attrs()
     with jax.enable_x64(True):
         tasks = [quadratic(config.num_clients, config.block_size, mu=mu) for mu in config.mu]
         Gamma = "mu", [float(exact_constants(task).Gamma.value) for task in tasks]
@@ -234,7 +233,7 @@ def exponents(runs: xr.DataArray, time: xr.DataArray, gamma: Any = 0.0) -> dict[
 
 def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
     """Returns the constants, the errors and bounds at some of the records, and the exponents."""
-    each, result = symbols(result, config), result.rename(_NAMES)
+    each, result = symbols(result, config), result.rename(NAMES)
     numbers = [_of_method(known, result.distance.sel(algorithm=known.algorithm)) for known in each]
     return against_bound(result).assign(xr.concat(numbers, "algorithm", data_vars="all"))
 

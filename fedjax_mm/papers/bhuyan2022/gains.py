@@ -1,6 +1,6 @@
 """Gains over sequential FedAvg against the number of models, for Figures 5 to 7 and Theorem 3."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import combinations, pairwise
 from typing import Annotated, Any, NamedTuple
 
@@ -9,6 +9,7 @@ import xarray as xr
 from pydantic import AfterValidator
 
 from fedjax_mm import plots
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.tables import cells, columns
@@ -19,6 +20,9 @@ def _from_one(num_models: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError("it must increase from 1, the baseline")
     return num_models
 
+
+ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
+"""The paper's two methods, which differ in their assignment."""
 
 Models = Annotated[tuple[Count, ...], AfterValidator(_from_one)]
 """Numbers of models, starting from 1."""

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from fedjax_mm import plots
 from fedjax_mm.papers.bhuyan2022.bounds import (
     FROZEN,
+    NAMES,
     ROUND_OFF,
     against_bound,
     distances,
@@ -35,7 +36,6 @@ from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.rates import MFA_RR_EXPONENT
 
-_NAMES = {"num_models": "M", "local_steps": "E"}
 _CASE = ("sample", "M", "E", "left_out")
 _CONSTANT = 0.05  # largest relative growth of (t/M + gamma) E|w_t - w*| that counts as none
 
@@ -50,7 +50,7 @@ def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
 
 def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
     """Returns the constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
-    constants, result = known(config), result.rename(_NAMES)
+    constants, result = known(config), result.rename(NAMES)
     time = (result["round"] + 1) / result.M + constants.rate.gamma
     # Average over the third and the last quarter of the rounds, because single records are noisy.
     end = result.sizes["round"]

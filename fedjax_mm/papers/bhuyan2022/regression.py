@@ -16,11 +16,11 @@ from fedjax_mm.assignments.partitions import mfa_rr
 from fedjax_mm.base import Algorithm, Task
 from fedjax_mm.experiments.fields import Count, Positive, Recorded, Seed, TwoOrMore
 from fedjax_mm.local import local_sgd
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate
@@ -223,19 +223,9 @@ def run_growing(
 
     with jax.enable_x64(True):
         task = wrap(config.task())
-        how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
-        grid = Grid(
-            build,
-            {
-                "sample": config.samples,
-                "num_models": config.num_models,
-                "local_steps": config.local_steps,
-                "left_out": config.left_out,
-            },
-            **how,
-            data="synthetic",
-        )
-        return sweep(grid, execution, on_divergence="stop")
+        axes = config.model_dump(include={"num_models", "local_steps", "left_out"})
+        axes = {"sample": config.samples, **axes}
+        return train([], build, axes, config, execution, on_divergence="stop")
 
 
 def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:

@@ -21,7 +21,8 @@ from fedjax_mm.base import Assignment, Batching, Index, Metrics, Task
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
-from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, ratios, tightest
+from fedjax_mm.papers.bhuyan2022.bounds import NAMES, ROUND_OFF, ratios, tightest
+from fedjax_mm.papers.bhuyan2022.gains import ASSIGNMENTS
 from fedjax_mm.papers.bhuyan2022.regression import (
     Growing,
     Sample,
@@ -36,18 +37,17 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, alike, check, fact, finding, more, no_less, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.least_squares import LeastSquares
 from fedjax_mm.tasks.view import View
 from fedjax_mm.tasks.with_metrics import with_metrics
 from fedjax_mm.theory import mfa, mfa_lemmas
 from fedjax_mm.theory.problem import FloatArray
 
-_METHODS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _WHAT = {
     "lemma-1": "variance of the sampled gradients",
     "lemma-2": "distance after E centralized steps",
@@ -61,7 +61,6 @@ _NOTHING = 1e-12  # round-off in float64
 _MARGIN = 0.01  # allowed difference of probabilities
 _FASTER = 0.1  # least difference of exponents that counts as considerably faster
 _ALIKE = 0.05  # relative difference of errors that count as equal
-_NAMES = {"num_models": "M", "local_steps": "E"}
 
 
 class Remarks(Growing):
@@ -286,19 +285,10 @@ def _short_sweep(
 
     There are no checkpoints, which are for one sweep.
     """
-    how = config.model_dump(include={"num_seeds", "seed"})
     rounds = config.num_rounds // max(config.num_models) * max(config.num_models)
     with jax.enable_x64(True):
-        task = with_metrics(config.task(), _norms)
-        grid = Grid(
-            partial(build, task),
-            axes,
-            num_rounds=rounds,
-            record_every=record_every,
-            data="synthetic",
-            **how,
-        )
-        return sweep(grid)
+        build = partial(build, with_metrics(config.task(), _norms))
+        return train([], build, axes, config, num_rounds=rounds, record_every=record_every)
 
 
 def _assignments(config: Remarks) -> xr.Dataset:
@@ -306,9 +296,9 @@ def _assignments(config: Remarks) -> xr.Dataset:
     keys = jax.random.split(jax.random.key(config.seed), config.num_seeds)
     shares = [
         [_left_out(make(config.num_clients, M), M, config.num_frames, keys) for M in config.matched]
-        for make in _METHODS.values()
+        for make in ASSIGNMENTS.values()
     ]
-    coords = {"algorithm": list(_METHODS), "matched": list(config.matched)}
+    coords = {"algorithm": list(ASSIGNMENTS), "matched": list(config.matched)}
     over = ("algorithm", "matched", "pairs", "seed")
     dataset = xr.Dataset({"pairs_share": (over, np.array(shares))}, coords)
     return dataset.assign_coords(pairs=["never", "once"])
@@ -352,7 +342,7 @@ def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
     """Returns Theorem 2's bound, averaged over the rounds up to T, for every M and E."""
     t = xr.DataArray(np.arange(1, T.max() + 1), dims="t")
     means = theorem_2(t, config, _cases(config)).cumsum("t") / t
-    return means.isel(t=T - 1).rename(t="T").rename(_NAMES)
+    return means.isel(t=T - 1).rename(t="T").rename(NAMES)
 
 
 def _exponent(average: xr.DataArray) -> xr.DataArray:
@@ -371,7 +361,7 @@ def _cases(config: Remarks) -> xr.Dataset:
 
 def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
     """Returns the slack in the lemmas' bounds, the shares of pairs, and exponents of averages."""
-    result = result.rename(_NAMES)
+    result = result.rename(NAMES)
     bound, value = result.lemma_bound, result.value
     # For M = E = 1 and for complete samples, the bounds and the measured values are both 0.
     room = xr.where(bound > 0, 1 - value / bound.where(bound > 0, 1), -value)
@@ -388,7 +378,7 @@ def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
     starts = result.fixed_subsets.sel(cases).isel(subset_round=slice(0, -1, int(cases["M"])))
     fall = _exponent(starts.cumsum("subset_round") / np.arange(1, starts.sizes["subset_round"] + 1))
     rounds, subsets = result.subset_round + 1, result.fixed_subsets.sel(sample="growing", drop=True)
-    everywhere = theorem_2(rounds, config, _cases(config)).rename(_NAMES)
+    everywhere = theorem_2(rounds, config, _cases(config)).rename(NAMES)
     proven = T.copy(data=mfa.remark_2(T.values, np.asarray(problem.mu), constant.item()))
     return xr.Dataset(
         {
@@ -411,7 +401,7 @@ def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
 
 def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
     """Rules on both remarks and the four lemmas."""
-    random, robin = (measured.pairs_share.sel(algorithm=name, drop=True) for name in _METHODS)
+    random, robin = (measured.pairs_share.sel(algorithm=name, drop=True) for name in ASSIGNMENTS)
     apart = random.sel(pairs="never", drop=True) - measured.remark_1
     once = bool((robin.sel(pairs="once") == 1).all())
     yield ruling(
@@ -474,7 +464,7 @@ def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     """Draws each lemma's quantity and its bound over frames."""
-    result = result.rename(_NAMES)
+    result = result.rename(NAMES)
     panels = []
     for at, (name, models) in places(result.value.sel(lemma=list(_WHAT)), "lemma", "M"):
         # Mask zeros, which have no logarithm, and round-off, which has no meaning.

@@ -4,7 +4,7 @@ Each model has its own targets, its accuracies after T_1 rounds of FedAvg with a
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
@@ -15,20 +15,19 @@ import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
 from pydantic import ValidationInfo, model_validator
 
-from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_rr
+from fedjax_mm.assignments.partitions import full_participation, mfa_rr
 from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import estimate, gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
+from fedjax_mm.papers.bhuyan2022.gains import ASSIGNMENTS
 from fedjax_mm.papers.training import described, stage, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.view import View
-
-_ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 
 
 class Model(NamedTuple):
@@ -108,7 +107,7 @@ class Together(Trainings):
         # Stack the models of one learner, because they share an algorithm.
         training = [learner.algorithm(self) for learner in self.learners]
         each = [training[model.learner] for model in models]
-        assign = _ASSIGNMENTS[algorithm](self.num_clients, num_models)
+        assign = ASSIGNMENTS[algorithm](self.num_clients, num_models)
         return Setup(tasks, each, assign, [drawn.starts[model.learner] for model in models])
 
     def _task(self, model: Model, drawn: Drawn, seed: int) -> Any:

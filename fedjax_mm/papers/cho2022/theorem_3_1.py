@@ -26,11 +26,11 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, fact, no_less, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import own_models
 from fedjax_mm.theory import maxfl as theory
 from fedjax_mm.theory.problem import FloatArray, Problem
@@ -238,18 +238,10 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
 
     with jax.enable_x64(True):
         task = make_task(config)
-        grid = Grid(
-            build,
-            {
-                "participation": config.participation,
-                "local_steps": config.local_steps,
-                "T": [float(T) for T in config.num_rounds],
-            },
-            num_rounds=max(config.num_rounds),
-            **config.model_dump(include={"num_seeds", "seed"}),
-            data="synthetic",
-        )
-        result = sweep(grid, execution, on_divergence="stop")
+        axes: Any = {"participation": config.participation, "local_steps": config.local_steps}
+        axes |= {"T": [float(T) for T in config.num_rounds]}
+        how: Any = {"num_rounds": max(config.num_rounds), "on_divergence": "stop"}
+        result = train([], build, axes, config, execution, **how)
     return _reduced(result, config)
 
 

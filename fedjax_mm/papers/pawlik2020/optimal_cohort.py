@@ -23,10 +23,10 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, fact, finding, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Trend
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.theory.cohorts import cohort_bound, optimal_cohort_size
 from fedjax_mm.theory.problem import Problem
 
@@ -160,15 +160,9 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         task = Bowls(curved, heterogeneity * centers, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, C))
 
-    grid = Grid(
-        build,
-        {"heterogeneity": scales, "C": sizes},
-        together=["C"],
-        num_rounds=config.contacts,
-        **config.model_dump(include={"num_seeds", "seed"}),
-        data="synthetic",
-    )
-    result = sweep(grid, execution)
+    axes = {"heterogeneity": scales, "C": sizes}
+    length = config.contacts
+    result = train([], build, axes, config, execution, together=["C"], num_rounds=length)
     runs = result.isel(model=0)
     rounds = config.contacts // runs.C
     # Truncate the runs of larger cohorts to R rounds, because all runs of a program have the number
