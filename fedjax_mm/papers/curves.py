@@ -258,7 +258,7 @@ def judge_privacy(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]
 
 
 def judge_rules(measured: xr.Dataset, config: RobustCurve) -> Iterator[Check]:
-    """Checks what rules cost without attackers, and what they save with tolerated ones."""
+    """Checks the cost of rules without attackers, and their benefit with tolerated ones."""
     percent = measured["percent"]
     plain = percent.sel(rule=MEAN, drop=True)
     most = max(share for share in config.shares if share * config.num_clients <= config.tolerated)

@@ -31,7 +31,7 @@ _ELSEWHERE = ("module", "title", "statements", "numbers", "reading", "runtime", 
 
 
 class Findings(NamedTuple):
-    """What was measured, and the verdicts on the paper's sentences and on its printed numbers."""
+    """The measured numbers, and the verdicts on the paper's sentences and printed numbers."""
 
     measured: xr.Dataset
     statements: tuple[Statement, ...]
@@ -79,7 +79,7 @@ class Item(NamedTuple):
         return with_config(self.run(settings, execution), settings)
 
     def findings(self, result: xr.Dataset, settings: Config) -> Findings:
-        """Returns the measured numbers, and the verdict on every statement of the paper.
+        """The measured numbers, and the verdict on every statement of the paper.
 
         Raises:
           ValueError: if a statement of `published.toml` is not judged, or an unknown one is.
@@ -106,7 +106,7 @@ class Item(NamedTuple):
         )
 
     def summary(self, result: xr.Dataset, findings: Findings) -> dict[str, Any]:
-        """Returns the contents of `summary.json`."""
+        """The contents of `summary.json`."""
         about = result.attrs["manifest"]
         return {
             "id": self.id,

@@ -82,7 +82,7 @@ class ImagesLearner(BaseLearner):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the model names, one per attribute."""
+        """The model names, one per attribute."""
         return self.attributes
 
     def check_files(self, directory: Path) -> None:
@@ -90,7 +90,7 @@ class ImagesLearner(BaseLearner):
         check_idx(directory, dataset=self.name)
 
     def data(self, runs: Any) -> FederatedData:
-        """Returns a stack of partitions of the images, one per seed."""
+        """A stack of partitions of the images, one per seed."""
         if runs.directory is None:
             raise RefusedError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         few = first_images(runs.directory, self.name, self.num_images)
@@ -99,7 +99,7 @@ class ImagesLearner(BaseLearner):
         return ask(dealt, lambda y: [np.isin(y, classes) for classes in having], num_classes=2)
 
     def task(self, data: FederatedData, column: Any) -> Classification:
-        """Returns the task of one attribute's model on one draw."""
+        """The task of one attribute's model on one draw."""
         module = McMahanCNN(2, self.features, self.width)
         return classification(data, module, scale=1 / 255, column=column)
 
@@ -148,7 +148,7 @@ def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
-    """Returns gains, numbers of successful seeds, and each model's accuracies and rounds."""
+    """Gains, numbers of successful seeds, and each model's accuracies and rounds."""
     found = gain_columns(measured, config.num_seeds, "no mean")
     every = measured.isel(M=-1).sel(target="g", drop=True)
     title = f"{every.M.item()} models at once: accuracies in percent, and rounds T_M of each"

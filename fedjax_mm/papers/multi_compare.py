@@ -102,7 +102,7 @@ class MultiCompare(Selecting):
 
     @property
     def chosen(self) -> "dict[str, Synthetic | Digits | Images]":
-        """Returns the problems with available data, by name."""
+        """The problems with available data, by name."""
         known: dict[str, Synthetic | Digits | Images]
         known = {"synthetic": self.synthetic, "digits": self.digits, "images": self.images}
         there = [name for name in self.problems if name != "images" or self.directory is not None]
@@ -208,7 +208,7 @@ def _joined(parts: Mapping[tuple[str, str], xr.Dataset]) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
-    """Returns mean and worst-model accuracies at equal numbers of trainings, and the times.
+    """Mean and worst-model accuracies at equal numbers of trainings, and the times.
 
     Accuracies are in percent, averaged over the last fifth of the trainings. "accuracy in time" is
     MFA-Rand's mean accuracy at the simulated times of the fast methods.
@@ -233,18 +233,18 @@ def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
 
 
 def _trainings(result: xr.Dataset) -> xr.DataArray:
-    """Returns the cumulative number of local trainings of all models."""
+    """The cumulative number of local trainings of all models."""
     return result["client_updates"].sum("model", min_count=1)  # NaN if not run
 
 
 def _budget(trainings: xr.DataArray) -> xr.DataArray:
-    """Returns the number of trainings that every run of a problem reached."""
+    """The number of trainings that every run of a problem reached."""
     last = trainings.isel(round=-1, drop=True)
     return last.min([dim for dim in last.dims if dim != "problem"])
 
 
 def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
-    """Returns the mean and the smallest accuracy over the models, in percent.
+    """The mean and the smallest accuracy over the models, in percent.
 
     Problems with fewer models than others are padded with NaN, which is ignored.
     """
@@ -263,7 +263,7 @@ def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
 
 
 def _at_budget(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
-    """Returns the scores at equal numbers of trainings, averaged over the last fifth."""
+    """The scores at equal numbers of trainings, averaged over the last fifth."""
     spent = _trainings(result)
     at = xr.DataArray(_LAST, dims="place") * _budget(spent)
     return _interpolated(_scores(result, config), spent, at).mean("place", skipna=False)
@@ -282,7 +282,7 @@ def _interpolated(values: xr.DataArray, along: xr.DataArray, at: xr.DataArray) -
 
 
 def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
-    """Compares methods with those that they extend, on problems outside the papers."""
+    """Compares each method with the one that it extends, on problems outside the papers."""
     mean = _BASE + "'s"
     for name, other, score, against in (
         ("FedFairMMFL", _BASE, "worst", f"worst model against {mean}"),
@@ -327,7 +327,7 @@ def _compared(
 
 
 def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
-    """Returns mean and worst-model accuracies, the rates, and the problems."""
+    """Mean and worst-model accuracies, the rates, and the problems."""
     names = {"mean": "", "worst": "Accuracy of the worst model in percent"}
     tables = []
     for score, title in names.items():
@@ -339,7 +339,7 @@ def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
 
 
 def _spent(measured: xr.Dataset, config: MultiCompare) -> Table:
-    """Returns the rates of each method, and its simulated time."""
+    """The rates of each method, and its simulated time."""
     text = cells(measured["chosen_learning_rate"], form="g")
     has_own = xr.DataArray(
         [METHODS[name].has_server_rate for name in config.methods],
@@ -353,7 +353,7 @@ def _spent(measured: xr.Dataset, config: MultiCompare) -> Table:
 
 
 def _problems(measured: xr.Dataset, config: MultiCompare) -> Table:
-    """Returns one row per problem."""
+    """One row per problem."""
     chosen = config.chosen.values()
     numbers = {
         "models": [len(problem.models) for problem in chosen],

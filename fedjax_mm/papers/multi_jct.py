@@ -1,4 +1,4 @@
-"""Job completion times: when does each of several models reach its target, and who schedules best?
+"""Job completion times: the rounds in which several models reach their targets, by scheduler.
 
 All methods train with FedAvg and the same settings on the same pool. K clients train in a round,
 with these exceptions: LVR has K local trainings in expectation, the bandit trains all clients in
@@ -60,11 +60,11 @@ class Way(NamedTuple):
     """A method.
 
     Attributes:
-      assign: returns the assignment or the dispatch, given N, M, K, each model's demand and who is
-        eligible.
+      assign: makes the assignment or the dispatch from N, M, K, each model's demand and the
+        eligible clients.
       algorithm: FedAvg as the method needs it.
       is_redealt: whether finished models leave their clients to the others.
-      is_strict: whether the method keeps to who is eligible.
+      is_strict: whether the method trains only eligible clients.
     """
 
     assign: Callable[..., Assignment | Dispatch]
@@ -148,7 +148,7 @@ class MultiJCT(Seeded):
     record_every: Count = 2
 
     def tasks(self, mix: str, data: FederatedData) -> list[Classification]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         sizes = [(64, 30), (32,), (16,)] if mix == "unequal" else [(64, 30)]
         count = len(sizes)
         return [
@@ -159,12 +159,12 @@ class MultiJCT(Seeded):
         ]
 
     def targets(self, mix: str) -> np.ndarray:
-        """Returns each model's target."""
+        """Each model's target."""
         most = self.straggler_target if mix == "straggler" else self.target
         return np.array([most] + [self.target] * (self.num_models - 1))
 
     def eligible(self, mix: str) -> np.ndarray:
-        """Returns whether each client may train each model."""
+        """Whether each client may train each model."""
         found = np.ones((self.num_models, self.num_clients), bool)
         if mix == "scarce":
             found[-2:, round(self.scarce * self.num_clients) :] = False
@@ -189,7 +189,7 @@ class MultiJCT(Seeded):
 
 
 def drawn(config: MultiJCT) -> FederatedData:
-    """Returns the clients' digits with the answers to all questions, with one draw per seed."""
+    """The clients' digits with the answers to all questions, with one draw per seed."""
     return ask(deal(all_digits(), config.num_clients, config.alpha, config.data_seeds))
 
 
@@ -200,7 +200,7 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
     def make(alone: Any, saving: Execution) -> xr.Dataset:
         (name,), stack = alone.methods, data(config)
         build = functools.partial(alone.build, name=name, data=stack)
-        # Only some methods keep to who is eligible.
+        # Only some methods train eligible clients alone.
         strict = METHODS[name].is_strict
         mixes = [mix for mix in alone.mixes if strict or mix != "scarce"]
         axes = {"mix": mixes, "arrivals": list(alone.arrivals)}
@@ -220,7 +220,7 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
-    """Returns mean completion times, makespans and shares of finished models, and accuracies.
+    """Mean completion times, makespans and shares of finished models, and accuracies.
 
     Times are in rounds and in simulated time. They are NaN for a seed with an unfinished model.
     """
@@ -276,7 +276,7 @@ def judge(measured: xr.Dataset, config: MultiJCT) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiJCT) -> Sequence[Table]:
-    """Returns one table per measure, with a column for each mix and each way to arrive."""
+    """One table per measure, with a column for each mix and each way to arrive."""
     named = {
         "mean_completion_time in rounds": "Mean completion time in rounds",
         "makespan in rounds": "Makespan in rounds",

@@ -100,7 +100,7 @@ def _with_thresholds(num_unseen: int, rng_key: Any, setup: Setup, **how: Any) ->
 
 
 def _answers(y: np.ndarray) -> list[np.ndarray]:
-    """Returns the labels of the digits for each question."""
+    """The labels of the digits for each question."""
     return [y, y % 5, y // 5]
 
 
@@ -144,7 +144,7 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
-    """Returns each model's appeal and accuracy over the rounds, and its idle rounds."""
+    """Each model's appeal and accuracy over the rounds, and its idle rounds."""
     by_question = result.swap_dims(model="question")
     percent = 100 * by_question[list(_METRICS)].rename(_METRICS).to_dataarray("metric")
     found = {"percent": percent, "mean": percent.mean("seed")}
@@ -166,7 +166,7 @@ def judge(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
-    """Returns one row per assignment, aggregation and model."""
+    """One row per assignment, aggregation and model."""
     last = measured.isel(round=-1)
     contents = columns(cells(last["mean"], last["standard error"], form=".1f"), "metric")
     contents["skipped"] = cells(last["skipped rounds"], form=".0f")

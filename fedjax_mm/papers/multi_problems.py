@@ -28,7 +28,7 @@ class Problem(Config):
     batch_size: Count = 10
 
     def sizes(self, num_models: int, num_rounds: int) -> Sizes:
-        """Returns the sizes that assignments depend on."""
+        """The sizes that assignments depend on."""
         return Sizes(self.num_clients, num_models, self.cohort_size, num_rounds)
 
 
@@ -40,11 +40,11 @@ class Synthetic(Problem):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the names of the models."""
+        """The names of the models."""
         return ("Synthetic A", "Synthetic B")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns one stack of data draws per data set, with one draw per seed."""
+        """One stack of data draws per data set, with one draw per seed."""
         del folder
         shapes: list[dict[str, Any]] = [
             {"dim": 60, "num_classes": 5},
@@ -56,7 +56,7 @@ class Synthetic(Problem):
         ]
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         return [classification(each, LogisticRegression(each.num_classes)) for each in data]
 
 
@@ -69,16 +69,16 @@ class Digits(Problem):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the names of the models."""
+        """The names of the models."""
         return QUESTIONS
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns one stack of data draws per data set, with one draw per seed."""
+        """One stack of data draws per data set, with one draw per seed."""
         del folder
         return [ask(deal(all_digits(), self.num_clients, self.alpha, seeds))]
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         module = MLP(data[0].num_classes, (64, 30))
         columns = range(len(QUESTIONS))
         return [classification(data[0], module, scale=1 / 255, column=i) for i in columns]
@@ -95,11 +95,11 @@ class Images(Problem):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the names of the models."""
+        """The names of the models."""
         return ("MNIST", "Fashion-MNIST")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns one stack of data draws per data set, with one draw per seed."""
+        """One stack of data draws per data set, with one draw per seed."""
         if folder is None:
             raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         stacks = []
@@ -109,7 +109,7 @@ class Images(Problem):
         return stacks
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         return [classification(each, MLP(10, (64, 30)), scale=1 / 255) for each in data]
 
 

@@ -78,7 +78,7 @@ def _weakest(kinds: Iterator[str]) -> str:
 
 
 def described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Returns a result with the first of its parts' manifests, the data of all, and their time."""
+    """A result with the first of its parts' manifests, the data of all, and their time."""
     each = [part.attrs["manifest"] for part in parts]
     about = {
         "data": _weakest(one["data"] for one in each),
@@ -99,7 +99,7 @@ def stage(execution: Execution, name: str) -> Iterator[Execution]:
 
 
 def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
-    """Returns the result of `make`, or the result saved in a stage of the checkpoints.
+    """The result of `make`, or the result saved in a stage of the checkpoints.
 
     Args:
       name: the stage's name in the run directory.
@@ -133,7 +133,7 @@ def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Da
 def stages(
     name: str, configs: Mapping[Key, Seeded], execution: Execution, make: Make
 ) -> dict[Key, xr.Dataset]:
-    """Returns the results of several settings by key, each as a stage."""
+    """The results of several settings by key, each as a stage."""
     return {
         key: staged(f"{name}-{i}", config, execution, make)
         for i, (key, config) in enumerate(configs.items())
@@ -141,7 +141,7 @@ def stages(
 
 
 def with_config(result: xr.Dataset, config: Config) -> xr.Dataset:
-    """Returns a result whose manifest has the settings."""
+    """A result whose manifest has the settings."""
     about = result.attrs["manifest"] | {"config": config.model_dump(mode="json")}
     return result.assign_attrs(manifest=about)
 

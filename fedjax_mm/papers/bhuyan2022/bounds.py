@@ -75,7 +75,7 @@ class _Statement(NamedTuple):
     proof: str = ""
 
     def rate(self, smoothness: Any, mu: Any, config: "Bounds") -> tuple[Any, Any]:
-        """Returns beta and gamma of the learning rate beta / (t + gamma)."""
+        """The beta and gamma of the learning rate beta / (t + gamma)."""
         beta = config.contraction / mu
         return beta, beta * smoothness / (config.rate * self.largest_rate)
 
@@ -121,7 +121,7 @@ class Bounds(Recorded):
         return self
 
     def constants(self, method: Method) -> xr.Dataset:
-        """Returns the constants N, L, beta and gamma of the theorem's hypotheses, for every mu."""
+        """The constants N, L, beta and gamma of the theorem's hypotheses, for every mu."""
         # Use NumPy, because settings are validated before JAX may initialize its devices.
         mu = xr.DataArray(list(self.mu), {"mu": list(self.mu)})
         smoothness = mu + largest_curvature(self.num_clients, self.block_size)
@@ -163,7 +163,7 @@ _MU = r"$\mu$"
 
 
 def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset:
-    """Returns measured errors and the bounds, over ``(*_CASE, "round")``."""
+    """Measured errors and the bounds, over ``(*_CASE, "round")``."""
 
     def build(algorithm: Method, mu: Any, num_models: int, local_steps: int) -> Setup:
         statement = _METHODS[algorithm]
@@ -184,7 +184,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
 
 
 def distances(result: xr.Dataset) -> xr.Dataset:
-    """Returns the distance to w*, as a mean over the models, and the largest one of a model."""
+    """The distance to w*, as a mean over the models, and the largest one of a model."""
     words = "distance |w_t - w*|, mean over models"
     found = {
         "distance": result.distance.mean("model").assign_attrs(long_name=words),
@@ -194,7 +194,7 @@ def distances(result: xr.Dataset) -> xr.Dataset:
 
 
 def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
-    """Returns the constants of each method's bound, over mu, M and E."""
+    """The constants of each method's bound, over mu, M and E."""
     dataset = dataset.rename(NAMES).drop_attrs()
     with jax.enable_x64(True):
         tasks = [quadratic(config.num_clients, config.block_size, mu=mu) for mu in config.mu]
@@ -205,7 +205,7 @@ def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
 
 
 def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
-    """Returns a method's constants, exponents, and rounds at which frozen models break bounds."""
+    """A method's constants, exponents, and rounds at which frozen models break bounds."""
     statement = _METHODS[symbols.algorithm.item()]
     frame = symbols.M if statement.time == "t/M" else 1
     t = xr.DataArray(np.arange(1, FROZEN + 2), dims="t")
@@ -219,7 +219,7 @@ def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
 
 
 def exponents(runs: xr.DataArray, time: xr.DataArray, gamma: Any = 0.0) -> dict[str, xr.DataArray]:
-    """Returns q and its interval, where errors fall as (time + gamma)^-q."""
+    """The exponent q and its interval, where errors fall as (time + gamma)^-q."""
 
     def fit(runs: np.ndarray, time: np.ndarray, gamma: float) -> tuple[float, ...]:
         rate = fit_rate(time, runs, gamma)
@@ -232,14 +232,14 @@ def exponents(runs: xr.DataArray, time: xr.DataArray, gamma: Any = 0.0) -> dict[
 
 
 def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
-    """Returns the constants, the errors and bounds at some of the records, and the exponents."""
+    """The constants, the errors and bounds at some of the records, and the exponents."""
     each, result = symbols(result, config), result.rename(NAMES)
     numbers = [_of_method(known, result.distance.sel(algorithm=known.algorithm)) for known in each]
     return against_bound(result).assign(xr.concat(numbers, "algorithm", data_vars="all"))
 
 
 def against_bound(result: xr.Dataset) -> xr.Dataset:
-    """Returns errors and bounds at some of the records, and their ratios over all records."""
+    """Errors and bounds at some of the records, and their ratios over all records."""
     (mean, error), ratio = estimate(result.distance), result.bound / result.largest
     curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
     # Space the records more widely as training progresses.
@@ -256,7 +256,7 @@ def against_bound(result: xr.Dataset) -> xr.Dataset:
 
 
 def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
-    """Returns the samples at the point where the mean is the fewest standard errors above 0.
+    """The samples at the point where the mean is the fewest standard errors above 0.
 
     A bound that holds at this point holds everywhere, and a bound that is violated anywhere is
     violated here.
@@ -273,7 +273,7 @@ def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
 
 
 def rounds_to_bound(share: float, measured: xr.Dataset, exponent: float, frame: Any) -> Any:
-    """Returns the round t at which a bound falls to a fraction of the initial distance.
+    """The round t at which a bound falls to a fraction of the initial distance.
 
     Args:
       share: the fraction of the initial distance.
@@ -373,7 +373,7 @@ _FEW = 6  # print the curves of at most this many cases
 
 
 def _slopes(measured: xr.Dataset) -> Table:
-    """Returns the exponents of the errors, about which an upper bound says nothing."""
+    """The exponents of the errors, about which an upper bound says nothing."""
     low, high = (cells(measured[f"exponent_{end}"]) for end in ("low", "high"))
     text = cells(measured.exponent) + " (" + low + " to " + high + ")"
     title = "Exponents q of the errors in the later half, (t + gamma)^-q or (t/M + gamma)^-q"
@@ -384,7 +384,7 @@ def _slopes(measured: xr.Dataset) -> Table:
 
 
 def table(measured: xr.Dataset, config: Bounds) -> Sequence[Table]:
-    """Returns the final errors and bounds, the constants, and, for few cases, the curves."""
+    """The final errors and bounds, the constants, and, for few cases, the curves."""
     at, last = ("algorithm", "mu", "M", "E"), measured.isel(round=-1)
     main = {
         "error at the end": cells(last.error, last.standard_error, form=".3g"),
@@ -428,7 +428,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
 
 
 def ratio_panels(ratio: xr.DataArray, line: str, *over: str) -> list[plots.Panel]:
-    """Returns a panel for each combination of the last dimensions, with the start as round 1."""
+    """A panel for each combination of the last dimensions, with the start as round 1."""
     ratio, panels = ratio.assign_coords(round=ratio["round"] + 1), []
     for at, words in places(ratio, *over):
         drawn = plots.lines(ratio.sel(at).transpose(line, "round"))

@@ -41,7 +41,7 @@ _CONSTANT = 0.05  # largest relative growth of (t/M + gamma) E|w_t - w*| that co
 
 
 def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
-    """Returns measured errors and the bound of Theorem 2 for growing samples."""
+    """Measured errors and the bound of Theorem 2 for growing samples."""
     result = run_growing(config, lambda task: task, execution=execution)
     dataset = distances(result).assign(farthest=result.distance.max())
     t = dataset["round"] + 1  # round t produces w_{t+1}
@@ -49,7 +49,7 @@ def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
-    """Returns the constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
+    """The constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
     constants, result = known(config), result.rename(NAMES)
     time = (result["round"] + 1) / result.M + constants.rate.gamma
     # Average over the third and the last quarter of the rounds, because single records are noisy.
@@ -105,7 +105,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
-    """Returns the final errors, the bounds and the constants."""
+    """The final errors, the bounds and the constants."""
     last = measured.isel(round=-1)
     main = {
         "V": cells(last.V, form=".3g"),

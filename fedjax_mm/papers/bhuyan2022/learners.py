@@ -38,25 +38,25 @@ class BaseLearner(Config):
 
     @property
     def source(self) -> str:
-        """Returns the name of the data, which identifies the learner."""
+        """The name of the data, which identifies the learner."""
         return self.name
 
     def check_files(self, directory: Path) -> None:
         """Raises `OSError` if the directory lacks a file that the learner reads."""
 
     def rate(self, runs: Trainings) -> float:
-        """Returns the learning rate."""
+        """The learning rate."""
         del runs
         return self.learning_rate
 
     def algorithm(self, runs: Trainings) -> Algorithm:
-        """Returns FedAvg with clients weighted by their number of examples."""
+        """FedAvg with clients weighted by their number of examples."""
         keys = {"epochs": "epochs", "local_steps": "steps"}
         length = {keys[key]: value for key, value in self if key in keys}
         return fedavg(local_sgd(self.rate(runs), **length, batch_size=self.batch_size))
 
     def start(self, task: Classification) -> Any:
-        """Returns the initial parameters."""
+        """The initial parameters."""
         return task.init(jax.random.key(self.start_seed))
 
 
@@ -76,21 +76,21 @@ class SyntheticLearner(BaseLearner):
 
     @property
     def source(self) -> str:
-        """Returns the name of the generator."""
+        """The name of the generator."""
         return {"fedprox": "FedProx", "leaf": "LEAF"}[self.generator]
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the name of the single model."""
+        """The name of the single model."""
         return ("Logistic regression",)
 
     def data(self, runs: Trainings) -> FederatedData:
-        """Returns a stack of draws, one per seed."""
+        """A stack of draws, one per seed."""
         how = self.model_dump(include={"alpha", "beta", "dim", "num_classes", "generator"})
         return stack_data([synthetic(runs.num_clients, seed=s, **how) for s in runs.data_seeds])
 
     def task(self, data: FederatedData, column: int = 0) -> Classification:
-        """Returns the task of the single model on one draw."""
+        """The task of the single model on one draw."""
         del column
         module = LogisticRegression(self.num_classes, sigmoid_head=True)
         return classification(data, module, reduction="sum")
@@ -114,16 +114,16 @@ class FacesLearner(BaseLearner):
         check_celeba(directory)
 
     def rate(self, runs: Trainings) -> float:
-        """Returns LEAF's rate for CelebA's files, or the surrogate's rate without files."""
+        """LEAF's rate for CelebA's files, or the surrogate's rate without files."""
         return self.learning_rate if runs.directory is not None else self.surrogate_rate
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the model names, one per attribute."""
+        """The model names, one per attribute."""
         return self.attributes
 
     def data(self, runs: Trainings) -> FederatedData:
-        """Returns a stack of surrogates, one per seed, or CelebA's files as a single draw."""
+        """A stack of surrogates, one per seed, or CelebA's files as a single draw."""
         how: dict[str, Any]
         many, size = len(self.attributes), self.image_size
         if runs.directory is not None:
@@ -138,7 +138,7 @@ class FacesLearner(BaseLearner):
         )
 
     def task(self, data: FederatedData, column: int = 0) -> Classification:
-        """Returns the task of one attribute's model on one draw."""
+        """The task of one attribute's model on one draw."""
         return classification(data, CelebACNN(2), reduction="sum", column=column, block_size=64)
 
 

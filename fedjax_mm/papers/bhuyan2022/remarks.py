@@ -121,12 +121,12 @@ class _Watched(View):
 
 
 def watched(task: LeastSquares) -> _Watched:
-    """Returns a task whose runs record the quantities bounded by the lemmas."""
+    """A task whose runs record the quantities bounded by the lemmas."""
     return _Watched(task, task.num_clients)
 
 
 def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the lemmas' quantities in every frame, FedCluster's errors, and shares of pairs."""
+    """The lemmas' quantities in every frame, FedCluster's errors, and shares of pairs."""
     result = run_growing(config, watched, execution=execution).isel(sample=0, left_out=0, drop=True)
     cases = [(M, E) for M in config.num_models for E in config.local_steps]
     frames = [_frames(result.sel(num_models=M, local_steps=E), M, E, config) for M, E in cases]
@@ -176,7 +176,7 @@ def _errors(ends: xr.Dataset, alpha: FloatArray, E: int, config: Remarks) -> _Er
 
 
 def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
-    """Returns the lemmas' quantities and bounds in every frame of a case, averaged over models."""
+    """The lemmas' quantities and bounds in every frame of a case, averaged over models."""
     constants, problem = known(config), dataclasses.replace(known(config).problem, M=M, E=E)
     # Frames end at records 0, M, 2 M, ...
     ends = result.isel(round=slice(None, None, M), model=slice(M))
@@ -220,7 +220,7 @@ def _norms(task: LeastSquares, params: Array) -> Metrics:
 
 
 def _fedcluster(config: Remarks) -> xr.Dataset:
-    """Returns FedCluster's mean squared gradients and errors over T learning rounds."""
+    """FedCluster's mean squared gradients and errors over T learning rounds."""
     clusters, steps = max(config.num_models), max(config.local_steps)
 
     def build(task: Task, local_steps: int) -> Setup:
@@ -247,7 +247,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
 
 
 def _fixed_subsets(config: Remarks) -> xr.Dataset:
-    """Returns the errors of a model that fixed subsets train in turn, like one of MFA-RR's.
+    """The errors of a model that fixed subsets train in turn, like one of MFA-RR's.
 
     The samples grow, or keep their first size.
     """
@@ -262,7 +262,7 @@ def _fixed_subsets(config: Remarks) -> xr.Dataset:
 
 
 def _one_model(config: Remarks) -> xr.Dataset:
-    """Returns the errors of MFA-Rand with M models and with one, relative to the former's mean."""
+    """The errors of MFA-Rand with M models and with one, relative to the former's mean."""
     M, E = max(config.num_models), max(config.local_steps)
 
     def build(task: Task, simulated: int) -> Setup:
@@ -283,7 +283,7 @@ def _short_sweep(
 ) -> xr.Dataset:
     """Sweeps ridge regression for whole frames of the largest M.
 
-    There are no checkpoints, which are for one sweep.
+    Nothing is saved, because checkpoints hold a single sweep.
     """
     rounds = config.num_rounds // max(config.num_models) * max(config.num_models)
     with jax.enable_x64(True):
@@ -292,7 +292,7 @@ def _short_sweep(
 
 
 def _assignments(config: Remarks) -> xr.Dataset:
-    """Returns the shares of client-model pairs that occur never or once in a frame, for every M."""
+    """The shares of client-model pairs that occur never or once in a frame, for every M."""
     keys = jax.random.split(jax.random.key(config.seed), config.num_seeds)
     shares = [
         [_left_out(make(config.num_clients, M), M, config.num_frames, keys) for M in config.matched]
@@ -307,7 +307,7 @@ def _assignments(config: Remarks) -> xr.Dataset:
 def _left_out(
     assignment: Assignment, M: int, num_frames: int, keys: PRNGKeyArray
 ) -> Float[np.ndarray, "2 seeds"]:
-    """Returns the shares of pairs that occur never and exactly once in frames of M rounds."""
+    """The shares of pairs that occur never and exactly once in frames of M rounds."""
     assign: Callable[..., Any] = assignment.assign  # both methods ignore the models
 
     def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
@@ -326,7 +326,7 @@ def _left_out(
 
 
 def follows_table_3(assignment: Assignment) -> bool:
-    """Returns whether an assignment of three models follows Table 3 for two frames."""
+    """Whether an assignment of three models follows Table 3 for two frames."""
     key = jax.random.key(0)
     assign: Callable[..., Any] = assignment.assign  # the assignment ignores the models
     state, first, follows = assignment.init(key), np.empty((0, 0)), []
@@ -339,14 +339,14 @@ def follows_table_3(assignment: Assignment) -> bool:
 
 
 def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
-    """Returns Theorem 2's bound, averaged over the rounds up to T, for every M and E."""
+    """Theorem 2's bound, averaged over the rounds up to T, for every M and E."""
     t = xr.DataArray(np.arange(1, T.max() + 1), dims="t")
     means = theorem_2(t, config, _cases(config)).cumsum("t") / t
     return means.isel(t=T - 1).rename(t="T").rename(NAMES)
 
 
 def _exponent(average: xr.DataArray) -> xr.DataArray:
-    """Returns minus the slope of the logarithms over the second half of the frames."""
+    """Minus the slope of the logarithms over the second half of the frames."""
     frames = average.sizes["subset_round"]
     before, after = (average.isel(subset_round=end, drop=True) for end in (frames // 2 - 1, -1))
     found: xr.DataArray = np.log(before / after) / np.log(frames / (frames // 2))
@@ -360,7 +360,7 @@ def _cases(config: Remarks) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
-    """Returns the slack in the lemmas' bounds, the shares of pairs, and exponents of averages."""
+    """The slack in the lemmas' bounds, the shares of pairs, and exponents of averages."""
     result = result.rename(NAMES)
     bound, value = result.lemma_bound, result.value
     # For M = E = 1 and for complete samples, the bounds and the measured values are both 0.
@@ -449,7 +449,7 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
-    """Returns the slack in the lemmas' bounds, and the shares of pairs."""
+    """The slack in the lemmas' bounds, and the shares of pairs."""
     lemmas = rows({"bound / mean": ratios(measured, "0 / 0")}, ("lemma", "M", "E"))
     never = estimate(measured.pairs_share.sel(pairs="never", drop=True))
     once = measured.pairs_share.sel(pairs="once", drop=True).mean("seed")

@@ -95,7 +95,7 @@ def _of_gains(measured: xr.Dataset, config: Different) -> Iterator[Ruling]:
 
 
 def _both(measured: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """Returns our accuracies after T_1 and T_M, and the published ones."""
+    """Our accuracies after T_1 and T_M, and the published ones."""
     ours, printed = (measured[key].sel(when=["T_1", "T_M"]) for key in ("accuracy", "published"))
     return ours, printed
 
@@ -121,7 +121,7 @@ def _level(measured: xr.Dataset) -> Check:
 
 
 def table(measured: xr.Dataset, config: Different) -> Sequence[Table]:
-    """Returns accuracies in percent, gains, and the rounds that each model needs alone."""
+    """Accuracies in percent, gains, and the rounds that each model needs alone."""
     means, errors = estimate(measured.accuracy)
     text = cells(means, errors, published=measured.published, form=".1f")
     found = {f"{part}, {at}": text.sel(part=part, when=at) for part in PARTS for at in _WHEN}

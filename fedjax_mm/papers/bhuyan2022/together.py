@@ -59,7 +59,7 @@ class Together(Trainings):
 
     @property
     def models(self) -> list[Model]:
-        """Returns all models: the first of each learner, then the second of each, and so on."""
+        """All models: the first of each learner, then the second of each, and so on."""
         found = [
             Model(name, i, column)
             for i, learner in enumerate(self.learners)
@@ -69,7 +69,7 @@ class Together(Trainings):
 
     @property
     def at_once(self) -> tuple[int, ...]:
-        """Returns the numbers of models trained at once."""
+        """The numbers of models trained at once."""
         return self.num_models or (len(self.models),)
 
     @model_validator(mode="after")
@@ -111,7 +111,7 @@ class Together(Trainings):
         return Setup(tasks, each, assign, [drawn.starts[model.learner] for model in models])
 
     def _task(self, model: Model, drawn: Drawn, seed: int) -> Any:
-        """Returns a model's task on a draw of its learner's data."""
+        """A model's task on a draw of its learner's data."""
         store = accuracy.draw_of(drawn.stacks[model.learner], seed - self.first_seed)
         return self.learners[model.learner].task(store, model.column)
 
@@ -143,7 +143,7 @@ class Aiming(View):
 
 
 def aims(alone: xr.DataArray) -> xr.DataArray:
-    """Returns FedAvg's final accuracies, at which runs of several models may stop.
+    """FedAvg's final accuracies, at which runs of several models may stop.
 
     Args:
       alone: over ``("part", "round", ...)``.
@@ -155,7 +155,7 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
 
 
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of FedAvg on each model, and of several models trained at once."""
+    """Accuracies of FedAvg on each model, and of several models trained at once."""
     how, models, drawn = (
         execution or Execution(),
         config.models[: max(config.at_once)],
@@ -199,7 +199,7 @@ def _with_alone(
 
 
 def measure(result: xr.Dataset, config: Together) -> xr.Dataset:
-    """Returns accuracies in percent, the rounds T_M until all models match FedAvg, and gains.
+    """Accuracies in percent, the rounds T_M until all models match FedAvg, and gains.
 
     A model has no T_M if its run diverged or did not reach the targets.
     """

@@ -59,7 +59,7 @@ POPULATIONS: dict[str, Population] = {
 
 
 def source_of(dataset: Dataset, directory: Path | None) -> str:
-    """Returns the name of the dataset, or of a substitute if no directory is given."""
+    """The name of the dataset, or of a substitute if no directory is given."""
     if directory is not None or dataset in ("digits", "sent140"):
         return dataset
     return "digits"
@@ -85,7 +85,7 @@ def draw_clients(
     flips: Flips,
     seeds: list[int],
 ) -> FederatedData:
-    """Returns a stack of draws, one per seed, with seen clients before unseen ones.
+    """A stack of draws, one per seed, with seen clients before unseen ones.
 
     Each client's examples are split 60 : 40 into training and test. The clients selected by
     `flipped_flags` have their labels flipped, either in training or in both parts.
@@ -117,7 +117,7 @@ def draw_clients(
 
 
 def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -> np.ndarray:
-    """Returns whether each client of `draw_clients` is flipped, ``bool[seeds, clients]``."""
+    """Whether each client of `draw_clients` is flipped, ``bool[seeds, clients]``."""
     num_clients = population.num_clients + population.num_unseen
     flags = np.zeros((len(seeds), num_clients), bool)
     for mine, seed in zip(flags, seeds, strict=True):
@@ -139,7 +139,7 @@ def all_digits() -> Pool:
 def classifier(
     data: FederatedData, *, dropout_rate: float, column: int | None = None
 ) -> Classification:
-    """Returns the perceptron of appendix D, with dropout after the first layer.
+    """The perceptron of appendix D, with dropout after the first layer.
 
     The hidden layers are 64-30 on images and 128-86-30 on tweets.
     """

@@ -79,7 +79,7 @@ def item(
     rules: Rules = lambda measured, settings: (),
     **others: Any,
 ) -> Item:
-    """Returns an item that compares methods at their best points.
+    """An item that compares methods at their best points.
 
     Args:
       id: the item's id.
@@ -101,7 +101,7 @@ def judged(result: xr.Dataset) -> xr.Dataset:
 
 
 def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
-    """Returns metrics of the best points in percent, ``(metric, algorithm, ..., seed, round)``."""
+    """Metrics of the best points in percent, ``(metric, algorithm, ..., seed, round)``."""
     titles = [
         f"{_METRICS[name.removeprefix('unseen_')]}, {'un' * name.startswith('unseen_')}seen"
         for name in metrics
@@ -112,7 +112,7 @@ def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
 def measure(
     result: xr.Dataset, settings: Comparison, *, id: str, metrics: Sequence[str]
 ) -> xr.Dataset:
-    """Returns the final metrics, over ``(metric, algorithm, *DIMS)``."""
+    """The final metrics, over ``(metric, algorithm, *DIMS)``."""
     records = judged(result)
     best = records.isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
@@ -148,7 +148,7 @@ def measure(
 
 
 def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Returns the points and scores by both rules of selection, on the selection seeds.
+    """The points and scores by both rules of selection, on the selection seeds.
 
     The result is empty if the search is not stored.
     """
@@ -166,7 +166,7 @@ def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def selected(measured: xr.Dataset, rule: str) -> xr.Dataset | None:
-    """Returns the scores on the selection seeds of the points that a rule chooses, if stored."""
+    """The scores on the selection seeds of the points that a rule chooses, if stored."""
     if "selected" not in measured:
         return None
     scores = (
@@ -177,7 +177,7 @@ def selected(measured: xr.Dataset, rule: str) -> xr.Dataset | None:
 
 
 def difference_of_losses(records: xr.Dataset) -> xr.DataArray:
-    """Returns how far test and training loss are apart, in percent of the larger, at most.
+    """How far test and training loss are apart, in percent of the larger, at most.
 
     Both are means over the seen clients.
     """
@@ -188,7 +188,7 @@ def difference_of_losses(records: xr.Dataset) -> xr.DataArray:
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
-    """Returns pool statistics, averaged over the records of rounds in which clients may leave.
+    """Pool statistics, averaged over the records of rounds in which clients may leave.
 
     These are the number of clients in the pool, and the flipped clients' percentages of the pool
     and of its MaxFL weights, ``q_k`` of eq. (4). Percentages are NaN if the pool was always empty.
@@ -218,7 +218,7 @@ def squeezed(values: Any) -> Any:
 
 
 def names_of(values: xr.DataArray) -> list[str]:
-    """Returns the row names of a table, such as "MaxFL, attackers = 0.05"."""
+    """The row names of a table, such as "MaxFL, attackers = 0.05"."""
     return _names(squeezed(values))
 
 
@@ -228,7 +228,7 @@ def _names(short: xr.DataArray) -> list[str]:
 
 
 def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataArray:
-    """Returns MaxFL's lead over other methods in points, ``(metric, algorithm, ..., seed)``.
+    """MaxFL's lead over other methods in points, ``(metric, algorithm, ..., seed)``.
 
     A missing method or metric gives NaN, so that statements about it are left untested.
     """
@@ -260,7 +260,7 @@ def preferred(
 
 
 def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataArray:
-    """Returns Kendall's rank correlation (tau-a) along a dimension, counting ties as 0.
+    """Kendall's rank correlation (tau-a) along a dimension, counting ties as 0.
 
     Example:
       >>> appeal, accuracy = (xr.DataArray(x, dims="algorithm") for x in ([1, 2, 3], [5, 9, 7]))
@@ -299,7 +299,7 @@ def _judge(
 
 
 def _printed(measured: xr.Dataset, id: str) -> Iterator[Ruling]:
-    """Compares the printed means with ours, given the standard deviations printed beside them."""
+    """Compares the printed means with ours, given their printed standard deviations."""
     if not published_statements(published(id), "numbers"):
         return
     short = squeezed(measured[["percent", "published", "published spread"]])
@@ -317,7 +317,7 @@ def _kind(metric: str) -> str:
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
-    """Returns one row per method, number of attackers and length of the warm-up."""
+    """One row per method, number of attackers and length of the warm-up."""
     short = squeezed(measured)
     texts = cells(short["mean"], short["standard error"], short["published"], ".1f", "none")
     middle = short["percent"].median("seed")
@@ -349,7 +349,7 @@ def _both_rules(measured: xr.Dataset) -> Iterator[Table]:
 
 
 def _pool_columns(short: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Returns means over the seeds whose pool is not empty."""
+    """Means over the seeds whose pool is not empty."""
     found = {}
     for title, name in _POOLS.items():
         error = estimate(short[name]).error
@@ -394,7 +394,7 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
 
 
 def _words(settings: Comparison) -> dict[str, Any]:
-    """Returns a figure's title, and a caption that explains how the numbers were computed."""
+    """A figure's title, and a caption that explains how the numbers were computed."""
     who = settings.population
     source = source_of(settings.dataset, settings.directory)
     standing = f" standing in for {settings.dataset}" * (source != settings.dataset)

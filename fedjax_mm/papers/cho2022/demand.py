@@ -27,7 +27,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Reading]:
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
-    """Returns one row per method, with its appeal and accuracy on seen clients at every rate."""
+    """One row per method, with its appeal and accuracy on seen clients at every rate."""
     short = measured.isel({"attackers": 0, "warm-up steps": 0}).rename({_RATE: "rate"})
     texts = cells(short["mean"], short["standard error"], form=".1f", missing="none")
     contents: dict[str, xr.DataArray] = {}

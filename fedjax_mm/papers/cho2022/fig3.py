@@ -27,7 +27,7 @@ _PREFERRED = "preferred-model accuracy, seen"
 
 
 def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
-    """Returns the final metrics, and their rank correlation over a run's records."""
+    """The final metrics, and their rank correlation over a run's records."""
     over_rounds = in_percent(unattacked(judged(result)), _METRICS)
     appeal, accuracy = (over_rounds.isel(metric=i, drop=True) for i in (0, 1))
     ends = comparison.measure(result, settings, id=_ID, metrics=_METRICS)

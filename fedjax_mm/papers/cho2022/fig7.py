@@ -16,7 +16,7 @@ _NEARLY = 10.0  # allowed difference, in percent of the larger loss
 
 
 def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
-    """Returns losses averaged over clients, ``(examples, algorithm, seed, round)``."""
+    """Losses averaged over clients, ``(examples, algorithm, seed, round)``."""
     both = unattacked(judged(result))[["loss", "train_loss"]].to_array("examples")
     return both.assign_coords(examples=["test", "training"])
 

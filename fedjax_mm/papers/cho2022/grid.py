@@ -47,7 +47,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 
 def methods(*names: str) -> dict[str, Mapping[str, Any]]:
-    """Returns the settings of some of the paper's methods, with lists for method-specific grids."""
+    """The settings of some of the paper's methods, with lists for method-specific grids."""
     return {name: METHODS[name] for name in names}
 
 
@@ -60,7 +60,7 @@ class Requirement(Config):
 
     @property
     def kinds(self) -> list[tuple[int, float]]:
-        """Returns all numbers of steps with all learning rates."""
+        """All numbers of steps with all learning rates."""
         return list(itertools.product(self.num_steps, self.learning_rates))
 
 
@@ -171,7 +171,7 @@ class Comparison(Selecting):
 
     @property
     def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Returns the name and settings of every method at each value of its own parameters."""
+        """The name and settings of every method at each value of its own parameters."""
         found = {}
         for name, settings in self.methods.items():
             own = lists_of(settings)
@@ -183,7 +183,7 @@ class Comparison(Selecting):
 
     @property
     def axes(self) -> dict[str, Sequence[Any]]:
-        """Returns the axes of the grid and their values."""
+        """The axes of the grid and their values."""
         return {
             "variant": list(self.variants),
             "byzantine": self.byzantine,
@@ -195,7 +195,7 @@ class Comparison(Selecting):
         }
 
     def method(self, label: str, learning_rate: float, local_steps: int, batch_size: int) -> Method:
-        """Returns a variant at a point of the grid."""
+        """A variant at a point of the grid."""
         point = dict(zip(POINT[1:], (learning_rate, local_steps, batch_size), strict=True))
         settings = dict(self.variants[label][1])
         if settings.get("name") == "maxfl" and self.tuned_weights and self.tuning_steps:
@@ -213,23 +213,23 @@ class Comparison(Selecting):
 
     @property
     def population(self) -> clients.Population:
-        """Returns the population, which defaults to the paper's."""
+        """The population, which defaults to the paper's."""
         default = clients.POPULATIONS[clients.source_of(self.dataset, self.directory)]
         given = {key: getattr(self, key) for key in ("num_clients", "num_unseen", "cohort_size")}
         return default._replace(**{key: n for key, n in given.items() if n is not None})
 
     @property
     def num_points(self) -> int:
-        """Returns the number of grid points per variant."""
+        """The number of grid points per variant."""
         return math.prod(len(self.axes[axis]) for axis in POINT[1:])
 
     @property
     def stays_by(self) -> Literal["training", "test"]:
-        """Returns the examples whose loss decides participation."""
+        """The examples whose loss decides participation."""
         return self.participation or ("test" if self.flips == "training" else "training")
 
     def only(self, name: str) -> Point | None:
-        """Returns a method's point if it is given or is the only one."""
+        """A method's point if it is given or is the only one."""
         own = lists_of(self.methods[name])
         if name in self.points or self.num_points * math.prod(map(len, own.values())) > 1:
             return self.points.get(name)
@@ -241,7 +241,7 @@ class Comparison(Selecting):
         )
 
     def at(self, name: str, point: Point) -> Self:
-        """Returns the settings for one method at one point."""
+        """The settings for one method at one point."""
         lists = {key: [value] for key, value in point.own.items()}
         changes: dict[str, Any] = {
             "methods": {name: {**self.methods[name], **lists}},
@@ -272,7 +272,7 @@ class Comparison(Selecting):
 
 
 def clustered(*names: str, **settings: Any) -> Comparison:
-    """Returns settings of Figures 3, 4 and 7 and Tables 3 to 6, which choose points by GM-Appeal.
+    """Settings of Figures 3, 4 and 7 and Tables 3 to 6, which choose points by GM-Appeal.
 
     Test labels are flipped too, because the paper's own models reach a preferred-model accuracy of
     98 % and more, which flipped clients could not reach on true test labels.
@@ -282,7 +282,7 @@ def clustered(*names: str, **settings: Any) -> Comparison:
 
 
 def lists_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a method that are lists, which form its own grid."""
+    """The settings of a method that are lists, which form its own grid."""
     return {key: value for key, value in settings.items() if isinstance(value, list | tuple)}
 
 

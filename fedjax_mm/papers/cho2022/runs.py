@@ -99,7 +99,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
 
 
 def select(config: Comparison, execution: Execution) -> xr.Dataset:
-    """Returns the final `SCORES` of all candidates on the selection seeds, NaN if diverged.
+    """The final `SCORES` of all candidates on the selection seeds, NaN if diverged.
 
     The result is empty if there is nothing to choose.
     """
@@ -122,7 +122,7 @@ def select(config: Comparison, execution: Execution) -> xr.Dataset:
 
 
 def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
-    """Returns each method's point, given or with the highest final test accuracy, or appeal.
+    """Each method's point, given or with the highest final test accuracy, or appeal.
 
     Scores are averaged over seen clients and selection seeds. Ties in appeal are broken by
     accuracy, and then by order. A point at which a seed diverged is chosen only if all points
@@ -145,7 +145,7 @@ def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
 
 
 def best_candidates(scores: xr.Dataset, chosen_by: str) -> xr.Dataset:
-    """Returns the scores and the point of each method's best candidate; see `best_points`."""
+    """The scores and the point of each method's best candidate; see `best_points`."""
     if not scores:
         return scores
     names = scores["candidate_algorithm"].values
@@ -196,7 +196,7 @@ _own_models = jax.jit(own_models, static_argnames="batch_size")
 def warm_up(
     config: Comparison, rng_key: PRNGKeyArray, task: Classification, start: Params
 ) -> dict[tuple[int, float], OwnModels]:
-    """Returns the quality of the clients' own models, by number of steps and learning rate."""
+    """The quality of the clients' own models, by number of steps and learning rate."""
     size = config.requirement.batch_size
     # Pass arrays, so that all numbers of steps share a compiled program.
     return {

@@ -50,7 +50,7 @@ def leads(measured: xr.Dataset) -> Iterator[Ruling]:
 
 
 def _printed(table: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
-    """Returns MaxFL's published leads over each baseline, for seen and unseen clients."""
+    """MaxFL's published leads over each baseline, for seen and unseen clients."""
     return {
         who: {name: table[OURS][i] - table[name][i] for name in BASELINES}
         for i, who in enumerate(("seen", "unseen"))
