@@ -34,19 +34,13 @@ from fedjax_mm.data.idx import check_idx
 from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
+from fedjax_mm.papers import selection
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_methods import METHODS
 from fedjax_mm.papers.multi_problems import FILES, Digits, Images, Synthetic
 from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Table
-from fedjax_mm.papers.selection import (
-    Selecting,
-    best_point,
-    check_inner,
-    searched,
-    unless_at_edge,
-)
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.training import Make, described, stages, train
 from fedjax_mm.papers.values import Several
@@ -64,7 +58,7 @@ ProblemName = Literal["synthetic", "digits", "images"]
 Rates = Several[Positive]
 
 
-class MultiCompare(Selecting):
+class MultiCompare(selection.Selecting):
     """The problems, methods, candidate learning rates, and run lengths of the comparison."""
 
     problems: Several[ProblemName] = (*("synthetic", "digits", "images"),)
@@ -154,9 +148,9 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
     def search(grid: Any, saving: Execution) -> xr.Dataset:
         return _joined(stages("grid", grid.alone, saving, _trainer(grid)))
 
-    found = searched(config.selecting, how, search)
+    found = selection.searched(config.selecting, how, search)
     accuracy = _at_budget(found, config).sel(score="mean", drop=True)
-    best = accuracy.isel(best_point(accuracy, _RATES))
+    best = accuracy.isel(selection.best_point(accuracy, _RATES))
 
     def at_best(problem: str, name: str) -> dict[str, Any]:
         here = best.sel(problem=problem, algorithm=name)
@@ -306,7 +300,7 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
         against = f"mean accuracy against {mean} in the same simulated time"
         yield from _compared(at - slow, name, _BASE, against, measured, config)
     rates, label = measured["chosen_learning_rate"], "{algorithm} on {problem}"
-    yield check_inner(rates, config.learning_rates, label)
+    yield selection.check_inner(rates, config.learning_rates, label)
 
 
 def _compared(
@@ -323,7 +317,7 @@ def _compared(
         question = f"{name} on {problem}: {against}"
         found = compare(question, lead.sel(problem=problem, drop=True), _MARGIN, ".1f")
         both = {one: rates.sel(algorithm=one) for one in (name, other)}
-        yield unless_at_edge(found, both, config.learning_rates)
+        yield selection.unless_at_edge(found, both, config.learning_rates)
 
 
 def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:

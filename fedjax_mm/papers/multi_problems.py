@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedjax_mm.data.federate import federate
 from fedjax_mm.data.federated import FederatedData, Pool, stack_data
@@ -22,6 +22,8 @@ _TEST_FRACTION = 0.2
 class Problem(Config):
     """The clients of a problem and their local training."""
 
+    models: ClassVar[tuple[str, ...]]
+
     num_clients: Count
     cohort_size: Count
     local_steps: Count = 10
@@ -35,13 +37,10 @@ class Problem(Config):
 class Synthetic(Problem):
     """Synthetic(1, 1) A and B, with two models of different sizes."""
 
+    models = ("Synthetic A", "Synthetic B")
+
     num_clients: Count = 100
     cohort_size: Count = 20
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the models."""
-        return ("Synthetic A", "Synthetic B")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
         """One stack of data draws per data set, with one draw per seed."""
@@ -63,14 +62,11 @@ class Synthetic(Problem):
 class Digits(Problem):
     """Three questions about the same images, with one model each."""
 
+    models = QUESTIONS
+
     num_clients: Count = 30
     cohort_size: Count = 6
     alpha: Positive = 0.5
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the models."""
-        return QUESTIONS
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
         """One stack of data draws per data set, with one draw per seed."""
@@ -87,16 +83,13 @@ class Digits(Problem):
 class Images(Problem):
     """MNIST and Fashion-MNIST, read from files, with one model each."""
 
+    models = ("MNIST", "Fashion-MNIST")
+
     num_clients: Count = 50
     cohort_size: Count = 10
     alpha: Positive = 0.5
     num_images: Count = 6_000
     """The number of images, taken from the start of each data set and split among clients."""
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the models."""
-        return ("MNIST", "Fashion-MNIST")
 
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
         """One stack of data draws per data set, with one draw per seed."""

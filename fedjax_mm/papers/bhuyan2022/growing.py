@@ -6,18 +6,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.papers.bhuyan2022.bounds import (
-    FROZEN,
-    NAMES,
-    ROUND_OFF,
-    against_bound,
-    distances,
-    exponents,
-    needs_more_rounds,
-    ratio_panels,
-    ratios,
-    rounds_to_bound,
-)
+from fedjax_mm.papers.bhuyan2022 import bounds
 from fedjax_mm.papers.bhuyan2022.regression import Growing, known, run_growing, theorem_2
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
@@ -43,20 +32,22 @@ _CONSTANT = 0.05  # largest relative growth of (t/M + gamma) E|w_t - w*| that co
 def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
     """Measured errors and the bound of Theorem 2 for growing samples."""
     result = run_growing(config, lambda task: task, execution=execution)
-    dataset = distances(result).assign(farthest=result.distance.max())
+    dataset = bounds.distances(result).assign(farthest=result.distance.max())
     t = dataset["round"] + 1  # round t produces w_{t+1}
     return dataset.assign(bound=theorem_2(t, config, dataset.coords.to_dataset()))
 
 
 def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
     """The constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
-    constants, result = known(config), result.rename(NAMES)
+    constants, result = known(config), result.rename(bounds.NAMES)
     time = (result["round"] + 1) / result.M + constants.rate.gamma
     # Average over the third and the last quarter of the rounds, because single records are noisy.
     end = result.sizes["round"]
     quarters = slice(end // 2, 3 * end // 4), slice(3 * end // 4, end)
     third, last = ((result.distance * time).isel(round=each).mean("round") for each in quarters)
-    measured = against_bound(result).assign(constants.numbers() | exponents(result.distance, time))
+    measured = bounds.against_bound(result).assign(
+        constants.numbers() | bounds.exponents(result.distance, time)
+    )
     return measured.assign(
         growth=last / third.mean("seed") - third / third.mean("seed"),
         first_bound=result.bound.isel(round=0, drop=True),
@@ -84,21 +75,24 @@ def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
 
 def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     least, most = (here[f"{end}_ratio"] for end in ("least", "largest"))
-    ratios = f"bound / error {least.min():.3g} to {most.max():.3g}"
-    about = f"1 - error / bound at the tightest round; {ratios}"
+    range_ = f"bound / error {least.min():.3g} to {most.max():.3g}"
+    about = f"1 - error / bound at the tightest round; {range_}"
     yield ruling(
-        "theorem-2", no_less(here.room, ROUND_OFF, form=".3g"), about=about, looseness=least.min()
+        "theorem-2",
+        no_less(here.room, bounds.ROUND_OFF, form=".3g"),
+        about=about,
+        looseness=least.min(),
     )
     about = (
         "relative growth from the third to the last quarter of the rounds; an error of the order "
     )
     about += "1/sqrt(t) would have 0.18"
     yield ruling("order-one-over-t", no_more(here.growth, _CONSTANT, ".3f"), about=about)
-    yield needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
+    yield bounds.needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
     # Check that a model that never moves fails, because otherwise the check is vacuous.
-    frozen = rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
+    frozen = bounds.rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
     text = f"a model frozen at its start would violate Theorem 2 within {FROZEN:,} rounds"
-    yield check(text, frozen <= FROZEN, f"in the round {describe(frozen, form=',.0f')}")
+    yield check(text, frozen <= bounds.FROZEN, f"in the round {describe(frozen, form=',.0f')}")
     text = "errors fall at least as (t/M + gamma)^-1 in the later half"
     passed = here.exponent_high >= MFA_RR_EXPONENT
     yield finding(text, passed.where(here.exponent_high.notnull()), describe(here.exponent))
@@ -111,7 +105,7 @@ def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
         "V": cells(last.V, form=".3g"),
         "error at the end": cells(last.error, last.standard_error, form=".3g"),
         "bound": cells(last.bound, form=".3g"),
-        "bound / error": ratios(measured),
+        "bound / error": bounds.ratios(measured),
         "exponent": cells(measured.exponent, published=xr.DataArray(MFA_RR_EXPONENT)),
     }
     # The bound applies only to growing samples.
@@ -128,7 +122,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
     names = [f"{sample}, first {1 - share:.0%}" for sample, share in ratio.run.values]
     ratio = ratio.drop_vars(("run", "sample", "left_out")).assign_coords(run=names)
     return plots.draw(
-        [ratio_panels(ratio, "run", "M", "E")],
+        [bounds.ratio_panels(ratio, "run", "M", "E")],
         title="Theorem 2 with V > 0: MFA-RR with growing samples, ridge regression, "
         f"N = {config.num_clients}, {config.num_seeds} seeds",
         caption="The bound divided by the largest error of a model; above 1 the bound holds. "

@@ -26,12 +26,7 @@ from fedjax_mm.results.labels import describe
 from fedjax_mm.simulator.simulate import params_of, simulate
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, quadratic
-from fedjax_mm.theory.cohorts import (
-    excess_noise_27,
-    excess_noise_28,
-    squared_step_25,
-    squared_step_26,
-)
+from fedjax_mm.theory import cohorts as equations
 from fedjax_mm.theory.constants import exact_constants
 
 _NEAR = 0.05  # allowed difference, relative to the equation
@@ -71,10 +66,10 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
     found = compute(_moments, arguments, coords, "statistic C", {}, seed=config.seed)
     found["measured"] = L / 2 * gamma**2 * found.measured
     found["step"] = gamma**2 * found.step
-    found["equation_25"] = "C", squared_step_25(updates, sizes, gamma)
-    found["equation_26"] = "C", squared_step_26(updates, sizes, gamma)
-    found["equation_27"] = "C", excess_noise_27(updates, sizes, gamma, L)
-    found["equation_28"] = "C", excess_noise_28(updates, sizes, gamma, L)
+    found["equation_25"] = "C", equations.squared_step_25(updates, sizes, gamma)
+    found["equation_26"] = "C", equations.squared_step_26(updates, sizes, gamma)
+    found["equation_27"] = "C", equations.excess_noise_27(updates, sizes, gamma, L)
+    found["equation_28"] = "C", equations.excess_noise_28(updates, sizes, gamma, L)
     with jax.enable_x64(True):
         order = jax.random.permutation(draw_key, config.num_clients)
         simulated = _simulated(task, params, order, config)
@@ -178,7 +173,9 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
         "similar, doubled": 2 * alike[2],
         "similar, half of them turned round": alike[2] * np.where(np.arange(N) % 2, 1, -1)[:, None],
     }
-    noise = [excess_noise_27(each, 1, config.learning_rate, 1.0) for each in cases.values()]
+    noise = [
+        equations.excess_noise_27(each, 1, config.learning_rate, 1.0) for each in cases.values()
+    ]
     chosen = xr.DataArray(noise, {"updates": list(cases)})
     centres = rng.normal(size=(N, 5))
     centres -= centres.mean(0)  # the stationary point of the mean loss
