@@ -304,8 +304,8 @@ def figure_of_bits(result: xr.Dataset, measured: xr.Dataset, config: Compression
     after = measured.isel(round=slice(1, None))  # zero bits cannot be shown on a log axis
     names, drawn = ("megabits", "mean", "standard error"), []
     for number, label in enumerate(LABELS):
-        here = (after[name].sel(message=label).values for name in names)
-        drawn.append(plots.Line(label, *here, color=number))
+        x, y, errors = (after[name].sel(message=label).values for name in names)
+        drawn.append(plots.Line(label, x, y, errors, color=number))
     panel = plots.Panel("", "megabits sent by a model's clients", _ACCURACY, drawn, xscale="log")
     about = result.attrs["manifest"]
     return plots.draw(

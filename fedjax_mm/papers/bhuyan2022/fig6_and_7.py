@@ -106,7 +106,7 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
         build = partial(config.setup, learner, data=data, targets=targets, start=initial)
         axes = {"algorithm": _ALGORITHMS, "num_models": num_models}
-        records = {"record_every": config.resolution, "until": config.until}
+        records: Any = {"record_every": config.resolution, "until": config.until}
         with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
             return train([data], build, axes, config, how, num_rounds=rounds, **records)
 

@@ -91,7 +91,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     yield bounds.needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
     # Check that a model that never moves fails, because otherwise the check is vacuous.
     frozen = bounds.rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
-    text = f"a model frozen at its start would violate Theorem 2 within {FROZEN:,} rounds"
+    text = f"a model frozen at its start would violate Theorem 2 within {bounds.FROZEN:,} rounds"
     yield check(text, frozen <= bounds.FROZEN, f"in the round {describe(frozen, form=',.0f')}")
     text = "errors fall at least as (t/M + gamma)^-1 in the later half"
     passed = here.exponent_high >= MFA_RR_EXPONENT

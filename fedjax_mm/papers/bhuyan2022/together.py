@@ -156,15 +156,12 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
 
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
     """Accuracies of FedAvg on each model, and of several models trained at once."""
-    how, models, drawn = (
-        execution or Execution(),
-        config.models[: max(config.at_once)],
-        draw(config),
-    )
-    stacks, records = drawn.stacks, {"record_every": config.resolution}
+    how, models = execution or Execution(), config.models[: max(config.at_once)]
+    drawn, every = draw(config), config.resolution
+    stacks = drawn.stacks
     with stage(how, "alone") as saving:
         build, axes = partial(config.alone, drawn=drawn), {"which": range(len(models))}
-        alone = train(stacks, build, axes, config, saving, num_rounds=config.num_rounds, **records)
+        alone = train(stacks, build, axes, config, saving, record_every=every)
     curves = by_part(alone.isel(model=0, drop=True).rename(which="model"), "accuracy")
     targets = aims(curves).transpose("model", "seed", "part").values.astype(np.float32)
     with stage(how, "together") as saving:
@@ -176,7 +173,7 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
             saving,
             num_rounds=config.most_rounds,
             until=config.until,
-            **records,
+            record_every=every,
         )
     several = described(accuracy.accuracies_of(several), [several, alone])
     return _with_alone(several, curves, stacks, config)

@@ -160,7 +160,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         task = Bowls(curved, heterogeneity * centers, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, C))
 
-    axes = {"heterogeneity": scales, "C": sizes}
+    axes: Any = {"heterogeneity": scales, "C": sizes}
     length = config.contacts
     result = train([], build, axes, config, execution, together=["C"], num_rounds=length)
     runs = result.isel(model=0)
