@@ -33,12 +33,12 @@ class _Items(Mapping[str, Any]):
         return len(self._folders)
 
     def title(self, name: str) -> str:
-        """Returns an item's title without importing its module."""
+        """An item's title without importing its module."""
         key = self._prefix + name
         return str(entries(self._folders[key])[key]["title"])
 
     def name(self, name: str) -> str:
-        """Returns an item's place in its paper and its title: "Fig. 3: MFA-Rand against ..."."""
+        """An item's place in its paper and its title: "Fig. 3: MFA-Rand against ..."."""
         key = self._prefix + name
         shows, title = entries(self._folders[key])[key].get("shows", ""), self.title(name)
         kind = {"Figure": "Fig."}
@@ -48,17 +48,17 @@ class _Items(Mapping[str, Any]):
         return title[0].upper() + title[1:]
 
     def runtime(self, name: str) -> str:
-        """Returns how long the run of an item took whose result is published."""
+        """How long the run of an item took whose result is published."""
         key = self._prefix + name
         return str(entries(self._folders[key])[key].get("runtime", "not measured"))
 
     def needs(self, name: str) -> str:
-        """Returns the data that an item needs from the folder of `--data`, or an empty text."""
+        """The data that an item needs from the folder of `--data`, or an empty text."""
         key = self._prefix + name
         return str(entries(self._folders[key])[key].get("needs", ""))
 
     def paper(self, name: str) -> str:
-        """Returns the citation of an item's paper."""
+        """The citation of an item's paper."""
         folder = self._folders[self._prefix + name]
         return "In no paper" if folder == __name__ else str(import_module(folder).__doc__)
 

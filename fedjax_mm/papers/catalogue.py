@@ -19,6 +19,6 @@ def folders() -> Iterator[str]:
 
 @cache
 def entries(folder: str) -> Mapping[str, Mapping[str, Any]]:
-    """Returns all tables in the file of one of the `folders`, by the id of their item."""
+    """All tables in the file of one of the `folders`, by the id of their item."""
     inner = folder.removeprefix(str(__package__)).strip(".")
     return tomllib.loads((_ROOT / inner / _FILE).read_text())

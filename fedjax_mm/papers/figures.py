@@ -26,7 +26,7 @@ from fedjax_mm.plots.drawing import (
 
 
 def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:
-    """Returns a panel with one set of points per series, side by side above each name.
+    """A panel with one set of points per series, side by side above each name.
 
     Args:
       names: the names along the x-axis.
@@ -47,7 +47,7 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
 
 
 def _shifts(number: int) -> np.ndarray:
-    """Returns offsets that are small enough to show which points belong together."""
+    """Offsets that are small enough to show which points belong together."""
     most = min(0.24, 0.08 * (number - 1))
     return np.linspace(-most, most, number)
 
@@ -179,7 +179,7 @@ def heat_map(
 
 
 def _edges(centers: np.ndarray) -> np.ndarray:
-    """Returns the cell edges of a logarithmic axis."""
+    """The cell edges of a logarithmic axis."""
     logs = np.log(centers)
     middle = (logs[1:] + logs[:-1]) / 2
     return np.exp(np.concatenate([[2 * logs[0] - middle[0]], middle, [2 * logs[-1] - middle[-1]]]))

@@ -8,17 +8,10 @@ from matplotlib.figure import Figure
 
 from fedjax_mm.experiments.fields import Config
 from fedjax_mm.experiments.overrides import changes
+from fedjax_mm.papers import schema
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling
-from fedjax_mm.papers.schema import (
-    Check,
-    Published,
-    Reading,
-    Statement,
-    Table,
-    not_run,
-    published_statements,
-)
+from fedjax_mm.papers.training import with_config
 from fedjax_mm.sweeps.execution import Execution
 
 _LARGEST = 4096
@@ -30,14 +23,14 @@ _ELSEWHERE = ("module", "title", "statements", "numbers", "reading", "runtime", 
 
 
 class Findings(NamedTuple):
-    """What was measured, and the verdicts on the paper's sentences and on its printed numbers."""
+    """The measured numbers, and the verdicts on the paper's sentences and printed numbers."""
 
     measured: xr.Dataset
-    statements: tuple[Statement, ...]
-    numbers: tuple[Statement, ...]
-    checks: tuple[Check, ...]
-    tables: tuple[Table, ...]
-    readings: tuple[Reading, ...] = ()
+    statements: tuple[schema.Statement, ...]
+    numbers: tuple[schema.Statement, ...]
+    checks: tuple[schema.Check, ...]
+    tables: tuple[schema.Table, ...]
+    readings: tuple[schema.Reading, ...] = ()
 
 
 class Item(NamedTuple):
@@ -59,8 +52,8 @@ class Item(NamedTuple):
     settings: Config
     run: Callable[[Any, Execution | None], xr.Dataset]
     measure: Callable[[xr.Dataset, Any], xr.Dataset]
-    judge: Callable[[xr.Dataset, Any], Iterable[Ruling | Check | Reading]]
-    table: Callable[[xr.Dataset, Any], Sequence[Table]]
+    judge: Callable[[xr.Dataset, Any], Iterable[Ruling | schema.Check | schema.Reading]]
+    table: Callable[[xr.Dataset, Any], Sequence[schema.Table]]
     figure: Callable[[xr.Dataset, xr.Dataset, Any], Figure]
 
     @property
@@ -75,12 +68,10 @@ class Item(NamedTuple):
 
     def make(self, settings: Config, execution: Execution | None = None) -> xr.Dataset:
         """Runs the item and stores the settings in the result's manifest."""
-        result = self.run(settings, execution)
-        about = result.attrs["manifest"] | {"config": settings.model_dump(mode="json")}
-        return result.assign_attrs(manifest=about)
+        return with_config(self.run(settings, execution), settings)
 
     def findings(self, result: xr.Dataset, settings: Config) -> Findings:
-        """Returns the measured numbers, and the verdict on every statement of the paper.
+        """The measured numbers, and the verdict on every statement of the paper.
 
         Raises:
           ValueError: if a statement of `published.toml` is not judged, or an unknown one is.
@@ -88,8 +79,8 @@ class Item(NamedTuple):
         measured = self.measure(result, settings)
         found = list(self.judge(measured, settings))
         rulings = {each.key: each for each in found if isinstance(each, Ruling)}
-        statements = published_statements(self.paper)
-        numbers = published_statements(self.paper, "numbers")
+        statements = schema.published_statements(self.paper)
+        numbers = schema.published_statements(self.paper, "numbers")
         judged = {each.key for each in statements + numbers if not each.untested}
         if unlike := sorted(judged ^ rulings.keys()):
             raise ValueError(
@@ -101,13 +92,13 @@ class Item(NamedTuple):
             measured,
             tuple(_judged(each, rulings.get(each.key), about) for each in statements),
             tuple(_judged(each, rulings.get(each.key), about) for each in numbers),
-            tuple(each for each in found if isinstance(each, Check)),
+            tuple(each for each in found if isinstance(each, schema.Check)),
             tuple(self.table(measured, settings)),
-            tuple(each for each in found if isinstance(each, Reading)),
+            tuple(each for each in found if isinstance(each, schema.Reading)),
         )
 
     def summary(self, result: xr.Dataset, findings: Findings) -> dict[str, Any]:
-        """Returns the contents of `summary.json`."""
+        """The contents of `summary.json`."""
         about = result.attrs["manifest"]
         return {
             "id": self.id,
@@ -130,17 +121,19 @@ def _small(measured: xr.Dataset) -> xr.Dataset:
     return measured.drop_vars(large).drop_attrs()
 
 
-def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any]) -> Statement:
+def _judged(
+    published: schema.Published, ruling: Ruling | None, about: Mapping[str, Any]
+) -> schema.Statement:
     """Combines a statement with its verdict, given a ruling and the result's manifest."""
     if ruling is None:
-        return not_run(published, published.untested)
+        return schema.not_run(published, published.untested)
     names = [name.lower() for name in about.get("datasets", ())]
     if published.data and not any(name.startswith(published.data) for name in names):
         stood = " and ".join(names) or f"{about['data']} data"
-        return not_run(published, f"run on {stood} instead of {published.data}")
+        return schema.not_run(published, f"run on {stood} instead of {published.data}")
     words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
     parts = tuple(
         part.model_copy(update={"verdict": published.word(part.verdict)}) for part in ruling.parts
     )
     found = ruling._replace(verdict=published.word(ruling.verdict), parts=parts)._asdict()
-    return Statement(**(found | words))
+    return schema.Statement(**(found | words))

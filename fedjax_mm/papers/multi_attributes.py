@@ -10,27 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import jax
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import ValidationInfo, model_validator
+from pydantic import model_validator
 
 from fedjax_mm import plots
-from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.base import Algorithm
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.data.idx import check_idx, load_idx
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
-from fedjax_mm.local import local_sgd
+from fedjax_mm.data.idx import check_idx
+from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.bhuyan2022 import together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, beats_majority
 from fedjax_mm.papers.bhuyan2022.gains import gain_columns, gain_panels
+from fedjax_mm.papers.bhuyan2022.learners import BaseLearner
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
-from fedjax_mm.papers.multi_problems import deal
+from fedjax_mm.papers.multi_problems import deal, first_images
 from fedjax_mm.papers.rulings import compare, finding, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
@@ -60,13 +57,12 @@ ATTRIBUTES: Mapping[DataName, Mapping[str, tuple[int, ...]]] = {
 3 dress, 4 coat, 5 sandal, 6 shirt, 7 sneaker, 8 bag, 9 ankle boot."""
 
 
-class ImagesLearner(Config):
+class ImagesLearner(BaseLearner):
     """A small version of McMahan's CNN on attributes of one data set, with a shared start."""
 
     name: DataName
     attributes: Several[str]
     learning_rate: Positive = 0.1
-    batch_size: Count = 10
     local_steps: Count = 5
     alpha: Positive = 0.5
     """The parameter of the Dirichlet law over the ten classes that splits images among clients."""
@@ -74,7 +70,6 @@ class ImagesLearner(Config):
     """The number of images from the start of the training file. Four fifths are for training."""
     features: tuple[Count, Count] = (8, 16)
     width: Count = 64
-    start_seed: Seed = 0
 
     @model_validator(mode="after")
     def _attributes_are_known(self) -> Self:
@@ -88,34 +83,26 @@ class ImagesLearner(Config):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the model names, one per attribute."""
+        """The model names, one per attribute."""
         return self.attributes
 
-    def data(self, runs: Together) -> FederatedData:
-        """Returns a stack of partitions of the images, one per seed."""
+    def check_files(self, directory: Path) -> None:
+        """See `Trainings`."""
+        check_idx(directory, dataset=self.name)
+
+    def data(self, runs: Any) -> FederatedData:
+        """A stack of partitions of the images, one per seed."""
         if runs.directory is None:
             raise RefusedError("MNIST and Fashion-MNIST are read from files; give --data DIR")
-        pool = load_idx(runs.directory, dataset=self.name)
-        x, y = (each[: self.num_images] for each in pool.train)
-        few = pool._replace(train=(x, y))
+        few = first_images(runs.directory, self.name, self.num_images)
         having = [ATTRIBUTES[self.name][attribute] for attribute in self.attributes]
         dealt = deal(few, runs.num_clients, self.alpha, runs.data_seeds)
         return ask(dealt, lambda y: [np.isin(y, classes) for classes in having], num_classes=2)
 
     def task(self, data: FederatedData, column: Any) -> Supervised:
-        """Returns the task of one attribute's model on one draw."""
+        """The task of one attribute's model on one draw."""
         module = McMahanCNN(2, self.features, self.width)
         return classification(data, module, scale=1 / 255, column=column)
-
-    def algorithm(self, runs: Together) -> Algorithm:
-        """Returns FedAvg with clients weighted by their number of examples."""
-        del runs
-        steps, size = self.local_steps, self.batch_size
-        return fedavg(local_sgd(self.learning_rate, steps=steps, batch_size=size))
-
-    def start(self, task: Supervised) -> Any:
-        """Returns the initial parameters."""
-        return task.init(jax.random.key(self.start_seed))
 
 
 class MultiAttributes(Together):
@@ -133,17 +120,6 @@ class MultiAttributes(Together):
     budget: float = 4.0
     directory: Path | None = None
     """The directory of MNIST and Fashion-MNIST, either in subdirectories or together."""
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        if self.directory is not None:
-            for learner in self.learners:
-                check_idx(self.directory, dataset=learner.name)
-
-    @model_validator(mode="after")
-    def _settings_fit(self, info: ValidationInfo) -> Self:
-        self.check_models()
-        return self.with_files(info)
 
 
 def measure(result: xr.Dataset, config: MultiAttributes) -> xr.Dataset:
@@ -173,7 +149,7 @@ def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
-    """Returns gains, numbers of successful seeds, and each model's accuracies and rounds."""
+    """Gains, numbers of successful seeds, and each model's accuracies and rounds."""
     found = gain_columns(measured, config.num_seeds, "no mean")
     every = measured.isel(M=-1).sel(target="g", drop=True)
     title = f"{every.M.item()} models at once: accuracies in percent, and rounds T_M of each"

@@ -1,4 +1,4 @@
-"""Job completion times: when does each of several models reach its target, and who schedules best?
+"""Job completion times: the rounds in which several models reach their targets, by scheduler.
 
 All methods train with FedAvg and the same settings on the same pool. K clients train in a round,
 with these exceptions: LVR has K local trainings in expectation, the bandit trains all clients in
@@ -28,11 +28,11 @@ from fedjax_mm.asynchrony.delays import shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.availability.jobs import arriving, finishing
 from fedjax_mm.base import Algorithm, Assignment
-from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Fraction, Positive, Seeded
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import completion, estimate
+from fedjax_mm.papers.cho2022.clients import all_digits
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
@@ -40,7 +40,7 @@ from fedjax_mm.papers.multi_problems import deal
 from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.papers.training import described, staged, train
+from fedjax_mm.papers.training import described, stages, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
@@ -61,11 +61,11 @@ class Way(NamedTuple):
     """A method.
 
     Attributes:
-      assign: returns the assignment or the dispatch, given N, M, K, each model's demand and who is
-        eligible.
+      assign: makes the assignment or the dispatch from N, M, K, each model's demand and the
+        eligible clients.
       algorithm: FedAvg as the method needs it.
       is_redealt: whether finished models leave their clients to the others.
-      is_strict: whether the method keeps to who is eligible.
+      is_strict: whether the method trains only eligible clients.
     """
 
     assign: Callable[..., Assignment | Dispatch]
@@ -149,7 +149,7 @@ class MultiJCT(Seeded):
     record_every: Count = 2
 
     def tasks(self, mix: str, data: FederatedData) -> list[Supervised]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         sizes = [(64, 30), (32,), (16,)] if mix == "unequal" else [(64, 30)]
         count = len(sizes)
         return [
@@ -160,12 +160,12 @@ class MultiJCT(Seeded):
         ]
 
     def targets(self, mix: str) -> np.ndarray:
-        """Returns each model's target."""
+        """Each model's target."""
         most = self.straggler_target if mix == "straggler" else self.target
         return np.array([most] + [self.target] * (self.num_models - 1))
 
     def eligible(self, mix: str) -> np.ndarray:
-        """Returns whether each client may train each model."""
+        """Whether each client may train each model."""
         found = np.ones((self.num_models, self.num_clients), bool)
         if mix == "scarce":
             found[-2:, round(self.scarce * self.num_clients) :] = False
@@ -190,11 +190,8 @@ class MultiJCT(Seeded):
 
 
 def drawn(config: MultiJCT) -> FederatedData:
-    """Returns the clients' digits with the answers to all questions, with one draw per seed."""
-    both = digits()
-    x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
-    pool = both._replace(train=(x, y))
-    return ask(deal(pool, config.num_clients, config.alpha, config.data_seeds))
+    """The clients' digits with the answers to all questions, with one draw per seed."""
+    return ask(deal(all_digits(), config.num_clients, config.alpha, config.data_seeds))
 
 
 def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
@@ -204,33 +201,27 @@ def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
     def make(alone: Any, saving: Execution) -> xr.Dataset:
         (name,), stack = alone.methods, data(config)
         build = functools.partial(alone.build, name=name, data=stack)
-        length = alone.model_dump(include={"num_rounds", "record_every"})
-        # Only some methods keep to who is eligible.
+        # Only some methods train eligible clients alone.
         strict = METHODS[name].is_strict
         mixes = [mix for mix in alone.mixes if strict or mix != "scarce"]
         axes = {"mix": mixes, "arrivals": list(alone.arrivals)}
-        found = train([stack], build, axes, alone, saving, **length)
-        found.attrs["manifest"] |= {"config": alone.model_dump(mode="json")}
+        found = train([stack], build, axes, alone, saving)
         return found[[key for key in _SAVED if key in found]]
 
     # A method without a point of the grid is left out.
-    names = [
-        name
+    alone = {
+        name: config.model_copy(update={"methods": (name,)})
         for name in config.methods
         if METHODS[name].is_strict or set(config.mixes) != {"scarce"}
-    ]
-    parts = [
-        staged(f"method-{i}", config.model_copy(update={"methods": (name,)}), how, make)
-        for i, name in enumerate(names)
-    ]
-    joined: Any = {"join": "outer", "combine_attrs": "override"}
-    index = xr.IndexVariable("algorithm", names)
-    found = xr.concat(parts, index, **joined)
+    }
+    parts = list(stages("method", alone, how, make).values())
+    index = xr.IndexVariable("algorithm", list(alone))
+    found = xr.concat(parts, index, join="outer", combine_attrs="override")
     return described(found.reindex(mix=list(config.mixes)), parts)
 
 
 def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
-    """Returns mean completion times, makespans and shares of finished models, and accuracies.
+    """Mean completion times, makespans and shares of finished models, and accuracies.
 
     Times are in rounds and in simulated time. They are NaN for a seed with an unfinished model.
     """
@@ -286,7 +277,7 @@ def judge(measured: xr.Dataset, config: MultiJCT) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiJCT) -> Sequence[Table]:
-    """Returns one table per measure, with a column for each mix and each way to arrive."""
+    """One table per measure, with a column for each mix and each way to arrive."""
     named = {
         "mean_completion_time in rounds": "Mean completion time in rounds",
         "makespan in rounds": "Makespan in rounds",

@@ -21,12 +21,12 @@ from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.assignments.appealing import appealing
-from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seeded, Share
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
+from fedjax_mm.papers.bhuyan2022.gains import ASSIGNMENTS
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import compare
@@ -40,7 +40,6 @@ from fedjax_mm.tasks.requirements import OwnModels, own_models, requiring
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
 """The questions that the three models answer about the same images."""
 
-_ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _AGGREGATIONS: Mapping[str, Any] = {"FedAvg": fedavg, "MaxFL": maxfl}
 _METRICS = {"appeal": "GM-Appeal", "unseen_appeal": "unseen", "accuracy": "test accuracy"}
 
@@ -71,7 +70,7 @@ class MultiAppeal(Seeded):
     def build(self, assignment: str, aggregation: str, data: FederatedData, seed: int) -> Setup:
         """Sets up the simulation of one point of the grid."""
         mine = data.select(seed - self.first_seed)
-        method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
+        method, groups = _AGGREGATIONS[aggregation], ASSIGNMENTS[assignment]
         steps, size = self.local_steps, self.batch_size
         # Make cohorts as large as the groups, so that every client trains if its model appeals to
         # it.
@@ -101,7 +100,7 @@ def _with_thresholds(num_unseen: int, rng_key: Any, setup: Setup, **how: Any) ->
 
 
 def _answers(y: np.ndarray) -> list[np.ndarray]:
-    """Returns the labels of the digits for each question."""
+    """The labels of the digits for each question."""
     return [y, y % 5, y // 5]
 
 
@@ -138,15 +137,14 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
         "seeds": config.data_seeds,
     }
     data = ask(draw_clients("digits", None, population, **how))
-    axes = {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)}
-    length = config.model_dump(include={"num_rounds", "record_every"})
-    result = train([data], partial(config.build, data=data), axes, config, execution, **length)
+    axes = {"assignment": list(ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)}
+    result = train([data], partial(config.build, data=data), axes, config, execution)
     result.attrs["manifest"] |= {"population": population._asdict()}
     return result.assign_coords(question=("model", list(QUESTIONS)))
 
 
 def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
-    """Returns each model's appeal and accuracy over the rounds, and its idle rounds."""
+    """Each model's appeal and accuracy over the rounds, and its idle rounds."""
     by_question = result.swap_dims(model="question")
     percent = 100 * by_question[list(_METRICS)].rename(_METRICS).to_dataarray("metric")
     found = {"percent": percent, "mean": percent.mean("seed")}
@@ -168,7 +166,7 @@ def judge(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Check]:
 
 
 def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
-    """Returns one row per assignment, aggregation and model."""
+    """One row per assignment, aggregation and model."""
     last = measured.isel(round=-1)
     contents = columns(cells(last["mean"], last["standard error"], form=".1f"), "metric")
     contents["skipped"] = cells(last["skipped rounds"], form=".0f")

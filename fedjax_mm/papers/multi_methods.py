@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 
 def _delay(sizes: Sizes) -> Delay:
-    """Returns the delays of local trainings, with mean 1.5 and longer delays for slow clients."""
+    """The delays of local trainings, with mean 1.5 and longer delays for slow clients."""
     return shifted_exponential(sizes.num_clients, mean=1.0)
 
 
@@ -79,7 +79,7 @@ def _one_by_one(sizes: Sizes) -> Assignment:
 
 
 def _with_two_processors(sizes: Sizes) -> Assignment:
-    """Returns MFA-Rand with half as many clients, each of which trains two models at once."""
+    """MFA-Rand with half of the clients, each of which trains two models at once."""
     num_clients, num_models, cohort_size, _ = sizes
     few = max(num_models, cohort_size // 2)
     rule = mfa_rand(num_clients, num_models, cohort_size=few, processors=2)
@@ -87,13 +87,13 @@ def _with_two_processors(sizes: Sizes) -> Assignment:
 
 
 def _planned(sizes: Sizes) -> Assignment:
-    """Returns BODS, which plans cohorts of an equal part of K for each model."""
+    """BODS, which plans cohorts of an equal part of K for each model."""
     each = max(1, sizes.cohort_size // sizes.num_models)
     return bods(sizes.num_clients, sizes.num_models, cohort_size=each, delay=_delay(sizes))
 
 
 def _at_once(sizes: Sizes) -> Dispatch:
-    """Returns FedAST with K jobs in progress and buffers of half of each model's jobs, rounded up.
+    """FedAST with K jobs in progress and buffers of half of each model's jobs, rounded up.
 
     Every model has at least one job. If any model has only one, each update triggers a server step.
     """
@@ -104,7 +104,7 @@ def _at_once(sizes: Sizes) -> Dispatch:
 
 
 def _stepping(local: LocalSGD, *, server_rate: Scalar) -> Algorithm:
-    """Returns FedAvg with a server rate eta_g, which must be small if updates are stale."""
+    """FedAvg with a server rate eta_g, which must be small if updates are stale."""
     return fedavg(local, server_optimizer=optax.sgd(server_rate))
 
 

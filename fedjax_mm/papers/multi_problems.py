@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-
-from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate
 from fedjax_mm.data.federated import FederatedData, Pool, stack_data
 from fedjax_mm.data.idx import Name, load_idx
 from fedjax_mm.data.partition import dirichlet
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Config, Count, Positive
+from fedjax_mm.papers.cho2022.clients import all_digits
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.papers.multi_methods import Sizes
 from fedjax_mm.tasks.classification import classification
@@ -25,29 +23,28 @@ _TEST_FRACTION = 0.2
 class Problem(Config):
     """The clients of a problem and their local training."""
 
+    models: ClassVar[tuple[str, ...]]
+
     num_clients: Count
     cohort_size: Count
     local_steps: Count = 10
     batch_size: Count = 10
 
     def sizes(self, num_models: int, num_rounds: int) -> Sizes:
-        """Returns the sizes that assignments depend on."""
+        """The sizes that assignments depend on."""
         return Sizes(self.num_clients, num_models, self.cohort_size, num_rounds)
 
 
 class Synthetic(Problem):
     """Synthetic(1, 1) A and B, with two models of different sizes."""
 
+    models = ("Synthetic A", "Synthetic B")
+
     num_clients: Count = 100
     cohort_size: Count = 20
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Returns the names of the models."""
-        return ("Synthetic A", "Synthetic B")
-
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns one stack of data draws per data set, with one draw per seed."""
+        """One stack of data draws per data set, with one draw per seed."""
         del folder
         shapes: list[dict[str, Any]] = [
             {"dim": 60, "num_classes": 5},
@@ -59,32 +56,26 @@ class Synthetic(Problem):
         ]
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Supervised]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         return [classification(each, LogisticRegression(each.num_classes)) for each in data]
 
 
 class Digits(Problem):
     """Three questions about the same images, with one model each."""
 
+    models = QUESTIONS
+
     num_clients: Count = 30
     cohort_size: Count = 6
     alpha: Positive = 0.5
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Returns the names of the models."""
-        return QUESTIONS
-
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns one stack of data draws per data set, with one draw per seed."""
+        """One stack of data draws per data set, with one draw per seed."""
         del folder
-        both = digits()
-        x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
-        pool = both._replace(train=(x, y))
-        return [ask(deal(pool, self.num_clients, self.alpha, seeds))]
+        return [ask(deal(all_digits(), self.num_clients, self.alpha, seeds))]
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Supervised]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         module = MLP(data[0].num_classes, (64, 30))
         columns = range(len(QUESTIONS))
         return [classification(data[0], module, scale=1 / 255, column=i) for i in columns]
@@ -93,32 +84,34 @@ class Digits(Problem):
 class Images(Problem):
     """MNIST and Fashion-MNIST, read from files, with one model each."""
 
+    models = ("MNIST", "Fashion-MNIST")
+
     num_clients: Count = 50
     cohort_size: Count = 10
     alpha: Positive = 0.5
     num_images: Count = 6_000
     """The number of images, taken from the start of each data set and split among clients."""
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Returns the names of the models."""
-        return ("MNIST", "Fashion-MNIST")
-
     def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
-        """Returns one stack of data draws per data set, with one draw per seed."""
+        """One stack of data draws per data set, with one draw per seed."""
         if folder is None:
             raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         stacks = []
         for name in FILES:
-            pool = load_idx(folder, dataset=name)
-            x, y = (each[: self.num_images] for each in pool.train)
-            few = pool._replace(train=(x, y))
+            few = first_images(folder, name, self.num_images)
             stacks.append(deal(few, self.num_clients, self.alpha, seeds))
         return stacks
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Supervised]:
-        """Returns the models' tasks on one draw."""
+        """The models' tasks on one draw."""
         return [classification(each, MLP(10, (64, 30)), scale=1 / 255) for each in data]
+
+
+def first_images(folder: Path, dataset: Name, number: int) -> Pool:
+    """Reads images from the start of a training file."""
+    pool = load_idx(folder, dataset=dataset)
+    x, y = (each[:number] for each in pool.train)
+    return pool._replace(train=(x, y))
 
 
 FILES: tuple[Name, ...] = ("mnist", "fashion-mnist")

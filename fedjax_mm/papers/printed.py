@@ -57,7 +57,7 @@ def welch(
     Args:
       samples: ours, over ``(..., "seed")``.
       mean: the printed means, over the other dimensions. There is no test where one is NaN.
-      spread: the standard deviations printed beside them.
+      spread: their printed standard deviations.
       runs: the number of runs behind each printed mean.
       margin: the largest difference that counts as near.
       form: the format of numbers in the evidence.

@@ -12,7 +12,7 @@ Kind: TypeAlias = Literal["statements", "numbers"]
 
 
 def published(id: str) -> Mapping[str, Any]:
-    """Returns an item's table from the `published.toml` of its paper, or an empty one.
+    """An item's table from the `published.toml` of its paper, or an empty one.
 
     An item's key `shares` names a table whose entries it inherits.
     """
@@ -26,7 +26,7 @@ def published(id: str) -> Mapping[str, Any]:
 
 @cache
 def all_published(kind: Kind) -> Mapping[str, Mapping[str, tuple[Published, ...]]]:
-    """Returns all sentences, or printed numbers, by the citation of their paper and by item."""
+    """All sentences, or printed numbers, by the citation of their paper and by item."""
     found = {}
     for folder in folders():
         of_items = {name: published_statements(x, kind) for name, x in entries(folder).items()}
@@ -37,7 +37,7 @@ def all_published(kind: Kind) -> Mapping[str, Mapping[str, tuple[Published, ...]
 
 @cache
 def all_claims() -> Mapping[str, tuple[Claim, ...]]:
-    """Returns the main claims of each paper, by its citation."""
+    """The main claims of each paper, by its citation."""
     found = {}
     for folder in folders():
         claims = entries(folder).get("paper", {}).get("claims", ())

@@ -59,7 +59,7 @@ class Evidence(NamedTuple):
       contradicts: the p-value of the evidence against the statement.
       seeds: the number of samples, or None if nothing was random.
       needed: returns the number of seeds with which the smaller p-value would be below a level.
-      margin: what the numbers are compared with, as text.
+      margin: the limit of the comparison, as text.
     """
 
     name: str
@@ -97,7 +97,7 @@ def ruling(
       *parts: results of `more`, `less`, `no_less`, `alike`, `median_more`, `welch` or `fact`.
       about: evidence that belongs to no part.
       takes: the requirements for testing an untested part.
-      looseness: the least ratio of a bound to what it bounds.
+      looseness: the least ratio of a bound to the bounded quantity.
       is_shared: whether the parts share the level, as those of a sentence do. Printed numbers have
         a verdict each.
     """
@@ -108,7 +108,7 @@ def ruling(
 
 
 def untested(key: str, because: str, takes: str = "") -> Ruling:
-    """Returns a ruling that these settings or data do not test a statement."""
+    """A ruling that these settings or data do not test a statement."""
     return Ruling(key, "not tested", about=because, takes=takes)
 
 
@@ -132,7 +132,7 @@ def under(reading: str, item: str, rulings: Iterable[Ruling | Check]) -> Iterato
 
 
 def check(text: str, passed: Any, evidence: str = "") -> Check:
-    """Returns the outcome of one of our own checks, which our work must pass.
+    """The outcome of one of our own checks, which our work must pass.
 
     Args:
       text: the property that is checked.
@@ -144,15 +144,15 @@ def check(text: str, passed: Any, evidence: str = "") -> Check:
 
 
 def finding(text: str, holds: Any, evidence: str = "") -> Check:
-    """Returns whether a property holds that we looked for; see `check`."""
+    """The outcome of a check of a property that need not hold; see `check`."""
     return _checked(text, holds, evidence, ("holds", "does not hold"))
 
 
 def compare(text: str, lead: xr.DataArray, margin: float, form: str = ".2f") -> Check:
-    """Returns whether all means are above a margin, within it, or below it.
+    """Whether all means are above a margin, within it, or below it.
 
     Args:
-      text: what is compared.
+      text: the question.
       lead: samples over ``(..., "seed")``, for example paired differences between methods.
       margin: the smallest lead of interest.
       form: the format of numbers in the evidence.
@@ -245,7 +245,7 @@ def _in(margin: float) -> str:
 
 
 def _of_two(needed: Callable[[float], int | None], level: float) -> int | None:
-    """Returns the number of seeds if either of two sides may contradict."""
+    """The number of seeds if either of two sides may contradict."""
     return needed(level / 2)
 
 
@@ -297,7 +297,7 @@ def _fact(holds: Any, evidence: str, name: str) -> Evidence:
 
 
 def _part(test: Evidence, num_parts: int) -> Part:
-    """Returns one of several comparisons with its verdict."""
+    """One of several comparisons with its verdict."""
     verdict: Verdict = "not settled"
     if math.isnan(test.supports) or math.isnan(test.contradicts):
         verdict = "not tested"
@@ -323,7 +323,7 @@ def _combined(verdicts: Iterable[Word]) -> Verdict:
 
 
 def rows_of(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
-    """Returns the samples ``[seeds]`` of every comparison, with its coordinates as text."""
+    """The samples ``[seeds]`` of every comparison, with its coordinates as text."""
     dims = [str(dim) for dim in samples.dims if dim != "seed"]
     values = samples.transpose(*dims, "seed").values.astype(float)
     names = [", ".join(words) for _, words in places(samples, *dims)]
@@ -362,7 +362,7 @@ def _mean_test(
 
 
 def _p_value(size: Any, effect: float, skewness: float) -> Any:
-    """Returns the p-value of Student's t, reduced where the law may be skewed towards the margin.
+    """The p-value of Student's t, reduced where the law may be skewed towards the margin.
 
     Args:
       size: n, the number of samples.
@@ -411,7 +411,7 @@ def _sign_test(
 
 
 def _least(p_value: Callable[[Any], Any], level: float) -> int | None:
-    """Returns the smallest number of seeds with a p-value below a level, or None if too large."""
+    """The smallest number of seeds with a p-value below a level, or None if too large."""
     sizes = range(2, _MOST_SEEDS + 1)
     found = bisect_left(sizes, True, key=lambda size: bool(p_value(size) < level))
     return sizes[found] if found < len(sizes) else None

@@ -55,7 +55,7 @@ class Part(_Schema):
       name: the name of the comparison, empty if the statement has only one.
       verdict: the verdict on this comparison alone.
       evidence: the numbers, as text.
-      margin: what they are compared with, such as "above 0".
+      margin: the limit of the comparison, such as "above 0".
       seeds: the number of samples, if the quantity is random.
       needed: the seeds that would settle the comparison if the mean and the spread stay the same,
         or None if there are too many of them, or too few samples to tell.
@@ -104,7 +104,7 @@ class Published(_Schema):
     untested: str = ""
 
     def word(self, verdict: Word) -> Word:
-        """Returns the word for a verdict of the rules on this sentence, or on these numbers.
+        """The word for a verdict of the rules on this sentence, or on these numbers.
 
         Evidence against a sentence contradicts it only if no protocol that the paper allows could
         turn it. Where the paper leaves the protocol open, the sentence is not reproduced.
@@ -123,7 +123,7 @@ class Statement(Published):
       verdict: the verdict on the whole sentence.
       parts: the comparisons within the sentence.
       about: evidence that belongs to no single comparison, or the reason for "not tested".
-      looseness: the least ratio of a bound to what it bounds, if the statement is a bound.
+      looseness: the least ratio of a bound to the bounded quantity, if the statement is a bound.
     """
 
     verdict: Word
@@ -133,25 +133,25 @@ class Statement(Published):
 
     @property
     def is_under_reading(self) -> bool:
-        """Returns whether the verdict rests on a reading that the paper leaves open."""
+        """Whether the verdict rests on a reading that the paper leaves open."""
         return bool(self.reading) and self.verdict != "not tested"
 
     @property
     def agreements(self) -> Counter[str]:
-        """Returns the count of printed numbers by their agreement with ours."""
+        """The count of printed numbers by their agreement with ours."""
         if self.verdict == "not run":
             return Counter({self.verdict: self.numbers})
         return Counter(part.verdict for part in self.parts)
 
     @property
     def needed(self) -> int | None:
-        """Returns the number of seeds that would settle every comparison, or None if unknown."""
+        """The number of seeds that would settle every comparison, or None if unknown."""
         needed = [part.needed for part in self._open]
         return None if None in needed else max(filter(None, needed), default=None)
 
     @property
     def remains(self) -> str:
-        """Returns the requirements for settling or testing a statement, or "" if it is settled."""
+        """The requirements for settling or testing a statement, or "" if it is settled."""
         if self.verdict == "not tested":
             return self.takes
         if self.verdict != "not settled":
@@ -169,7 +169,7 @@ class Statement(Published):
 
     @property
     def why_not_tested(self) -> str:
-        """Returns the reason for "not tested": replaced data or settings, or unreached targets."""
+        """The reason for "not tested": replaced data or settings, or unreached targets."""
         lost = [part.evidence for part in self.parts if part.verdict in ("not tested", "not run")]
         return self.about or (lost[0] if lost else "")
 
@@ -228,7 +228,7 @@ class Table(_Schema):
 
 
 def not_run(published: Published, because: str) -> Statement:
-    """Returns a statement that no run has judged."""
+    """A statement that no run has judged."""
     word = published.word("not tested")
     return Statement(**published.model_dump(), verdict=word, about=because)
 
@@ -241,7 +241,7 @@ def count(statements: Iterable[Statement]) -> Counter[str]:
 def published_statements(
     table: Mapping[str, Any], kind: Literal["statements", "numbers"] = "statements"
 ) -> tuple[Published, ...]:
-    """Returns the sentences, or the printed numbers, in an item's table of `published.toml`.
+    """The sentences, or the printed numbers, in an item's table of `published.toml`.
 
     The item's key `reading` is that of all its statements, except for those with one of their own.
 

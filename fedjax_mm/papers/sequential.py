@@ -36,7 +36,7 @@ class Budget(NamedTuple):
     max_minutes: float | None = None
 
     def seeds(self, item: Item, config: Seeded) -> int:
-        """Returns the largest number of seeds.
+        """The largest number of seeds.
 
         Raises:
           ValueError: if the item starts with more seeds.
@@ -50,7 +50,7 @@ class Budget(NamedTuple):
         return most
 
     def allows(self, result: xr.Dataset, more: int) -> bool:
-        """Returns whether there is time to add more seeds to the result."""
+        """Whether there is time to add more seeds to the result."""
         if self.max_minutes is None:
             return True
         # Agree on the answer, because all processes must stop at the same time.
@@ -105,7 +105,7 @@ def decide(
 
 
 def _end(still: list[str], more: int, *, is_time: bool) -> str:
-    """Returns the reason for not adding seeds, or "" to add them."""
+    """The reason for not adding seeds, or "" to add them."""
     if not still:
         return "there is nothing left to settle"
     if more <= 0:
@@ -114,7 +114,7 @@ def _end(still: list[str], more: int, *, is_time: bool) -> str:
 
 
 def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
-    """Returns the result of some seeds, reusing that of an interrupted run."""
+    """The result of some seeds, reusing that of an interrupted run."""
     first = config.first_seed
     label = f"seeds {first} to {first + config.num_seeds - 1}"
     return staged(f"seeds-{first}", config, execution._replace(label=label), make)

@@ -38,12 +38,12 @@ def cells(
 
 
 def columns(values: xr.DataArray, dim: str, form: str = "{}") -> dict[str, xr.DataArray]:
-    """Returns one column per coordinate of a dimension, keyed by the coordinate as text."""
+    """One column per coordinate of a dimension, keyed by the coordinate as text."""
     return {form.format(label(dim, at)): values.sel({dim: at}) for at in values[dim].values}
 
 
 def rows(contents: Mapping[str, Any], over: tuple[str, ...], title: str = "") -> Table:
-    """Returns a table with one row per combination of coordinates.
+    """A table with one row per combination of coordinates.
 
     Args:
       contents: columns by header, as text over some of the dimensions in `over`.

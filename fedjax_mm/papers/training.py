@@ -4,12 +4,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import xarray as xr
 
-from fedjax_mm.experiments.fields import Seeded
+from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.manifest import manifest, read_about, save_about
@@ -25,7 +25,9 @@ ABOUT = "manifest.json"
 _SAME = ("config", "versions", "device", "git_revision")  # equal in the manifests of all batches
 
 Make = Callable[[Any, Execution], xr.Dataset]
-"""Computes the result of some settings, like `Item.make`."""
+"""Computes the result of some settings, like `Item.run`."""
+
+Key = TypeVar("Key")
 
 
 class Data(Protocol):
@@ -44,23 +46,30 @@ def train(
     data: Sequence[Data],
     build: Callable[..., Setup],
     axes: Mapping[str, Sequence[Any]],
-    config: Seeded,
-    execution: Execution | None,
+    config: Config,
+    execution: Execution | None = None,
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
     **settings: Any,
 ) -> xr.Dataset:
     """Sweeps simulations over some axes and the seeds of an item.
 
     Args:
-      data: all data that the simulations use, which the manifest names.
+      data: all data that the simulations use, which the manifest names; none if it has no name.
       build: as in `Grid`.
       axes: as in `Grid`.
-      config: the item's settings, with the seeds.
+      config: the item's settings, with the seeds, and often the numbers of rounds.
       execution: the execution of the sweep.
+      on_divergence: as in `sweep`.
       **settings: further settings of `Grid`, such as `num_rounds`.
     """
-    kind = _weakest(each.kind for each in data)
-    result = sweep(Grid(build, axes, **config.replicas, data=kind, **settings), execution)
-    result.attrs["manifest"] |= {"datasets": list(dict.fromkeys(each.name for each in data))}
+    given = config.model_dump(include={"num_seeds", "seed", "num_rounds", "record_every"})
+    given["data"] = _weakest(each.kind for each in data) if data else "synthetic"
+    given["first_seed"] = config.first_seed if isinstance(config, Seeded) else 0
+    grid = Grid(build, axes, **given | settings)
+    result = sweep(grid, execution, on_divergence=on_divergence)
+    if data:
+        result.attrs["manifest"] |= {"datasets": list(dict.fromkeys(each.name for each in data))}
     return result
 
 
@@ -69,7 +78,7 @@ def _weakest(kinds: Iterator[str]) -> str:
 
 
 def described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Returns a result with the first of its parts' manifests, the data of all, and their time."""
+    """A result with the first of its parts' manifests, the data of all, and their time."""
     each = [part.attrs["manifest"] for part in parts]
     about = {
         "data": _weakest(one["data"] for one in each),
@@ -90,16 +99,16 @@ def stage(execution: Execution, name: str) -> Iterator[Execution]:
 
 
 def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
-    """Returns the result of `make`, or the result saved in a stage of the checkpoints.
+    """The result of `make`, or the result saved in a stage of the checkpoints.
 
     Args:
       name: the stage's name in the run directory.
-      config: the settings that the result's manifest must have as its "config".
+      config: the settings, which become the "config" of the result's manifest.
       execution: the execution of the stage, passed to `make` with the stage's checkpoints.
       make: computes the result if the stage does not have it.
     """
     if not execution.checkpoints:
-        return make(config, execution)
+        return with_config(make(config, execution), config)
     with refusing():
         saved = execution.checkpoints.stage(name)
     with saved:
@@ -113,12 +122,28 @@ def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Da
             with refusing():
                 _check(result, config, path)
             return result
-        result = make(config, execution._replace(checkpoints=saved))
+        result = with_config(make(config, execution._replace(checkpoints=saved)), config)
         if jax.process_index() == 0:
             save_dataset(result, path)
             save_about(path.with_name(ABOUT), result.attrs["manifest"], [RESULT])
         saved.discard()
     return result
+
+
+def stages(
+    name: str, configs: Mapping[Key, Seeded], execution: Execution, make: Make
+) -> dict[Key, xr.Dataset]:
+    """The results of several settings by key, each as a stage."""
+    return {
+        key: staged(f"{name}-{i}", config, execution, make)
+        for i, (key, config) in enumerate(configs.items())
+    }
+
+
+def with_config(result: xr.Dataset, config: Config) -> xr.Dataset:
+    """A result whose manifest has the settings."""
+    about = result.attrs["manifest"] | {"config": config.model_dump(mode="json")}
+    return result.assign_attrs(manifest=about)
 
 
 def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:

@@ -9,7 +9,7 @@ from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.data import synthetic
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.papers import ITEMS, compression_curve
+from fedjax_mm.papers import ITEMS, curves
 from fedjax_mm.plots import save_figure
 from fedjax_mm.tasks import LogisticRegression, classification
 
@@ -24,9 +24,9 @@ SMALL = validate(
 @pytest.fixture(scope="module")
 def result():
     """Results of three compressors, because each one is a program."""
-    labels = (compression_curve.PLAIN, compression_curve.TOP, compression_curve.TOP_ALONE)
+    labels = (curves.PLAIN, curves.TOP, curves.TOP_ALONE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression_curve, "LABELS", labels)
+        patch.setattr(curves, "LABELS", labels)
         yield ITEM.make(SMALL)
 
 
@@ -47,7 +47,7 @@ def test_a_point_equals_simulate(result):
 
 
 def test_results_are_judged_and_drawn(result, tmp_path, monkeypatch):
-    monkeypatch.setattr(compression_curve, "LABELS", tuple(result.message.values))
+    monkeypatch.setattr(curves, "LABELS", tuple(result.message.values))
     findings = ITEM.findings(result, SMALL)
     assert [each.outcome for each in findings.checks][2] == "passed"  # 305 numbers of 32 bits
     (table,) = findings.tables

@@ -44,9 +44,9 @@ SMALL = validate(
 def result(request):
     """Results of some of the assignments and questions, which determine the number of programs."""
     names, questions = request.param
-    some = {name: multi_maxfl._ASSIGNMENTS[name] for name in names}
+    some = {name: multi_maxfl.ASSIGNMENTS[name] for name in names}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multi_maxfl, "_ASSIGNMENTS", some)
+        patch.setattr(multi_maxfl, "ASSIGNMENTS", some)
         patch.setattr(multi_maxfl, "QUESTIONS", questions)
         yield ITEM.make(SMALL)
 

@@ -8,7 +8,7 @@ from fedjax_mm import fedavg, full_participation, local_sgd, simulate, to_datase
 from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.data import synthetic
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.papers import ITEMS, robust_curve
+from fedjax_mm.papers import ITEMS, curves
 from fedjax_mm.plots import save_figure
 from fedjax_mm.robust import attacking, ipm, robust, trimmed_mean
 from fedjax_mm.tasks import LogisticRegression, classification
@@ -32,7 +32,7 @@ def some():
         patch.setattr(type(SMALL), "rule", lambda self, name: rules[name])
         patch.setattr(type(SMALL), "attack", lambda self, name: attacks[name])
         for name, value in SOME.items():
-            patch.setattr(robust_curve, name, value)
+            patch.setattr(curves, name, value)
         yield
 
 

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -28,6 +28,7 @@ _ABOVE = 8  # points by which FedAvg should exceed the most frequent class
 class Trainings(Seeded):
     """Settings shared by all experiments of section 7."""
 
+    learners: tuple[Any, ...]
     num_clients: Count
     num_rounds: Count
     """T_1, the rounds of FedAvg on one model."""
@@ -48,39 +49,49 @@ class Trainings(Seeded):
     """The budget for several models, in units of T_1. It defaults to the largest M, because a run
     that needs more than M T_1 rounds has a gain below 1."""
 
+    def check_files(self) -> None:
+        """See `WithFiles`."""
+        if self.directory is not None:
+            if not any(learner.reads_files for learner in self.learners):
+                raise ValueError(
+                    f"directory is {self.directory}, but Synthetic is drawn; leave out --data"
+                )
+            for learner in self.learners:
+                learner.check_files(self.directory)
+
     @property
     @abstractmethod
     def at_once(self) -> tuple[int, ...]:
-        """Returns the numbers M of models trained at once."""
+        """The numbers M of models trained at once."""
 
     @property
     def most_rounds(self) -> int:
-        """Returns the budget in rounds, all of which are recorded."""
+        """The budget in rounds, all of which are recorded."""
         budget = self.budget or max(self.at_once)
         return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
 
     @property
     def until(self) -> Until | None:
-        """Returns the target at which a run stops."""
+        """The target at which a run stops."""
         return Until("shortfall", at_most=0.0) if self.stop else None
 
     @property
     def resolution(self) -> int:
-        """Returns the number of rounds between records."""
+        """The number of rounds between records."""
         return math.gcd(self.record_every, self.num_rounds)
 
     @property
     def targets(self) -> list[str]:
-        """Returns the names of the gains that the runs are long enough to measure."""
+        """The names of the gains that the runs are long enough to measure."""
         return [target for target in TARGETS if not (self.stop and target == "window")]
 
     @property
     def records_in_window(self) -> int:
-        """Returns the number of records in a window."""
+        """The number of records in a window."""
         return math.ceil(min(self.window, self.num_rounds) / self.resolution)
 
     def about_gains(self, targets: Sequence[str]) -> str:
-        """Returns a clause for captions that defines the gains for the given targets."""
+        """A clause for captions that defines the gains for the given targets."""
         length = self.records_in_window * self.resolution
         window = f", and a window's is of means over {length} rounds"
         return (
@@ -90,13 +101,13 @@ class Trainings(Seeded):
 
 
 def draw_of(stack: FederatedData, seed: int) -> FederatedData:
-    """Returns the data drawn for a run's seed."""
+    """The data drawn for a run's seed."""
     # All seeds share a single draw of CelebA's files.
     return stack.select(seed % len(stack.train.counts))
 
 
 def majorities(stack: FederatedData, part: str, num_seeds: int, column: int = 0) -> list[float]:
-    """Returns the share of the most frequent label, for every seed."""
+    """The share of the most frequent label, for every seed."""
     shares = []
     for seed in range(num_seeds):
         store = getattr(draw_of(stack, seed), part)
@@ -108,13 +119,13 @@ def majorities(stack: FederatedData, part: str, num_seeds: int, column: int = 0)
 
 
 def largest_shares(stack: FederatedData, num_seeds: int) -> list[float]:
-    """Returns the largest client's share of the training examples, for every seed."""
+    """The largest client's share of the training examples, for every seed."""
     counts = [np.asarray(draw_of(stack, seed).train.counts) for seed in range(num_seeds)]
     return [float(each.max() / each.sum()) for each in counts]
 
 
 def accuracies_of(result: xr.Dataset) -> xr.Dataset:
-    """Returns a sweep's accuracies and divergences."""
+    """A sweep's accuracies and divergences."""
     return result[[*(f"{part}_accuracy" for part in PARTS), "diverged"]]
 
 
@@ -125,7 +136,7 @@ def by_part(result: xr.Dataset, name: str) -> xr.DataArray:
 
 
 def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataArray:
-    """Returns the first recorded round at which every model has reached its target, or NaN.
+    """The first recorded round at which every model has reached its target, or NaN.
 
     Args:
       accuracy: over ``(..., round, model)``; NaN for absent models.
@@ -137,7 +148,7 @@ def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataA
 
 
 def running_mean(accuracy: xr.DataArray, size: int) -> xr.DataArray:
-    """Returns running means of `size` consecutive records, which are NaN for the first records."""
+    """Running means of `size` consecutive records, which are NaN for the first records."""
     # Add record by record, because the last digit of a sum over an axis depends on the memory
     # layout, and a single model could then miss its own mean.
     exact = accuracy.astype(float)
@@ -157,7 +168,7 @@ class Rounds(NamedTuple):
 
 
 def rounds_to_all(alone: xr.DataArray, together: xr.DataArray, size: int) -> Rounds:
-    """Returns the rounds that each gain compares.
+    """The rounds that each gain compares.
 
     For "g" and "g'" the targets are FedAvg's accuracies after T_1 rounds. FedAvg may reach them
     before T_1, because accuracies fluctuate. "g" still counts T_1 rounds, whereas "g'" counts the

@@ -33,12 +33,12 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants
@@ -75,7 +75,7 @@ class _Statement(NamedTuple):
     proof: str = ""
 
     def rate(self, smoothness: Any, mu: Any, config: "Bounds") -> tuple[Any, Any]:
-        """Returns beta and gamma of the learning rate beta / (t + gamma)."""
+        """The beta and gamma of the learning rate beta / (t + gamma)."""
         beta = config.contraction / mu
         return beta, beta * smoothness / (config.rate * self.largest_rate)
 
@@ -121,7 +121,7 @@ class Bounds(Recorded):
         return self
 
     def constants(self, method: Method) -> xr.Dataset:
-        """Returns the constants N, L, beta and gamma of the theorem's hypotheses, for every mu."""
+        """The constants N, L, beta and gamma of the theorem's hypotheses, for every mu."""
         # Use NumPy, because settings are validated before JAX may initialize its devices.
         mu = xr.DataArray(list(self.mu), {"mu": list(self.mu)})
         smoothness = mu + largest_curvature(self.num_clients, self.block_size)
@@ -158,14 +158,12 @@ class _Probed(Quadratic):
 
 
 _CASE = ("algorithm", "mu", "num_models", "local_steps")
-_NAMES = {"num_models": "M", "local_steps": "E"}
+NAMES = {"num_models": "M", "local_steps": "E"}
 _MU = r"$\mu$"
-LOOSENESS = "round $t$", "bound / measured error"
-"""The labels of panels with ratios, because curves of a bound and its error lie too far apart."""
 
 
 def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset:
-    """Returns measured errors and the bounds, over ``(*_CASE, "round")``."""
+    """Measured errors and the bounds, over ``(*_CASE, "round")``."""
 
     def build(algorithm: Method, mu: Any, num_models: int, local_steps: int) -> Setup:
         statement = _METHODS[algorithm]
@@ -176,24 +174,28 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
         return Setup(task, training, statement.assignment(config.num_clients, num_models))
 
     axes = {"algorithm": config.algorithms} | {name: getattr(config, name) for name in _CASE[1:]}
-    how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
     with jax.enable_x64(config.precision == "float64"):
-        result = sweep(Grid(build, axes, data="synthetic", **how), execution, on_divergence="stop")
-    words = "distance |w_t - w*|, mean over models"
-    measured = {
-        "distance": result.distance.mean("model").assign_attrs(long_name=words),
-        "largest": result.distance.mean("seed").max("model"),
-        "G": result.gradient.max(("seed", "round", "model")),
-    }
-    dataset = xr.Dataset(measured, attrs=result.attrs).transpose(*_CASE, ...)
+        result = train([], build, axes, config, execution, on_divergence="stop")
+    largest = {"G": result.gradient.max(("seed", "round", "model"))}
+    dataset = distances(result).assign(largest).transpose(*_CASE, ...)
     t = dataset["round"] + 1  # round t produces w_{t+1}
     bounds = [_bound(t, each).transpose(..., "round") for each in symbols(dataset, config)]
     return dataset.assign(bound=((*_CASE, "round"), np.stack(bounds)))
 
 
+def distances(result: xr.Dataset) -> xr.Dataset:
+    """The distance to w*, as a mean over the models, and the largest one of a model."""
+    words = "distance |w_t - w*|, mean over models"
+    found = {
+        "distance": result.distance.mean("model").assign_attrs(long_name=words),
+        "largest": result.distance.mean("seed").max("model"),
+    }
+    return xr.Dataset(found, attrs=result.attrs)
+
+
 def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
-    """Returns the constants of each method's bound, over mu, M and E."""
-    dataset = dataset.rename(_NAMES).drop_attrs()
+    """The constants of each method's bound, over mu, M and E."""
+    dataset = dataset.rename(NAMES).drop_attrs()
     with jax.enable_x64(True):
         tasks = [quadratic(config.num_clients, config.block_size, mu=mu) for mu in config.mu]
         Gamma = "mu", [float(exact_constants(task).Gamma.value) for task in tasks]
@@ -203,19 +205,12 @@ def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
 
 
 def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
-    """Returns a method's constants, exponents, and rounds at which frozen models break bounds."""
-    statement, rounds = _METHODS[symbols.algorithm.item()], runs["round"].values
-
-    def fit(runs: np.ndarray, frame: Any, gamma: float) -> tuple[float, ...]:
-        rate = fit_rate((rounds + 1) / frame, runs, gamma)
-        return rate.exponent, *rate.interval
-
-    how: Any = {"input_core_dims": [["seed", "round"], [], []], "output_core_dims": [()] * 3}
+    """A method's constants, exponents, and rounds at which frozen models break bounds."""
+    statement = _METHODS[symbols.algorithm.item()]
     frame = symbols.M if statement.time == "t/M" else 1
-    found = xr.apply_ufunc(fit, runs, frame, symbols.gamma, vectorize=True, keep_attrs=False, **how)
     t = xr.DataArray(np.arange(1, FROZEN + 2), dims="t")
     numbers = {
-        **dict(zip(("exponent", "exponent_low", "exponent_high"), found, strict=True)),
+        **exponents(runs, (runs["round"] + 1) / frame, symbols.gamma),
         "predicted_exponent": statement.exponent,
         "first_bound": _bound(1, symbols),
         "frozen_found_in_round": (t - 1).where(_bound(t, symbols) < symbols.distance).min("t"),
@@ -223,24 +218,45 @@ def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
     return symbols.assign(numbers).broadcast_like(symbols.G)
 
 
+def exponents(runs: xr.DataArray, time: xr.DataArray, gamma: Any = 0.0) -> dict[str, xr.DataArray]:
+    """The exponent q and its interval, where errors fall as (time + gamma)^-q."""
+
+    def fit(runs: np.ndarray, time: np.ndarray, gamma: float) -> tuple[float, ...]:
+        rate = fit_rate(time, runs, gamma)
+        return rate.exponent, *rate.interval
+
+    how: Any = {"input_core_dims": [["seed", "round"], ["round"], []], "keep_attrs": False}
+    how |= {"output_core_dims": [()] * 3, "vectorize": True}
+    found = xr.apply_ufunc(fit, runs, time, gamma, **how)
+    return dict(zip(("exponent", "exponent_low", "exponent_high"), found, strict=True))
+
+
 def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
-    """Returns the constants, the errors and bounds at some of the records, and the exponents."""
-    each, result = symbols(result, config), result.rename(_NAMES)
+    """The constants, the errors and bounds at some of the records, and the exponents."""
+    each, result = symbols(result, config), result.rename(NAMES)
     numbers = [_of_method(known, result.distance.sel(algorithm=known.algorithm)) for known in each]
+    return against_bound(result).assign(xr.concat(numbers, "algorithm", data_vars="all"))
+
+
+def against_bound(result: xr.Dataset) -> xr.Dataset:
+    """Errors and bounds at some of the records, and their ratios over all records."""
     (mean, error), ratio = estimate(result.distance), result.bound / result.largest
     curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
-    room = tightest(1 - result.distance / result.bound, "round")
     # Space the records more widely as training progresses.
     few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
-    measured = xr.Dataset(curves).isel(round=sorted({0, *few.tolist()}))
-    measured = measured.assign(xr.concat(numbers, "algorithm", data_vars="all"))
-    ends = {"least": ratio.min("round", skipna=False), "largest": ratio.max("round", skipna=False)}
-    measured = measured.assign({f"{end}_ratio": found for end, found in ends.items()})
-    return measured.assign(room=room)
+    return (
+        xr.Dataset(curves)
+        .isel(round=sorted({0, *few.tolist()}))
+        .assign(
+            least_ratio=ratio.min("round", skipna=False),
+            largest_ratio=ratio.max("round", skipna=False),
+            room=tightest(1 - result.distance / result.bound, "round"),
+        )
+    )
 
 
 def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
-    """Returns the samples at the point where the mean is the fewest standard errors above 0.
+    """The samples at the point where the mean is the fewest standard errors above 0.
 
     A bound that holds at this point holds everywhere, and a bound that is violated anywhere is
     violated here.
@@ -257,7 +273,7 @@ def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
 
 
 def rounds_to_bound(share: float, measured: xr.Dataset, exponent: float, frame: Any) -> Any:
-    """Returns the round t at which a bound falls to a fraction of the initial distance.
+    """The round t at which a bound falls to a fraction of the initial distance.
 
     Args:
       share: the fraction of the initial distance.
@@ -300,7 +316,7 @@ def judge_theorem(
     """Rules on whether the method's bound holds, and yields the remaining checks of `judge`."""
     if method in config.algorithms:
         least = measured.least_ratio.sel(algorithm=method).min()
-        about = _ratios(method, measured)
+        about = _range(method, measured)
         yield ruling(key, _holds(method, measured), about=about, looseness=least)
     else:
         yield untested(key, f"{method} was not run")
@@ -325,7 +341,7 @@ def _check_bound(method: Method, measured: xr.Dataset) -> Check:
     tests = _holds(method, measured)
     # A bound that is proven for another server may fail without a defect.
     judged = finding if _METHODS[method].proof else check
-    return judged(bound + _METHODS[method].proof, tests, _ratios(method, measured))
+    return judged(bound + _METHODS[method].proof, tests, _range(method, measured))
 
 
 def _holds(method: Method, measured: xr.Dataset) -> list[Evidence]:
@@ -334,7 +350,7 @@ def _holds(method: Method, measured: xr.Dataset) -> list[Evidence]:
     return no_less(room, margin=ROUND_OFF, form=".3g")
 
 
-def _ratios(method: Method, measured: xr.Dataset) -> str:
+def _range(method: Method, measured: xr.Dataset) -> str:
     here = measured.sel(algorithm=method)
     least, most = here.least_ratio.min(("mu", "M")), here.largest_ratio.max(("mu", "M"))
     ratios = f"at least {describe(least, form='.3g')}; at most {describe(most, form='.3g')}"
@@ -357,7 +373,7 @@ _FEW = 6  # print the curves of at most this many cases
 
 
 def _slopes(measured: xr.Dataset) -> Table:
-    """Returns the exponents of the errors, about which an upper bound says nothing."""
+    """The exponents of the errors, about which an upper bound says nothing."""
     low, high = (cells(measured[f"exponent_{end}"]) for end in ("low", "high"))
     text = cells(measured.exponent) + " (" + low + " to " + high + ")"
     title = "Exponents q of the errors in the later half, (t + gamma)^-q or (t/M + gamma)^-q"
@@ -368,13 +384,12 @@ def _slopes(measured: xr.Dataset) -> Table:
 
 
 def table(measured: xr.Dataset, config: Bounds) -> Sequence[Table]:
-    """Returns the final errors and bounds, the constants, and, for few cases, the curves."""
+    """The final errors and bounds, the constants, and, for few cases, the curves."""
     at, last = ("algorithm", "mu", "M", "E"), measured.isel(round=-1)
-    least, largest = (cells(measured[f"{end}_ratio"], form=".3g") for end in ("least", "largest"))
     main = {
         "error at the end": cells(last.error, last.standard_error, form=".3g"),
         "bound": cells(last.bound, form=".3g"),
-        "bound / error": least + " to " + largest,
+        "bound / error": ratios(measured),
         "exponent": cells(measured.exponent, published=measured.predicted_exponent),
     }
     first = measured.isel(M=0, E=0).assign(G=measured.G.max(("M", "E")))
@@ -393,21 +408,34 @@ def table(measured: xr.Dataset, config: Bounds) -> Sequence[Table]:
     return found
 
 
+def ratios(measured: xr.Dataset, missing: str = "not reached") -> xr.DataArray:
+    """Formats the least and the largest ratio of bounds and errors."""
+    each = (measured[f"{end}_ratio"] for end in ("least", "largest"))
+    least, largest = (cells(ratio, form=".3g", missing=missing) for ratio in each)
+    return least + " to " + largest
+
+
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
     """Draws how many times as large as the largest error the bound is, with one line per M."""
-    ratio = measured.ratio.assign_coords(round=measured["round"] + 1).rename(mu=_MU)
-    panels = []
-    for at, words in places(ratio, "algorithm", _MU, "E"):
-        drawn = plots.lines(ratio.sel(at).transpose("M", "round"))
-        panels.append(plots.Panel(", ".join(words), *LOOSENESS, drawn, scale="log", xscale="log"))
     return plots.draw(
-        [panels],
+        [ratio_panels(measured.ratio.rename(mu=_MU), "M", "algorithm", _MU, "E")],
         title=f"Errors and their bounds, quadratic, N = {config.num_clients}, "
         f"{config.num_seeds} seeds",
         caption="The bound divided by the largest error of a model, averaged over seeds; above 1 "
         "the bound holds. In the bound mu, L and Gamma are exact, and G is measured. The start is "
         "round 1.",
     )
+
+
+def ratio_panels(ratio: xr.DataArray, line: str, *over: str) -> list[plots.Panel]:
+    """A panel for each combination of the last dimensions, with the start as round 1."""
+    ratio, panels = ratio.assign_coords(round=ratio["round"] + 1), []
+    for at, words in places(ratio, *over):
+        drawn = plots.lines(ratio.sel(at).transpose(line, "round"))
+        # Draw ratios, because curves of a bound and its error lie too far apart.
+        labels = ", ".join(words), "round $t$", "bound / measured error"
+        panels.append(plots.Panel(*labels, drawn, scale="log", xscale="log"))
+    return panels
 
 
 def _item(id: str, settings: Bounds, rule: Callable[..., Iterator[Ruling | Check]] = judge) -> Item:

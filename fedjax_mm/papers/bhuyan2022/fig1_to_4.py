@@ -40,14 +40,14 @@ class Comparison(BothOnQuadratic):
 
 
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the curves of both algorithms, including ``gap = log10(F(w_t) - F*)``."""
+    """The curves of both algorithms, including ``gap = log10(F(w_t) - F*)``."""
     result = run(config.at(config.num_models, config.local_steps), execution)
     gap = result.excess_loss.copy(data=log_gap(result.excess_loss))
     return result.assign(gap=gap.assign_attrs(long_name="gap(t) = log10(F(w_t) - F*)"))
 
 
 def measure(result: xr.Dataset, config: Comparison) -> xr.Dataset:
-    """Returns means and spreads over seeds and models in the last fifth of the rounds."""
+    """Means and spreads over seeds and models in the last fifth of the rounds."""
     last = result.gap.isel(round=slice(-max(1, math.ceil(0.2 * config.num_rounds)), None))
     means = last.mean(("round", "model"))
     mean, error = estimate(means)
@@ -69,14 +69,14 @@ def _spread(gap: xr.DataArray) -> xr.DataArray:
 
 
 def _log_ratio(gap: xr.DataArray) -> float:
-    """Returns log10 of the ratio of MFA-Rand's spread to MFA-RR's, or NaN if both are 0."""
+    """The logarithm to base 10 of MFA-Rand's spread over MFA-RR's, or NaN if both are 0."""
     rand, rr = _spread(gap).sel(algorithm=list(_ALGORITHMS)).values
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.log10(rand / rr))
 
 
 def jackknife(samples: xr.DataArray, statistic: Callable[[xr.DataArray], float]) -> xr.DataArray:
-    """Returns jackknife pseudo-values, whose mean and standard error estimate a statistic.
+    """Jackknife pseudo-values, whose mean and standard error estimate a statistic.
 
     The i-th of n pseudo-values is n theta - (n - 1) theta_i, where theta_i is the statistic without
     seed i. With 2 seeds they are NaN, because a single seed has no spread.
@@ -112,7 +112,7 @@ def judge(keys: Sequence[str], measured: xr.Dataset, config: Comparison) -> Iter
 
 
 def table(measured: xr.Dataset, config: Comparison) -> Sequence[Table]:
-    """Returns one row per algorithm."""
+    """One row per algorithm."""
     numbers = measured.drop_dims("seed").data_vars.items()
     columns = {str(name): cells(x, form=".4f") for name, x in numbers}
     return [rows(columns, ("algorithm",))]

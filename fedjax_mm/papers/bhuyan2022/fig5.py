@@ -38,20 +38,20 @@ class GainSweep(BothOnQuadratic):
         return self
 
     def sweep(self) -> Experiment:
-        """Returns the experiment of both algorithms at every M and E."""
+        """The experiment of both algorithms at every M and E."""
         axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
         swept = {"axes": axes, "together": list(axes)}
         return self.at(max(self.num_models), self.local_steps[0], **swept)
 
 
 def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:
-    """Returns distances to the minimizer, averaged over the exchangeable models."""
+    """Distances to the minimizer, averaged over the exchangeable models."""
     result = run(config.sweep(), execution, on_divergence="stop")
     return result[["distance"]].mean("model", keep_attrs=True)
 
 
 def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
-    """Returns g = M T_1 / T_M, where T is the first round with mean error below the threshold.
+    """The gain g = M T_1 / T_M, where T is the first round with mean error below the threshold.
 
     T_1 is also the first such round of FedAvg, as in the gain g' of Figures 6 and 7.
     """
@@ -83,7 +83,7 @@ def judge(measured: xr.Dataset, config: GainSweep) -> Iterable[Ruling]:
 
 
 def table(measured: xr.Dataset, config: GainSweep) -> Sequence[Table]:
-    """Returns the gains and the rounds to the target."""
+    """The gains and the rounds to the target."""
     took = xr.where(measured.rounds.isnull(), "", "\nT=" + cells(measured.rounds, form=".0f"))
     return [rows(columns(cells(measured.gain) + took, "M"), ("algorithm", "E"))]
 

@@ -19,12 +19,7 @@ from fedjax_mm.metrics import Estimate, estimate, gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_columns, gain_panels
-from fedjax_mm.papers.bhuyan2022.learners import (
-    FacesLearner,
-    Learner,
-    SyntheticLearner,
-    check_files,
-)
+from fedjax_mm.papers.bhuyan2022.learners import FacesLearner, Learner, SyntheticLearner
 from fedjax_mm.papers.bhuyan2022.together import Aiming, aims
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.printed import one_draw
@@ -58,10 +53,6 @@ class GainVersusModels(Trainings):
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
 
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_files(self.directory, *self.learners)
-
     @model_validator(mode="after")
     def _models_fit(self, info: ValidationInfo) -> Self:
         for num_models in self.num_models:
@@ -72,12 +63,12 @@ class GainVersusModels(Trainings):
 
     @property
     def sources(self) -> list[str]:
-        """Returns the data source of every learner."""
+        """The data source of every learner."""
         return [learner.source for learner in self.learners]
 
     @property
     def at_once(self) -> tuple[int, ...]:
-        """Returns the numbers of models trained at once."""
+        """The numbers of models trained at once."""
         return self.num_models
 
     def setup(
@@ -101,21 +92,21 @@ class GainVersusModels(Trainings):
 
 
 def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the accuracies of every model, for all learners, both algorithms and every M."""
+    """The accuracies of every model, for all learners, both algorithms and every M."""
     every = [_run_on(learner, config, execution or Execution()) for learner in config.learners]
     result = xr.concat(every, xr.IndexVariable("source", config.sources), join="exact")
     return described(result, every)
 
 
 def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) -> xr.Dataset:
-    """Returns the accuracies for one learner's data."""
+    """The accuracies for one learner's data."""
     data = learner.data(config)
     initial = learner.start(learner.task(accuracy.draw_of(data, 0)))
 
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
         build = partial(config.setup, learner, data=data, targets=targets, start=initial)
         axes = {"algorithm": _ALGORITHMS, "num_models": num_models}
-        records = {"record_every": config.resolution, "until": config.until}
+        records: Any = {"record_every": config.resolution, "until": config.until}
         with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
             return train([data], build, axes, config, how, num_rounds=rounds, **records)
 
@@ -137,7 +128,7 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
 
 
 def median(samples: xr.DataArray) -> Estimate:
-    """Returns the median over seeds and its bootstrap standard error.
+    """The median over seeds and its bootstrap standard error.
 
     Args:
       samples: over dimensions that include "seed"; -inf and inf sort below and above all numbers.
@@ -156,7 +147,7 @@ def median(samples: xr.DataArray) -> Estimate:
 
 
 def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusModels) -> xr.Dataset:
-    """Returns FedAvg's accuracies in percent, and M T_1 / T_M and its median over seeds."""
+    """FedAvg's accuracies in percent, and M T_1 / T_M and its median over seeds."""
     curves = by_part(result, "accuracy").rename(num_models="M")
     alone = curves.sel(M=1, round=slice(config.num_rounds), drop=True).isel(model=0, drop=True)
     rounds = accuracy.rounds_to_all(alone, curves, config.records_in_window)
@@ -214,13 +205,13 @@ def _levels(measured: xr.Dataset) -> Iterable[Ruling | Check]:
 
 
 def _judged(measured: xr.Dataset) -> xr.DataArray:
-    """Returns the gain g for test accuracy, to which the paper's statements refer."""
+    """The gain g for test accuracy, to which the paper's statements refer."""
     gains: xr.DataArray = measured.gain_per_seed.sel(part="test", target="g", drop=True)
     return gains
 
 
 def _highest(gains: xr.DataArray, config: GainVersusModels) -> xr.DataArray:
-    """Returns the gain of a run that reaches its targets in the last round of the budget."""
+    """The gain of a run that reaches its targets in the last round of the budget."""
     return gains.M * config.num_rounds / config.most_rounds
 
 
@@ -236,13 +227,13 @@ def _above_one(measured: xr.Dataset, config: GainVersusModels) -> list[Any]:
 
 
 def _excess(measured: xr.Dataset) -> xr.DataArray:
-    """Returns each seed's mean of g / M over M > 1, counting unreached targets as 0."""
+    """Each seed's mean of g / M over M > 1, counting unreached targets as 0."""
     gains = _judged(measured).fillna(0.0)
     return (gains / gains.M).sel(M=gains.M > 1).mean("M")
 
 
 def _rank_correlation(x: xr.DataArray, y: xr.DataArray) -> float:
-    """Returns Spearman's rho, or NaN if all values are equal."""
+    """Spearman's rho, or NaN if all values are equal."""
     from scipy.stats import rankdata
 
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -260,7 +251,7 @@ def _of_share(measured: xr.Dataset) -> str:
 
 
 def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
-    """Returns the median gains, FedAvg's accuracies, and how the largest client affects gains."""
+    """The median gains, FedAvg's accuracies, and how the largest client affects gains."""
     found = gain_columns(measured, config.num_seeds, "no median")
     mean, error = estimate(measured.accuracy_per_seed)
     published = measured.published.broadcast_like(mean)
@@ -276,7 +267,7 @@ def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
 
 
 def _of_largest(measured: xr.Dataset) -> Table:
-    """Returns gains per model for seeds whose largest client is small, and for the others."""
+    """Gains per model for seeds whose largest client is small, and for the others."""
     share, excess = measured.largest_share, _excess(measured)
     is_large = share > share.median("seed")
     about = [

@@ -1,6 +1,6 @@
 """Gains over sequential FedAvg against the number of models, for Figures 5 to 7 and Theorem 3."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import combinations, pairwise
 from typing import Annotated, Any, NamedTuple
 
@@ -9,6 +9,7 @@ import xarray as xr
 from pydantic import AfterValidator
 
 from fedjax_mm import plots
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.tables import cells, columns
@@ -20,12 +21,15 @@ def _from_one(num_models: tuple[int, ...]) -> tuple[int, ...]:
     return num_models
 
 
+ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
+"""The paper's two methods, which differ in their assignment."""
+
 Models = Annotated[tuple[Count, ...], AfterValidator(_from_one)]
 """Numbers of models, starting from 1."""
 
 
 def rounds_to(target: Any, curves: xr.DataArray) -> xr.DataArray:
-    """Returns the first recorded round at which a curve is at or below the target, or NaN."""
+    """The first recorded round at which a curve is at or below the target, or NaN."""
     curves = curves.transpose(..., "round")
     rounds = first_round_below(curves, curves["round"], target)
     return curves.isel(round=0, drop=True).copy(data=rounds)
@@ -43,12 +47,12 @@ class Limits(NamedTuple):
     high: xr.DataArray
 
     def decided(self, margin: float) -> xr.DataArray:
-        """Returns the limit that shows which side of the margin a seed is on, or NaN if unknown."""
+        """The limit that shows which side of the margin a seed is on, or NaN if unknown."""
         sure = (self.low > margin) | (self.low == self.high)
         return self.low.where(sure, self.high.where(self.high < margin))
 
     def orders(self, pairs: Iterable[tuple[int, int]]) -> "Limits":
-        """Returns 1, 0 or -1 for each pair of M if its second value is greater, equal or smaller.
+        """1, 0 or -1 for each pair of M if its second value is greater, equal or smaller.
 
         The result has a dimension "pair".
         """
@@ -58,17 +62,17 @@ class Limits(NamedTuple):
         return Limits(*(_signs(xr.concat(each, "pair")) for each in (low, high)))
 
     def isel(self, place: int) -> "Limits":
-        """Returns the limits at a position along "M"."""
+        """The limits at a position along "M"."""
         return Limits(*(each.isel(M=place, drop=True) for each in self))
 
     @property
     def steps(self) -> "Limits":
-        """Returns the order of each M relative to the next."""
+        """The order of each M relative to the next."""
         return self.orders(pairwise(range(self.low.sizes["M"])))
 
     @property
     def exponents(self) -> "Limits":
-        """Returns the exponent of M in a least-squares power law through the values at M > 1."""
+        """The exponent of M in a least-squares power law through the values at M > 1."""
         with np.errstate(divide="ignore"):  # a gain whose lower limit is 0
             low, high = (np.log(each.sel(M=each.M > 1)) for each in self)
         several = self.low.M[self.low.M > 1]
@@ -79,7 +83,7 @@ class Limits(NamedTuple):
 
     @property
     def trend(self) -> "Limits":
-        """Returns Kendall's tau between M and the quantity, the mean order over all pairs of M."""
+        """Kendall's tau between M and the quantity, the mean order over all pairs of M."""
         orders = self.orders(combinations(range(self.low.sizes["M"]), 2))
         return Limits(orders.low.mean("pair"), orders.high.mean("pair"))
 
@@ -89,7 +93,7 @@ def _signs(values: xr.DataArray) -> xr.DataArray:
 
 
 def gain_columns(measured: xr.Dataset, num_seeds: int, missing: str) -> dict[str, xr.DataArray]:
-    """Returns one column of gains per number of models, with the seeds that missed their targets.
+    """One column of gains per number of models, with the seeds that missed their targets.
 
     Args:
       measured: ``gain`` and ``gain_standard_error``, and the seeds ``reached``, over M and others.
@@ -107,7 +111,7 @@ def gain_panels(
     errors: xr.DataArray | None = None,
     ylabel: str = "gain $g = M\\,T_1 / T_M$",
 ) -> list[plots.Panel]:
-    """Returns one panel per coordinate of the first dimension, with one line per series.
+    """One panel per coordinate of the first dimension, with one line per series.
 
     Args:
       gains: over ``(panel, series, "M")``; NaN where a target was not reached.

@@ -1,22 +1,12 @@
 """Theorem 2 with V > 0: the bound and the measured errors of MFA-RR with growing samples."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.metrics import estimate
-from fedjax_mm.papers.bhuyan2022.bounds import (
-    FROZEN,
-    LOOSENESS,
-    ROUND_OFF,
-    needs_more_rounds,
-    rounds_to_bound,
-    tightest,
-)
+from fedjax_mm.papers.bhuyan2022 import bounds
 from fedjax_mm.papers.bhuyan2022.regression import Growing, known, run_growing, theorem_2
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
@@ -31,69 +21,39 @@ from fedjax_mm.papers.rulings import (
 )
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.results.labels import describe, places
+from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.theory.rates import MFA_RR_EXPONENT, fit_rate
+from fedjax_mm.theory.rates import MFA_RR_EXPONENT
 
-_NAMES = {"num_models": "M", "local_steps": "E"}
 _CASE = ("sample", "M", "E", "left_out")
 _CONSTANT = 0.05  # largest relative growth of (t/M + gamma) E|w_t - w*| that counts as none
 
 
 def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
-    """Returns measured errors and the bound of Theorem 2 for growing samples."""
+    """Measured errors and the bound of Theorem 2 for growing samples."""
     result = run_growing(config, lambda task: task, execution=execution)
-    words = "distance |w_t - w*|, mean over models"
-    measured = {
-        "distance": result.distance.mean("model").assign_attrs(long_name=words),
-        "largest": result.distance.mean("seed").max("model"),
-        "farthest": result.distance.max(),
-    }
-    dataset = xr.Dataset(measured, attrs=result.attrs)
+    dataset = bounds.distances(result).assign(farthest=result.distance.max())
     t = dataset["round"] + 1  # round t produces w_{t+1}
     return dataset.assign(bound=theorem_2(t, config, dataset.coords.to_dataset()))
 
 
 def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
-    """Returns the constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
-    constants, result = known(config), result.rename(_NAMES)
+    """The constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
+    constants, result = known(config), result.rename(bounds.NAMES)
     time = (result["round"] + 1) / result.M + constants.rate.gamma
-    mean, error = estimate(result.distance)
-    ratio = result.bound / result.largest
-    few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
-    curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
-    measured = xr.Dataset(curves).isel(round=sorted({0, *few.tolist()}))
     # Average over the third and the last quarter of the rounds, because single records are noisy.
     end = result.sizes["round"]
     quarters = slice(end // 2, 3 * end // 4), slice(3 * end // 4, end)
     third, last = ((result.distance * time).isel(round=each).mean("round") for each in quarters)
-    fitted = constants.numbers() | _exponents(result.distance, time)
-    return measured.assign(fitted).assign(
-        room=tightest(1 - result.distance / result.bound, "round"),
+    measured = bounds.against_bound(result).assign(
+        constants.numbers() | bounds.exponents(result.distance, time)
+    )
+    return measured.assign(
         growth=last / third.mean("seed") - third / third.mean("seed"),
         first_bound=result.bound.isel(round=0, drop=True),
-        least_ratio=ratio.min("round"),
-        largest_ratio=ratio.max("round"),
         farthest=result.farthest,
         V=constants.variance(result.left_out, result.E),
     )
-
-
-def _exponents(distance: xr.DataArray, time: xr.DataArray) -> dict[str, Any]:
-    def fit(errors: np.ndarray, time: np.ndarray) -> tuple[float, ...]:
-        rate = fit_rate(time, errors, gamma=0.0)
-        return rate.exponent, *rate.interval
-
-    found = xr.apply_ufunc(
-        fit,
-        distance,
-        time,
-        input_core_dims=[["seed", "round"], ["round"]],
-        output_core_dims=[()] * 3,
-        vectorize=True,
-        keep_attrs=False,
-    )
-    return dict(zip(("exponent", "exponent_low", "exponent_high"), found, strict=True))
 
 
 def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
@@ -115,35 +75,37 @@ def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
 
 def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     least, most = (here[f"{end}_ratio"] for end in ("least", "largest"))
-    ratios = f"bound / error {least.min():.3g} to {most.max():.3g}"
-    about = f"1 - error / bound at the tightest round; {ratios}"
+    range_ = f"bound / error {least.min():.3g} to {most.max():.3g}"
+    about = f"1 - error / bound at the tightest round; {range_}"
     yield ruling(
-        "theorem-2", no_less(here.room, ROUND_OFF, form=".3g"), about=about, looseness=least.min()
+        "theorem-2",
+        no_less(here.room, bounds.ROUND_OFF, form=".3g"),
+        about=about,
+        looseness=least.min(),
     )
     about = (
         "relative growth from the third to the last quarter of the rounds; an error of the order "
     )
     about += "1/sqrt(t) would have 0.18"
     yield ruling("order-one-over-t", no_more(here.growth, _CONSTANT, ".3f"), about=about)
-    yield needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
+    yield bounds.needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
     # Check that a model that never moves fails, because otherwise the check is vacuous.
-    frozen = rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
-    text = f"a model frozen at its start would violate Theorem 2 within {FROZEN:,} rounds"
-    yield check(text, frozen <= FROZEN, f"in the round {describe(frozen, form=',.0f')}")
+    frozen = bounds.rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
+    text = f"a model frozen at its start would violate Theorem 2 within {bounds.FROZEN:,} rounds"
+    yield check(text, frozen <= bounds.FROZEN, f"in the round {describe(frozen, form=',.0f')}")
     text = "errors fall at least as (t/M + gamma)^-1 in the later half"
     passed = here.exponent_high >= MFA_RR_EXPONENT
     yield finding(text, passed.where(here.exponent_high.notnull()), describe(here.exponent))
 
 
 def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
-    """Returns the final errors, the bounds and the constants."""
+    """The final errors, the bounds and the constants."""
     last = measured.isel(round=-1)
-    least, largest = (cells(measured[f"{end}_ratio"], form=".3g") for end in ("least", "largest"))
     main = {
         "V": cells(last.V, form=".3g"),
         "error at the end": cells(last.error, last.standard_error, form=".3g"),
         "bound": cells(last.bound, form=".3g"),
-        "bound / error": least + " to " + largest,
+        "bound / error": bounds.ratios(measured),
         "exponent": cells(measured.exponent, published=xr.DataArray(MFA_RR_EXPONENT)),
     }
     # The bound applies only to growing samples.
@@ -156,16 +118,11 @@ def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
     """Draws how many times as large as the largest error the bound is, with one panel per M, E."""
-    ratio = measured.ratio.assign_coords(round=measured["round"] + 1)
-    panels = []
-    for at, words in places(ratio, "M", "E"):
-        here = ratio.sel(at).stack(run=("sample", "left_out"))
-        names = [f"{sample}, first {1 - share:.0%}" for sample, share in here.run.values]
-        here = here.drop_vars(("run", "sample", "left_out")).assign_coords(run=names)
-        drawn = plots.lines(here.transpose("run", "round"))
-        panels.append(plots.Panel(", ".join(words), *LOOSENESS, drawn, scale="log", xscale="log"))
+    ratio = measured.ratio.stack(run=("sample", "left_out"))
+    names = [f"{sample}, first {1 - share:.0%}" for sample, share in ratio.run.values]
+    ratio = ratio.drop_vars(("run", "sample", "left_out")).assign_coords(run=names)
     return plots.draw(
-        [panels],
+        [bounds.ratio_panels(ratio, "run", "M", "E")],
         title="Theorem 2 with V > 0: MFA-RR with growing samples, ridge regression, "
         f"N = {config.num_clients}, {config.num_seeds} seeds",
         caption="The bound divided by the largest error of a model; above 1 the bound holds. "

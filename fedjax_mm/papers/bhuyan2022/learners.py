@@ -1,7 +1,7 @@
 """Learners of section 7: LEAF's logistic regression on Synthetic and LEAF's CNN on CelebA."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 from pydantic import Field
@@ -27,38 +27,47 @@ ATTRIBUTES = (
 """The nine facial attributes of Table 4."""
 
 
-class _Learner(Config):
-    """LEAF's training: epochs of minibatches with a summed loss, from a shared initial model."""
+class BaseLearner(Config):
+    """FedAvg with local steps or epochs of minibatches, from a shared initial model."""
+
+    reads_files: ClassVar[bool] = True
 
     name: str
     learning_rate: Positive
     batch_size: Count = 10
-    epochs: Count = 1
     start_seed: Seed = 0
 
     @property
     def source(self) -> str:
-        """Returns the name of the data, which identifies the learner."""
+        """The name of the data, which identifies the learner."""
         return self.name
 
+    def check_files(self, directory: Path) -> None:
+        """Raises `OSError` if the directory lacks a file that the learner reads."""
+
     def rate(self, runs: Trainings) -> float:
-        """Returns the learning rate."""
+        """The learning rate."""
         del runs
         return self.learning_rate
 
     def algorithm(self, runs: Trainings) -> Algorithm:
-        """Returns FedAvg with clients weighted by their number of examples."""
-        return fedavg(local_sgd(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size))
+        """FedAvg with clients weighted by their number of examples."""
+        keys = {"epochs": "epochs", "local_steps": "steps"}
+        length = {keys[key]: value for key, value in self if key in keys}
+        return fedavg(local_sgd(self.rate(runs), **length, batch_size=self.batch_size))
 
     def start(self, task: Supervised) -> Any:
-        """Returns the initial parameters."""
+        """The initial parameters."""
         return task.init(jax.random.key(self.start_seed))
 
 
-class SyntheticLearner(_Learner):
-    """Logistic regression with LEAF's sigmoid head on Synthetic(alpha, beta)."""
+class SyntheticLearner(BaseLearner):
+    """Logistic regression with LEAF's sigmoid head and a summed loss on Synthetic(alpha, beta)."""
+
+    reads_files = False
 
     name: Literal["synthetic"] = "synthetic"
+    epochs: Count = 1
     dim: Count = 60
     num_classes: TwoOrMore = 5
     alpha: Positive = 1.0
@@ -68,30 +77,31 @@ class SyntheticLearner(_Learner):
 
     @property
     def source(self) -> str:
-        """Returns the name of the generator."""
+        """The name of the generator."""
         return {"fedprox": "FedProx", "leaf": "LEAF"}[self.generator]
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the name of the single model."""
+        """The name of the single model."""
         return ("Logistic regression",)
 
     def data(self, runs: Trainings) -> FederatedData:
-        """Returns a stack of draws, one per seed."""
+        """A stack of draws, one per seed."""
         how = self.model_dump(include={"alpha", "beta", "dim", "num_classes", "generator"})
         return stack_data([synthetic(runs.num_clients, seed=s, **how) for s in runs.data_seeds])
 
     def task(self, data: FederatedData, column: int = 0) -> Supervised:
-        """Returns the task of the single model on one draw."""
+        """The task of the single model on one draw."""
         del column
         module = LogisticRegression(self.num_classes, sigmoid_head=True)
         return classification(data, module, reduction="sum")
 
 
-class FacesLearner(_Learner):
-    """LEAF's CNN on attributes of CelebA, or of a surrogate if no files are given."""
+class FacesLearner(BaseLearner):
+    """LEAF's CNN with a summed loss on attributes of CelebA, or of a surrogate without files."""
 
     name: Literal["faces"] = "faces"
+    epochs: Count = 1
     attributes: Some[str] = ATTRIBUTES[:1]
     image_size: Annotated[Count, Field(ge=16)] | None = None
     images_per_client: tuple[Count, Count] = (12, 24)
@@ -100,17 +110,21 @@ class FacesLearner(_Learner):
     surrogate_rate: Positive = 0.003
     """The learning rate on the surrogate, where networks collapse to one class at LEAF's rate."""
 
+    def check_files(self, directory: Path) -> None:
+        """Raises `OSError` if the directory lacks CelebA's files."""
+        check_celeba(directory)
+
     def rate(self, runs: Trainings) -> float:
-        """Returns LEAF's rate for CelebA's files, or the surrogate's rate without files."""
+        """LEAF's rate for CelebA's files, or the surrogate's rate without files."""
         return self.learning_rate if runs.directory is not None else self.surrogate_rate
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Returns the model names, one per attribute."""
+        """The model names, one per attribute."""
         return self.attributes
 
     def data(self, runs: Trainings) -> FederatedData:
-        """Returns a stack of surrogates, one per seed, or CelebA's files as a single draw."""
+        """A stack of surrogates, one per seed, or CelebA's files as a single draw."""
         how: dict[str, Any]
         many, size = len(self.attributes), self.image_size
         if runs.directory is not None:
@@ -125,17 +139,8 @@ class FacesLearner(_Learner):
         )
 
     def task(self, data: FederatedData, column: int = 0) -> Supervised:
-        """Returns the task of one attribute's model on one draw."""
+        """The task of one attribute's model on one draw."""
         return classification(data, CelebACNN(2), reduction="sum", column=column, block_size=64)
 
 
 Learner = Annotated[SyntheticLearner | FacesLearner, Field(discriminator="name")]
-
-
-def check_files(directory: Path | None, *learners: Learner) -> None:
-    """Raises `OSError` if a directory lacks CelebA's files, or `ValueError` if it is not needed."""
-    if directory is None:
-        return
-    if not any(isinstance(learner, FacesLearner) for learner in learners):
-        raise ValueError(f"directory is {directory}, but Synthetic is drawn; leave out --data")
-    check_celeba(directory)

@@ -22,7 +22,7 @@ class BothOnQuadratic(Seeded):
     precision: Precision = "float32"
 
     def at(self, num_models: int, local_steps: int, **more: Any) -> Experiment:
-        """Returns the experiment of both algorithms with M models, E local steps, and more."""
+        """The experiment of both algorithms with M models, E local steps, and more."""
         values = self.model_dump()
         local = {"learning_rate": values.pop("learning_rate"), "local_steps": local_steps}
         algorithms = {

@@ -16,11 +16,11 @@ from fedjax_mm.assignments.partitions import mfa_rr
 from fedjax_mm.base import Algorithm, Task
 from fedjax_mm.experiments.fields import Count, Positive, Recorded, Seed, TwoOrMore
 from fedjax_mm.local import local_sgd
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate
@@ -61,12 +61,12 @@ class Growing(Recorded):
         return self
 
     def task(self) -> LeastSquares:
-        """Returns ridge regression on the examples, in JAX's default precision."""
+        """Ridge regression on the examples, in JAX's default precision."""
         x, y = self.examples()
         return least_squares(list(x), list(y), ridge=self.ridge)
 
     def examples(self) -> tuple[FloatArray, FloatArray]:
-        """Returns features of length 1 and targets, ``[clients, examples, ...]``.
+        """Features of length 1 and targets, ``[clients, examples, ...]``.
 
         Each client has a different solution, so that clients are heterogeneous.
         """
@@ -99,11 +99,11 @@ class Known(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Returns |w_1 - w*| for w_1 = 0."""
+        """|w_1 - w*| for w_1 = 0."""
         return float(np.linalg.norm(self.minimizer))
 
     def numbers(self) -> dict[str, float]:
-        """Returns all constants by name."""
+        """All constants by name."""
         names = "N", "S", "mu", "L", "G", "beta_1", "beta_2"
         values = self.problem.symbols("Theorem 2", " ".join(names))
         named = {name: float(value) for name, value in zip(names, values, strict=True)}
@@ -112,7 +112,7 @@ class Known(NamedTuple):
         return named | rest
 
     def variance(self, left_out: Any, local_steps: Any) -> Any:
-        """Returns the smallest V of eq. (31) at which the first sample may omit this share."""
+        """The smallest V of eq. (31) at which the first sample may omit this share."""
         G, beta_1, beta_2 = self.problem.symbols("Theorem 2", "G beta_1 beta_2")
         return left_out * 2 * local_steps * np.sqrt(beta_1 + beta_2 * G**2) / self.rate.at(1)
 
@@ -143,7 +143,7 @@ def known(config: Growing) -> Known:
     radius = max(np.linalg.norm(minimizer), steepest / ridge)
 
     def largest(of: FloatArray, linear: FloatArray, quadratic: FloatArray) -> float:
-        """Returns a bound on ``of + 2 linear'r + r'quadratic r`` over the ball |r| <= radius."""
+        """A bound on ``of + 2 linear'r + r'quadratic r`` over the ball |r| <= radius."""
         curved = np.linalg.eigvalsh(quadratic)[..., -1]
         ends = of + 2 * np.linalg.norm(linear, axis=-1) * radius + np.maximum(curved, 0) * radius**2
         return float(ends.max())
@@ -164,13 +164,13 @@ def known(config: Growing) -> Known:
 
 
 def _square(gradient: FloatArray, hessian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns ``a, b, A`` such that ``|gradient + hessian r|^2 = a + 2 b'r + r'A r``."""
+    """``a, b, A`` such that ``|gradient + hessian r|^2 = a + 2 b'r + r'A r``."""
     linear = np.einsum("...ij,...j->...i", hessian, gradient)
     return (gradient**2).sum(-1), linear, hessian @ hessian
 
 
 def sample_size(config: Growing, num_models: int, local_steps: int, left_out: float) -> Schedule:
-    """Returns Theorem 2's smallest N_s(t) for the V at which the first sample omits this share."""
+    """Theorem 2's smallest N_s(t) for the V at which the first sample omits this share."""
     constants = known(config)
     G, beta_1, beta_2 = constants.problem.symbols("Theorem 2", "G beta_1 beta_2")
     return growing_sample_size(
@@ -184,7 +184,7 @@ def sample_size(config: Growing, num_models: int, local_steps: int, left_out: fl
 
 
 def learning_rate(config: Growing, num_models: int) -> Schedule:
-    """Returns the learning rate of Theorem 2."""
+    """The learning rate of Theorem 2."""
     beta, gamma = known(config).rate.symbols()
     return per_frame(inverse_time(beta, gamma), num_models)
 
@@ -192,7 +192,7 @@ def learning_rate(config: Growing, num_models: int) -> Schedule:
 def growing_fedavg(
     config: Growing, num_models: int, local_steps: int, left_out: float, sample: Sample = "growing"
 ) -> Algorithm:
-    """Returns FedAvg according to eq. (19), with local steps that sample without replacement."""
+    """FedAvg according to eq. (19), with local steps that sample without replacement."""
     size = sample_size(config, num_models, local_steps, left_out)
     return fedavg(
         local_sgd(
@@ -209,7 +209,7 @@ def run_growing(
     wrap: Callable[[LeastSquares], Task],
     execution: Execution | None = None,
 ) -> xr.Dataset:
-    """Returns the runs over ``(sample, num_models, local_steps, left_out, "seed", "round", ...)``.
+    """The runs over ``(sample, num_models, local_steps, left_out, "seed", "round", ...)``.
 
     Args:
       config: the settings.
@@ -223,19 +223,9 @@ def run_growing(
 
     with jax.enable_x64(True):
         task = wrap(config.task())
-        how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
-        grid = Grid(
-            build,
-            {
-                "sample": config.samples,
-                "num_models": config.num_models,
-                "local_steps": config.local_steps,
-                "left_out": config.left_out,
-            },
-            **how,
-            data="synthetic",
-        )
-        return sweep(grid, execution, on_divergence="stop")
+        axes = config.model_dump(include={"num_models", "local_steps", "left_out"})
+        axes = {"sample": config.samples, **axes}
+        return train([], build, axes, config, execution, on_divergence="stop")
 
 
 def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:

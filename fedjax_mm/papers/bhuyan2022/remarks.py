@@ -21,7 +21,8 @@ from fedjax_mm.base import Assignment, Batching, Index, Look, Metrics, Task
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
-from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, tightest
+from fedjax_mm.papers.bhuyan2022.bounds import NAMES, ROUND_OFF, ratios, tightest
+from fedjax_mm.papers.bhuyan2022.gains import ASSIGNMENTS
 from fedjax_mm.papers.bhuyan2022.regression import (
     Growing,
     Sample,
@@ -36,18 +37,17 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, alike, check, fact, finding, more, no_less, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.least_squares import LeastSquares
 from fedjax_mm.tasks.view import View
 from fedjax_mm.tasks.with_metrics import with_metrics
 from fedjax_mm.theory import mfa, mfa_lemmas
 from fedjax_mm.theory.problem import FloatArray
 
-_METHODS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _WHAT = {
     "lemma-1": "variance of the sampled gradients",
     "lemma-2": "distance after E centralized steps",
@@ -61,7 +61,6 @@ _NOTHING = 1e-12  # round-off in float64
 _MARGIN = 0.01  # allowed difference of probabilities
 _FASTER = 0.1  # least difference of exponents that counts as considerably faster
 _ALIKE = 0.05  # relative difference of errors that count as equal
-_NAMES = {"num_models": "M", "local_steps": "E"}
 
 
 class Remarks(Growing):
@@ -122,12 +121,12 @@ class _Watched(View):
 
 
 def watched(task: LeastSquares) -> _Watched:
-    """Returns a task whose runs record the quantities bounded by the lemmas."""
+    """A task whose runs record the quantities bounded by the lemmas."""
     return _Watched(task, task.num_clients)
 
 
 def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the lemmas' quantities in every frame, FedCluster's errors, and shares of pairs."""
+    """The lemmas' quantities in every frame, FedCluster's errors, and shares of pairs."""
     result = run_growing(config, watched, execution=execution).isel(sample=0, left_out=0, drop=True)
     cases = [(M, E) for M in config.num_models for E in config.local_steps]
     frames = [_frames(result.sel(num_models=M, local_steps=E), M, E, config) for M, E in cases]
@@ -177,7 +176,7 @@ def _errors(ends: xr.Dataset, alpha: FloatArray, E: int, config: Remarks) -> _Er
 
 
 def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
-    """Returns the lemmas' quantities and bounds in every frame of a case, averaged over models."""
+    """The lemmas' quantities and bounds in every frame of a case, averaged over models."""
     constants, problem = known(config), dataclasses.replace(known(config).problem, M=M, E=E)
     # Frames end at records 0, M, 2 M, ...
     ends = result.isel(round=slice(None, None, M), model=slice(M))
@@ -221,7 +220,7 @@ def _norms(task: LeastSquares, params: Array) -> Metrics:
 
 
 def _fedcluster(config: Remarks) -> xr.Dataset:
-    """Returns FedCluster's mean squared gradients and errors over T learning rounds."""
+    """FedCluster's mean squared gradients and errors over T learning rounds."""
     clusters, steps = max(config.num_models), max(config.local_steps)
 
     def build(task: Task, local_steps: int) -> Setup:
@@ -248,7 +247,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
 
 
 def _fixed_subsets(config: Remarks) -> xr.Dataset:
-    """Returns the errors of a model that fixed subsets train in turn, like one of MFA-RR's.
+    """The errors of a model that fixed subsets train in turn, like one of MFA-RR's.
 
     The samples grow, or keep their first size.
     """
@@ -263,7 +262,7 @@ def _fixed_subsets(config: Remarks) -> xr.Dataset:
 
 
 def _one_model(config: Remarks) -> xr.Dataset:
-    """Returns the errors of MFA-Rand with M models and with one, relative to the former's mean."""
+    """The errors of MFA-Rand with M models and with one, relative to the former's mean."""
     M, E = max(config.num_models), max(config.local_steps)
 
     def build(task: Task, simulated: int) -> Setup:
@@ -284,31 +283,22 @@ def _short_sweep(
 ) -> xr.Dataset:
     """Sweeps ridge regression for whole frames of the largest M.
 
-    There are no checkpoints, which are for one sweep.
+    Nothing is saved, because checkpoints hold a single sweep.
     """
-    how = config.model_dump(include={"num_seeds", "seed"})
     rounds = config.num_rounds // max(config.num_models) * max(config.num_models)
     with jax.enable_x64(True):
-        task = with_metrics(config.task(), _norms)
-        grid = Grid(
-            partial(build, task),
-            axes,
-            num_rounds=rounds,
-            record_every=record_every,
-            data="synthetic",
-            **how,
-        )
-        return sweep(grid)
+        build = partial(build, with_metrics(config.task(), _norms))
+        return train([], build, axes, config, num_rounds=rounds, record_every=record_every)
 
 
 def _assignments(config: Remarks) -> xr.Dataset:
-    """Returns the shares of client-model pairs that occur never or once in a frame, for every M."""
+    """The shares of client-model pairs that occur never or once in a frame, for every M."""
     keys = jax.random.split(jax.random.key(config.seed), config.num_seeds)
     shares = [
         [_left_out(make(config.num_clients, M), M, config.num_frames, keys) for M in config.matched]
-        for make in _METHODS.values()
+        for make in ASSIGNMENTS.values()
     ]
-    coords = {"algorithm": list(_METHODS), "matched": list(config.matched)}
+    coords = {"algorithm": list(ASSIGNMENTS), "matched": list(config.matched)}
     over = ("algorithm", "matched", "pairs", "seed")
     dataset = xr.Dataset({"pairs_share": (over, np.array(shares))}, coords)
     return dataset.assign_coords(pairs=["never", "once"])
@@ -317,7 +307,7 @@ def _assignments(config: Remarks) -> xr.Dataset:
 def _left_out(
     assignment: Assignment, M: int, num_frames: int, keys: PRNGKeyArray
 ) -> Float[np.ndarray, "2 seeds"]:
-    """Returns the shares of pairs that occur never and exactly once in frames of M rounds."""
+    """The shares of pairs that occur never and exactly once in frames of M rounds."""
     assign: Callable[..., Any] = assignment.assign  # both methods ignore the models
 
     def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
@@ -336,7 +326,7 @@ def _left_out(
 
 
 def follows_table_3(assignment: Assignment) -> bool:
-    """Returns whether an assignment of three models follows Table 3 for two frames."""
+    """Whether an assignment of three models follows Table 3 for two frames."""
     key = jax.random.key(0)
     assign: Callable[..., Any] = assignment.assign  # the assignment ignores the models
     state, first, follows = assignment.init(key, Look()), np.empty((0, 0)), []
@@ -349,14 +339,14 @@ def follows_table_3(assignment: Assignment) -> bool:
 
 
 def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
-    """Returns Theorem 2's bound, averaged over the rounds up to T, for every M and E."""
+    """Theorem 2's bound, averaged over the rounds up to T, for every M and E."""
     t = xr.DataArray(np.arange(1, T.max() + 1), dims="t")
     means = theorem_2(t, config, _cases(config)).cumsum("t") / t
-    return means.isel(t=T - 1).rename(t="T").rename(_NAMES)
+    return means.isel(t=T - 1).rename(t="T").rename(NAMES)
 
 
 def _exponent(average: xr.DataArray) -> xr.DataArray:
-    """Returns minus the slope of the logarithms over the second half of the frames."""
+    """Minus the slope of the logarithms over the second half of the frames."""
     frames = average.sizes["subset_round"]
     before, after = (average.isel(subset_round=end, drop=True) for end in (frames // 2 - 1, -1))
     found: xr.DataArray = np.log(before / after) / np.log(frames / (frames // 2))
@@ -370,8 +360,8 @@ def _cases(config: Remarks) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
-    """Returns the slack in the lemmas' bounds, the shares of pairs, and exponents of averages."""
-    result = result.rename(_NAMES)
+    """The slack in the lemmas' bounds, the shares of pairs, and exponents of averages."""
+    result = result.rename(NAMES)
     bound, value = result.lemma_bound, result.value
     # For M = E = 1 and for complete samples, the bounds and the measured values are both 0.
     room = xr.where(bound > 0, 1 - value / bound.where(bound > 0, 1), -value)
@@ -388,7 +378,7 @@ def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
     starts = result.fixed_subsets.sel(cases).isel(subset_round=slice(0, -1, int(cases["M"])))
     fall = _exponent(starts.cumsum("subset_round") / np.arange(1, starts.sizes["subset_round"] + 1))
     rounds, subsets = result.subset_round + 1, result.fixed_subsets.sel(sample="growing", drop=True)
-    everywhere = theorem_2(rounds, config, _cases(config)).rename(_NAMES)
+    everywhere = theorem_2(rounds, config, _cases(config)).rename(NAMES)
     proven = T.copy(data=mfa.remark_2(T.values, np.asarray(problem.mu), constant.item()))
     return xr.Dataset(
         {
@@ -411,7 +401,7 @@ def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
 
 def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
     """Rules on both remarks and the four lemmas."""
-    random, robin = (measured.pairs_share.sel(algorithm=name, drop=True) for name in _METHODS)
+    random, robin = (measured.pairs_share.sel(algorithm=name, drop=True) for name in ASSIGNMENTS)
     apart = random.sel(pairs="never", drop=True) - measured.remark_1
     once = bool((robin.sel(pairs="once") == 1).all())
     yield ruling(
@@ -459,11 +449,8 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
-    """Returns the slack in the lemmas' bounds, and the shares of pairs."""
-    least, largest = (
-        cells(measured[f"{end}_ratio"], form=".3g", missing="0 / 0") for end in ("least", "largest")
-    )
-    lemmas = rows({"bound / mean": least + " to " + largest}, ("lemma", "M", "E"))
+    """The slack in the lemmas' bounds, and the shares of pairs."""
+    lemmas = rows({"bound / mean": ratios(measured, "0 / 0")}, ("lemma", "M", "E"))
     never = estimate(measured.pairs_share.sel(pairs="never", drop=True))
     once = measured.pairs_share.sel(pairs="once", drop=True).mean("seed")
     shares = {
@@ -477,7 +464,7 @@ def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     """Draws each lemma's quantity and its bound over frames."""
-    result = result.rename(_NAMES)
+    result = result.rename(NAMES)
     panels = []
     for at, (name, models) in places(result.value.sel(lemma=list(_WHAT)), "lemma", "M"):
         # Mask zeros, which have no logarithm, and round-off, which has no meaning.

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.metrics import estimate
@@ -18,7 +17,6 @@ from fedjax_mm.papers.bhuyan2022.learners import (
     FacesLearner,
     Learner,
     SyntheticLearner,
-    check_files,
 )
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.figures import points
@@ -40,15 +38,6 @@ class Different(Together):
     """Settings of Tables 4 and 5."""
 
     learners: Some[Learner]
-
-    def check_files(self) -> None:
-        """See `WithFiles`."""
-        check_files(self.directory, *self.learners)
-
-    @model_validator(mode="after")
-    def _models_fit(self, info: ValidationInfo) -> Self:
-        self.check_models()
-        return self.with_files(info)
 
 
 def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Different) -> xr.Dataset:
@@ -106,7 +95,7 @@ def _of_gains(measured: xr.Dataset, config: Different) -> Iterator[Ruling]:
 
 
 def _both(measured: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """Returns our accuracies after T_1 and T_M, and the published ones."""
+    """Our accuracies after T_1 and T_M, and the published ones."""
     ours, printed = (measured[key].sel(when=["T_1", "T_M"]) for key in ("accuracy", "published"))
     return ours, printed
 
@@ -132,7 +121,7 @@ def _level(measured: xr.Dataset) -> Check:
 
 
 def table(measured: xr.Dataset, config: Different) -> Sequence[Table]:
-    """Returns accuracies in percent, gains, and the rounds that each model needs alone."""
+    """Accuracies in percent, gains, and the rounds that each model needs alone."""
     means, errors = estimate(measured.accuracy)
     text = cells(means, errors, published=measured.published, form=".1f")
     found = {f"{part}, {at}": text.sel(part=part, when=at) for part in PARTS for at in _WHEN}

@@ -91,7 +91,7 @@ _ONE_STEP = Problem(N=4, M=[1, 2], E=1, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=
 
 
 def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
-    """Returns the proven and measured gains, and those of the counterexample with two models."""
+    """The proven and measured gains, and those of the counterexample with two models."""
     epsilon, readings = math.sqrt(_SHARE * _D), list(_READINGS.values())
     examples = [mfa.theorem_3(_EXAMPLE, _RATE, _D, epsilon, each).item() for each in readings]
     gains = result.gain.transpose("local_steps", "what", "num_models")
@@ -139,7 +139,7 @@ def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
 
 
 def _each(holds: xr.DataArray, gains: xr.DataArray, which: str = "") -> list[list[Evidence]]:
-    """Returns the evidence for each E."""
+    """The evidence for each E."""
     return [
         fact(holds.sel(E=E).item(), describe(gains.sel(E=E, drop=True)), f"{which}E = {E}")
         for E in gains.E.values
@@ -147,7 +147,7 @@ def _each(holds: xr.DataArray, gains: xr.DataArray, which: str = "") -> list[lis
 
 
 def table(measured: xr.Dataset, config: GainBounds) -> Sequence[Table]:
-    """Returns a table of all gains."""
+    """A table of all gains."""
     gains = cells(measured.gain, form=".3f", missing="none").rename(what="gain")
     return [rows(columns(gains, "M"), ("E", "gain"))]
 

@@ -4,30 +4,30 @@ Each model has its own targets, its accuracies after T_1 rounds of FedAvg with a
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
+from pydantic import ValidationInfo, model_validator
 
-from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_rr
+from fedjax_mm.assignments.partitions import full_participation, mfa_rr
 from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import estimate, gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
+from fedjax_mm.papers.bhuyan2022.gains import ASSIGNMENTS
 from fedjax_mm.papers.training import described, stage, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.view import View
-
-_ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 
 
 class Model(NamedTuple):
@@ -53,14 +53,13 @@ class Drawn(NamedTuple):
 class Together(Trainings):
     """Settings for running FedAvg on each model alone, and several models at once."""
 
-    learners: tuple[Any, ...]
     algorithms: Several[Literal["MFA-Rand", "MFA-RR"]] = ("MFA-RR",)
     num_models: Several[Count] | None = None
     """Numbers M of models trained at once, always the first M. Defaults to all models."""
 
     @property
     def models(self) -> list[Model]:
-        """Returns all models: the first of each learner, then the second of each, and so on."""
+        """All models: the first of each learner, then the second of each, and so on."""
         found = [
             Model(name, i, column)
             for i, learner in enumerate(self.learners)
@@ -70,15 +69,16 @@ class Together(Trainings):
 
     @property
     def at_once(self) -> tuple[int, ...]:
-        """Returns the numbers of models trained at once."""
+        """The numbers of models trained at once."""
         return self.num_models or (len(self.models),)
 
-    def check_models(self) -> None:
-        """Raises `ValueError` if a number of models exceeds the available models or clients."""
+    @model_validator(mode="after")
+    def _models_fit(self, info: ValidationInfo) -> Self:
         for num_models in self.at_once:
             if num_models > len(self.models):
                 raise ValueError(f"num_models has {num_models}; there are {len(self.models)}")
             mfa_rr(self.num_clients, num_models)
+        return self.with_files(info)
 
     def alone(self, which: int, drawn: Drawn, seed: int) -> Setup:
         """Sets up FedAvg with all clients on one model."""
@@ -107,11 +107,11 @@ class Together(Trainings):
         # Stack the models of one learner, because they share an algorithm.
         training = [learner.algorithm(self) for learner in self.learners]
         each = [training[model.learner] for model in models]
-        assign = _ASSIGNMENTS[algorithm](self.num_clients, num_models)
+        assign = ASSIGNMENTS[algorithm](self.num_clients, num_models)
         return Setup(tasks, each, assign, [drawn.starts[model.learner] for model in models])
 
     def _task(self, model: Model, drawn: Drawn, seed: int) -> Any:
-        """Returns a model's task on a draw of its learner's data."""
+        """A model's task on a draw of its learner's data."""
         store = accuracy.draw_of(drawn.stacks[model.learner], seed - self.first_seed)
         return self.learners[model.learner].task(store, model.column)
 
@@ -143,7 +143,7 @@ class Aiming(View):
 
 
 def aims(alone: xr.DataArray) -> xr.DataArray:
-    """Returns FedAvg's final accuracies, at which runs of several models may stop.
+    """FedAvg's final accuracies, at which runs of several models may stop.
 
     Args:
       alone: over ``("part", "round", ...)``.
@@ -155,16 +155,13 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
 
 
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies of FedAvg on each model, and of several models trained at once."""
-    how, models, drawn = (
-        execution or Execution(),
-        config.models[: max(config.at_once)],
-        draw(config),
-    )
-    stacks, records = drawn.stacks, {"record_every": config.resolution}
+    """Accuracies of FedAvg on each model, and of several models trained at once."""
+    how, models = execution or Execution(), config.models[: max(config.at_once)]
+    drawn, every = draw(config), config.resolution
+    stacks = drawn.stacks
     with stage(how, "alone") as saving:
         build, axes = partial(config.alone, drawn=drawn), {"which": range(len(models))}
-        alone = train(stacks, build, axes, config, saving, num_rounds=config.num_rounds, **records)
+        alone = train(stacks, build, axes, config, saving, record_every=every)
     curves = by_part(alone.isel(model=0, drop=True).rename(which="model"), "accuracy")
     targets = aims(curves).transpose("model", "seed", "part").values.astype(np.float32)
     with stage(how, "together") as saving:
@@ -176,7 +173,7 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
             saving,
             num_rounds=config.most_rounds,
             until=config.until,
-            **records,
+            record_every=every,
         )
     several = described(accuracy.accuracies_of(several), [several, alone])
     return _with_alone(several, curves, stacks, config)
@@ -199,7 +196,7 @@ def _with_alone(
 
 
 def measure(result: xr.Dataset, config: Together) -> xr.Dataset:
-    """Returns accuracies in percent, the rounds T_M until all models match FedAvg, and gains.
+    """Accuracies in percent, the rounds T_M until all models match FedAvg, and gains.
 
     A model has no T_M if its run diverged or did not reach the targets.
     """

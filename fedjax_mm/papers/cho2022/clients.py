@@ -60,7 +60,7 @@ POPULATIONS: dict[str, Population] = {
 
 
 def source_of(dataset: Dataset, directory: Path | None) -> str:
-    """Returns the name of the dataset, or of a substitute if no directory is given."""
+    """The name of the dataset, or of a substitute if no directory is given."""
     if directory is not None or dataset in ("digits", "sent140"):
         return dataset
     return "digits"
@@ -86,7 +86,7 @@ def draw_clients(
     flips: Flips,
     seeds: list[int],
 ) -> FederatedData:
-    """Returns a stack of draws, one per seed, with seen clients before unseen ones.
+    """A stack of draws, one per seed, with seen clients before unseen ones.
 
     Each client's examples are split 60 : 40 into training and test. The clients selected by
     `flipped_flags` have their labels flipped, either in training or in both parts.
@@ -118,7 +118,7 @@ def draw_clients(
 
 
 def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -> np.ndarray:
-    """Returns whether each client of `draw_clients` is flipped, ``bool[seeds, clients]``."""
+    """Whether each client of `draw_clients` is flipped, ``bool[seeds, clients]``."""
     num_clients = population.num_clients + population.num_unseen
     flags = np.zeros((len(seeds), num_clients), bool)
     for mine, seed in zip(flags, seeds, strict=True):
@@ -127,9 +127,11 @@ def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -
 
 
 def _pool(dataset: Dataset, directory: Path | None) -> Pool:
-    if directory is not None:
-        return load_idx(directory, dataset=_IDX[dataset])
-    # Partition the pool's test examples too, because clients have their own test examples.
+    return all_digits() if directory is None else load_idx(directory, dataset=_IDX[dataset])
+
+
+def all_digits() -> Pool:
+    """All digits as training examples, because clients have their own test examples."""
     both = digits()
     x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
     return both._replace(train=(x, y))
@@ -138,7 +140,7 @@ def _pool(dataset: Dataset, directory: Path | None) -> Pool:
 def classifier(
     data: FederatedData, *, dropout_rate: float, column: int | None = None
 ) -> Supervised:
-    """Returns the perceptron of appendix D, with dropout after the first layer.
+    """The perceptron of appendix D, with dropout after the first layer.
 
     The hidden layers are 64-30 on images and 128-86-30 on tweets.
     """

@@ -35,6 +35,9 @@ _LEVELS = {
 }
 """Metrics of the same models, shown where a table's own metrics hide how good the models are."""
 
+BOTH = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
+"""Metrics of both kinds of clients."""
+
 BY_ACCURACY = "points by test accuracy, as the paper says, on the selection seed alone"
 EQUAL = 0.1
 """Preferred-model accuracies that are less than this many points apart count as equal."""
@@ -76,7 +79,7 @@ def item(
     rules: Rules = lambda measured, settings: (),
     **others: Any,
 ) -> Item:
-    """Returns an item that compares methods at their best points.
+    """An item that compares methods at their best points.
 
     Args:
       id: the item's id.
@@ -98,7 +101,7 @@ def judged(result: xr.Dataset) -> xr.Dataset:
 
 
 def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
-    """Returns metrics of the best points in percent, ``(metric, algorithm, ..., seed, round)``."""
+    """Metrics of the best points in percent, ``(metric, algorithm, ..., seed, round)``."""
     titles = [
         f"{_METRICS[name.removeprefix('unseen_')]}, {'un' * name.startswith('unseen_')}seen"
         for name in metrics
@@ -109,7 +112,7 @@ def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
 def measure(
     result: xr.Dataset, settings: Comparison, *, id: str, metrics: Sequence[str]
 ) -> xr.Dataset:
-    """Returns the final metrics, over ``(metric, algorithm, *DIMS)``."""
+    """The final metrics, over ``(metric, algorithm, *DIMS)``."""
     records = judged(result)
     best = records.isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
@@ -145,32 +148,25 @@ def measure(
 
 
 def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Returns the points and scores by both rules of selection, on the selection seeds.
+    """The points and scores by both rules of selection, on the selection seeds.
 
     The result is empty if the search is not stored.
     """
     if "candidate" not in result.dims:
         return {}
     names = {f"selection_{name}": name for name in SCORES}
-    percent = in_percent(result[[*names]].rename(names), SCORES).rename(metric="score")
-    best = {rule: best_candidates(result, rule) for rule in _RULES}
-    at = {"rule": list(best), "algorithm": list(best["appeal"])}
-    place = xr.DataArray([[*each.values()] for each in best.values()], at)
-    chosen = percent.isel(candidate=place)
-    keys = [f"candidate_{key}" for key in POINT]
-    values = (chosen[key].values for key in keys)
-    points = [
-        [_text(*point) for point in zip(*row, [False] * len(row[0]), strict=True)]
-        for row in zip(*values, strict=True)
-    ]
-    return {
-        "selected": chosen.drop_vars([*keys, "candidate_algorithm"]),
-        "selected point": xr.DataArray(points, at),
-    }
+    each = [best_candidates(result[[*names]], rule) for rule in _RULES]
+    index = xr.IndexVariable("rule", [*_RULES])
+    best = xr.concat(each, index, data_vars="all", coords="all").rename(names)
+    point = [best[f"candidate_{key}"] for key in POINT]
+    text = xr.apply_ufunc(_text, *point, False, vectorize=True, output_dtypes=[object])
+    chosen = in_percent(best.reset_coords(drop=True), SCORES).rename(metric="score")
+    chosen = chosen.transpose("score", "selection_seed", ...)
+    return {"selected": chosen, "selected point": text.reset_coords(drop=True)}
 
 
 def selected(measured: xr.Dataset, rule: str) -> xr.Dataset | None:
-    """Returns the scores on the selection seeds of the points that a rule chooses, if stored."""
+    """The scores on the selection seeds of the points that a rule chooses, if stored."""
     if "selected" not in measured:
         return None
     scores = (
@@ -181,7 +177,7 @@ def selected(measured: xr.Dataset, rule: str) -> xr.Dataset | None:
 
 
 def difference_of_losses(records: xr.Dataset) -> xr.DataArray:
-    """Returns how far test and training loss are apart, in percent of the larger, at most.
+    """How far test and training loss are apart, in percent of the larger, at most.
 
     Both are means over the seen clients.
     """
@@ -192,7 +188,7 @@ def difference_of_losses(records: xr.Dataset) -> xr.DataArray:
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
-    """Returns pool statistics, averaged over the records of rounds in which clients may leave.
+    """Pool statistics, averaged over the records of rounds in which clients may leave.
 
     These are the number of clients in the pool, and the flipped clients' percentages of the pool
     and of its MaxFL weights, ``q_k`` of eq. (4). Percentages are NaN if the pool was always empty.
@@ -222,7 +218,7 @@ def squeezed(values: Any) -> Any:
 
 
 def names_of(values: xr.DataArray) -> list[str]:
-    """Returns the row names of a table, such as "MaxFL, attackers = 0.05"."""
+    """The row names of a table, such as "MaxFL, attackers = 0.05"."""
     return _names(squeezed(values))
 
 
@@ -232,7 +228,7 @@ def _names(short: xr.DataArray) -> list[str]:
 
 
 def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataArray:
-    """Returns MaxFL's lead over other methods in points, ``(metric, algorithm, ..., seed)``.
+    """MaxFL's lead over other methods in points, ``(metric, algorithm, ..., seed)``.
 
     A missing method or metric gives NaN, so that statements about it are left untested.
     """
@@ -264,7 +260,7 @@ def preferred(
 
 
 def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataArray:
-    """Returns Kendall's rank correlation (tau-a) along a dimension, counting ties as 0.
+    """Kendall's rank correlation (tau-a) along a dimension, counting ties as 0.
 
     Example:
       >>> appeal, accuracy = (xr.DataArray(x, dims="algorithm") for x in ([1, 2, 3], [5, 9, 7]))
@@ -303,7 +299,7 @@ def _judge(
 
 
 def _printed(measured: xr.Dataset, id: str) -> Iterator[Ruling]:
-    """Compares the printed means with ours, given the standard deviations printed beside them."""
+    """Compares the printed means with ours, given their printed standard deviations."""
     if not published_statements(published(id), "numbers"):
         return
     short = squeezed(measured[["percent", "published", "published spread"]])
@@ -321,7 +317,7 @@ def _kind(metric: str) -> str:
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
-    """Returns one row per method, number of attackers and length of the warm-up."""
+    """One row per method, number of attackers and length of the warm-up."""
     short = squeezed(measured)
     texts = cells(short["mean"], short["standard error"], short["published"], ".1f", "none")
     middle = short["percent"].median("seed")
@@ -353,7 +349,7 @@ def _both_rules(measured: xr.Dataset) -> Iterator[Table]:
 
 
 def _pool_columns(short: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Returns means over the seeds whose pool is not empty."""
+    """Means over the seeds whose pool is not empty."""
     found = {}
     for title, name in _POOLS.items():
         error = estimate(short[name]).error
@@ -398,7 +394,7 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
 
 
 def _words(settings: Comparison) -> dict[str, Any]:
-    """Returns a figure's title, and a caption that explains how the numbers were computed."""
+    """A figure's title, and a caption that explains how the numbers were computed."""
     who = settings.population
     source = source_of(settings.dataset, settings.directory)
     standing = f" standing in for {settings.dataset}" * (source != settings.dataset)
@@ -406,7 +402,7 @@ def _words(settings: Comparison) -> dict[str, Any]:
     leaving, chosen = "", "at given settings"
     if settings.appealing_from:
         leaving = f", clients that may leave from round {settings.appealing_from} on,"
-    if settings.selection:
+    if settings.selecting.methods:
         given = f" ({', '.join(settings.points)} at a given one)" * bool(settings.points)
         chosen = f"at the best of {settings.num_points} points by {settings.chosen_by}{given}"
     flips = "training " * (settings.flips == "training") + "labels flipped"

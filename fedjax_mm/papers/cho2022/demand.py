@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from fedjax_mm import plots
 from fedjax_mm.papers.cho2022 import comparison, fig7
-from fedjax_mm.papers.cho2022.comparison import squeezed
+from fedjax_mm.papers.cho2022.comparison import BOTH, squeezed
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison, Requirement
 from fedjax_mm.papers.cho2022.table1 import ACCURACY, APPEAL, judged_table
 from fedjax_mm.papers.rulings import under
@@ -27,7 +27,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Reading]:
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
-    """Returns one row per method, with its appeal and accuracy on seen clients at every rate."""
+    """One row per method, with its appeal and accuracy on seen clients at every rate."""
     short = measured.isel({"attackers": 0, "warm-up steps": 0}).rename({_RATE: "rate"})
     texts = cells(short["mean"], short["standard error"], form=".1f", missing="none")
     contents: dict[str, xr.DataArray] = {}
@@ -48,19 +48,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
     return comparison.draw([panels], settings)
 
 
-ITEMS = (
-    comparison.item(
-        id="maxfl-demand",
-        metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
-        settings=Comparison(
-            partition="dirichlet",
-            appealing_from=10,
-            requirement=Requirement(learning_rates=(0.1, 0.05, 0.01)),
-            methods=METHODS,
-        ),
-        rules=rules,
-        table=table,
-        figure=figure,
-    ),
-)
+_RATES = Requirement(learning_rates=(0.1, 0.05, 0.01))
+_SETTINGS = Comparison(appealing_from=10, requirement=_RATES, methods=METHODS)
+
+ITEMS = (comparison.item("maxfl-demand", _SETTINGS, BOTH, rules, table=table, figure=figure),)
 """The dependence of Table 1 on the clients' requirements."""

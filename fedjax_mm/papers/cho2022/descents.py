@@ -31,7 +31,7 @@ class Draws(Config):
 
 
 def descend(objective: Callable[..., Any], task: MeanEstimation, start: Any) -> dict[str, Any]:
-    """Returns the local minimum that gradient descent reaches from the start.
+    """The local minimum that gradient descent reaches from the start.
 
     ``solution`` is the model w, ``nearest`` is the client whose own model is nearest,
     ``displacement`` is w minus that model, accurate relative to its own magnitude, ``satisfied``
@@ -57,26 +57,26 @@ def descend(objective: Callable[..., Any], task: MeanEstimation, start: Any) -> 
 
 
 def descend_all(task: MeanEstimation, start: Any) -> dict[str, Any]:
-    """Returns the minima of all objectives, with a leading axis ``[objectives]``."""
+    """The minima of all objectives, with a leading axis ``[objectives]``."""
     each = [descend(objective, task, start) for objective in OBJECTIVES.values()]
     minima: dict[str, Any] = jax.tree.map(lambda *values: jnp.stack(values), *each)
     return minima | {"empirical_mean": task.empirical_means}
 
 
 def pair(gamma_hat: Any) -> MeanEstimation:
-    """Returns a task of two clients whose own models are -gamma_hat and gamma_hat."""
+    """A task of two clients whose own models are -gamma_hat and gamma_hat."""
     means = gamma_hat * jnp.array([-1.0, 1.0])
     return mean_estimation(means, means)
 
 
 def across(gamma_hat: Sequence[float], num: int) -> jax.Array:
-    """Returns evenly spaced models between and beyond the own models of the clients in `pair`."""
+    """Evenly spaced models between and beyond the own models of the clients in `pair`."""
     reach = max(gamma_hat) + _BEYOND
     return jnp.linspace(-reach, reach, num)
 
 
 def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> xr.Dataset:
-    """Returns the local minimum of every objective, in every draw, for several true means.
+    """The local minimum of every objective, in every draw, for several true means.
 
     A draw depends only on the seed, the number of the draw, and the number of the point.
 
@@ -115,7 +115,7 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
 
 
 def convergence(result: xr.Dataset) -> dict[str, Any]:
-    """Returns the number of descents that found a minimum, and the largest final gradient."""
+    """The number of descents that found a minimum, and the largest final gradient."""
     found = {"descents": result.converged.size, "converged": result.converged.sum()}
     return found | ({"gradient": abs(result.gradient).max()} if "gradient" in result else {})
 

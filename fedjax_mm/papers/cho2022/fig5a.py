@@ -39,14 +39,14 @@ class TwoClients(descents.Draws):
 
 
 def run_two(config: TwoClients, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the solutions of every objective in every draw, over gamma_G^2."""
+    """The solutions of every objective in every draw, over gamma_G^2."""
     points = [(0.0, 2 * math.sqrt(square)) for square in config.gamma_g_squared]
     result = descents.solve_draws(points, "gamma_g_squared", config)
     return result.assign_coords(gamma_g_squared=list(config.gamma_g_squared))
 
 
 def exact_appeal(gamma_G: Any, gamma: float) -> np.ndarray:
-    """Returns FedAvg's expected appeal, ``P(|w - theta_1| < |hat theta_1 - theta_1|)``.
+    """FedAvg's expected appeal, ``P(|w - theta_1| < |hat theta_1 - theta_1|)``.
 
     With ``a = hat theta_1 - theta_1`` and ``b = hat theta_2 - theta_1``, client 1 is satisfied if
     |a + b| < 2 |a|, that is, if b lies between -3 a and a. The same holds for client 2.
@@ -62,7 +62,7 @@ def exact_appeal(gamma_G: Any, gamma: float) -> np.ndarray:
 
 
 def measure(result: xr.Dataset, config: TwoClients) -> xr.Dataset:
-    """Returns appeals and bounds, FedAvg's deviation from the exact appeal, and distances to w*."""
+    """Appeals and bounds, FedAvg's deviation from the exact appeal, and distances to w*."""
     result = result.rename(gamma_g_squared=_SQUARE)
     gamma_G = np.sqrt(result[_SQUARE].values)
     mean, error = estimate(result.satisfied.mean("client"), over="draw")
@@ -118,7 +118,7 @@ def judge(measured: xr.Dataset, config: TwoClients) -> Iterator[Ruling | Check]:
 
 
 def _decay(exact: xr.DataArray) -> tuple[bool | None, str]:
-    """Returns whether an appeal decays exponentially, and the slopes of its logarithm."""
+    """Whether an appeal decays exponentially, and the slopes of its logarithm."""
     exact = exact.sortby(_SQUARE)
     slopes = np.diff(np.log(exact.values)) / np.diff(exact[_SQUARE].values)
     late = slopes[len(slopes) // 2 :]
@@ -129,7 +129,7 @@ def _decay(exact: xr.DataArray) -> tuple[bool | None, str]:
 
 
 def table(measured: xr.Dataset, config: TwoClients) -> Sequence[Table]:
-    """Returns appeals and bounds at evenly spaced values of gamma_G^2."""
+    """Appeals and bounds at evenly spaced values of gamma_G^2."""
     some = np.unique(np.linspace(0, measured.sizes[_SQUARE] - 1, _ROWS).round().astype(int))
     measured = measured.isel({_SQUARE: some})
     appeal = cells(measured.appeal, measured.standard_error, form=".4f")

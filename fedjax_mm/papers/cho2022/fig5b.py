@@ -41,7 +41,7 @@ class Landscape(Config):
 
 
 def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the objective over w for some gamma_hat, and its minima for many."""
+    """The objective over w for some gamma_hat, and its minima for many."""
 
     def program(gamma_hat: Any, w: Any, fine: Any, starts: Any) -> dict[str, Any]:
         def curve(gamma_hat: Any) -> Any:
@@ -68,7 +68,7 @@ def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.D
 
 
 def critical_gamma_hat() -> float:
-    """Returns the gamma_hat at which the midpoint turns from a minimum into a maximum.
+    """The gamma_hat at which the midpoint turns from a minimum into a maximum.
 
     It solves ``x tanh(x/2) = 1/2`` for ``x = gamma_hat^2``, because the curvature there is
     ``2 q (1 - 2 x tanh(x/2))``, where q is the weight of both clients.
@@ -85,7 +85,7 @@ def critical_gamma_hat() -> float:
 
 
 def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
-    """Returns the distinct minima in increasing order, padded with NaN, and their displacements."""
+    """The distinct minima in increasing order, padded with NaN, and their displacements."""
     points = np.sort(result.minimum.transpose("searched_gamma_hat", "start").values)
     is_new = np.diff(points, prepend=-np.inf) > _NEAR
     number = is_new.sum(axis=1)
@@ -133,7 +133,7 @@ def _at(where: xr.DataArray, holds: xr.DataArray) -> list[Evidence]:
 
 
 def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
-    """Returns the sign of the objective's second derivative at the midpoint, by finite differences.
+    """The sign of the objective's second derivative at the midpoint, by finite differences.
 
     Differences are relative to 1 minus the objective, which is tiny if clients are far apart.
     """
@@ -144,7 +144,7 @@ def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
 
 
 def table(measured: xr.Dataset, config: Landscape) -> Sequence[Table]:
-    """Returns the minima at nine values of gamma_hat, or at all values if there are fewer."""
+    """The minima at nine values of gamma_hat, or at all values if there are fewer."""
     nine = np.unique(np.linspace(0, config.num_points - 1, 9).astype(int))
     some = measured.isel(gamma_hat=nine)
     where = columns(cells(some.minima, form="+.4f", missing=""), "minimum")

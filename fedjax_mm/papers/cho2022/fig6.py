@@ -52,17 +52,17 @@ class ThreeClients(descents.Draws):
 
     @property
     def points(self) -> list[ThreeMeans]:
-        """Returns the true means of all cases."""
+        """The true means of all cases."""
         return [self.case_1, *self.case_2, self.case_3]
 
     @property
     def cases(self) -> list[int]:
-        """Returns the case number of each point."""
+        """The case number of each point."""
         return [1, *(2 for _ in self.case_2), 3]
 
 
 def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the solutions of every objective in every draw, for every case.
+    """The solutions of every objective in every draw, for every case.
 
     Variables prefixed by ``example`` come from a single draw per case, with descents from w*.
     """
@@ -82,7 +82,7 @@ def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Da
 
 
 def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
-    """Returns the frequencies of satisfied clients and of solution positions, and the example."""
+    """The frequencies of satisfied clients and of solution positions, and the example."""
     count = result.satisfied.sum("client")
     w, own = result.solution, result.empirical_mean
 
@@ -150,7 +150,7 @@ def judge(measured: xr.Dataset, config: ThreeClients) -> Iterator[Ruling | Check
 
 
 def table(measured: xr.Dataset, config: ThreeClients) -> Sequence[Table]:
-    """Returns the shares of draws that satisfy a client, and of solution positions, by point."""
+    """The shares of draws that satisfy a client, and of solution positions, by point."""
     shown = measured.rename(point="true means")
     text = cells(shown["mean"], form=".3f")
     contents = {"case": shown["case"]}

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from fedjax_mm import plots
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022.comparison import draw, item, judged, unattacked
-from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
+from fedjax_mm.papers.cho2022.grid import Comparison, clustered
 from fedjax_mm.papers.rulings import Ruling, alike, ruling
 
 _METHODS = ("FedAvg", "MaxFL")
@@ -16,7 +16,7 @@ _NEARLY = 10.0  # allowed difference, in percent of the larger loss
 
 
 def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
-    """Returns losses averaged over clients, ``(examples, algorithm, seed, round)``."""
+    """Losses averaged over clients, ``(examples, algorithm, seed, round)``."""
     both = unattacked(judged(result))[["loss", "train_loss"]].to_array("examples")
     return both.assign_coords(examples=["test", "training"])
 
@@ -36,20 +36,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
     return draw([[plots.Panel("mean loss over clients", "round", "loss", lines)]], settings)
 
 
-ITEMS = (
-    item(
-        id="maxfl-fig7",
-        metrics=("accuracy",),
-        settings=Comparison(
-            **CLUSTERED,
-            learning_rates=(0.05,),
-            local_steps=(30,),
-            batch_sizes=(64,),
-            record_every=5,
-            methods=methods(*_METHODS),
-        ),
-        rules=rules,
-        figure=figure,
-    ),
+_SETTINGS = clustered(
+    *_METHODS, learning_rates=(0.05,), local_steps=(30,), batch_sizes=(64,), record_every=5
 )
+
+ITEMS = (item("maxfl-fig7", _SETTINGS, ("accuracy",), rules, figure=figure),)
 """Figure 7."""

@@ -47,7 +47,7 @@ class Rate(Config):
 
 
 def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the adaptive rate over w, and descents with this rate and with a constant one.
+    """The adaptive rate over w, and descents with this rate and with a constant one.
 
     The adaptive rate is ``eta N / (sum q_k + eps)`` (eq. 6 with one local step), where
     ``q_k = sigma (1 - sigma)`` at ``F_k(w) - rho_k`` (eq. 4). The constant rate is 1/L, where L is
@@ -97,7 +97,7 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Rate) -> xr.Dataset:
-    """Returns rates at flat and steep places of the objective, and rounds to a minimum."""
+    """Rates at flat and steep places of the objective, and rounds to a minimum."""
     ends = (result.minimum.min("start"), result.minimum.max("start"))
     distance = np.minimum(*(abs(result.path - end) for end in ends))
     arrived = first_round_below(distance.values, result["round"].values, config.target)
@@ -151,13 +151,13 @@ def judge(measured: xr.Dataset, config: Rate) -> Iterator[Ruling]:
 
 
 def _all(high: xr.DataArray, low: xr.DataArray) -> bool | None:
-    """Returns whether all of `high` exceed all of `low`, or None if a value is unknown."""
+    """Whether all of `high` exceed all of `low`, or None if a value is unknown."""
     is_known = bool((high.notnull() & low.notnull()).all())
     return bool((high > low).all()) if is_known else None
 
 
 def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
-    """Returns the rates, and the median rounds from flat starts."""
+    """The rates, and the median rounds from flat starts."""
     rates = ("flat", "steep", "minimum", "1/L")
     contents = {name: cells(measured[name], form=".4g", missing="none") for name in rates}
     contents |= columns(cells(measured[_ROUNDS], form="g", missing="none"), "rule", "rounds, {}")

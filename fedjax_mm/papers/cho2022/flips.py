@@ -10,13 +10,12 @@ from functools import partial
 import xarray as xr
 
 from fedjax_mm.papers.cho2022 import fig7
-from fedjax_mm.papers.cho2022.comparison import item, measure
+from fedjax_mm.papers.cho2022.comparison import BOTH, item, measure
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison
 from fedjax_mm.papers.cho2022.table1 import judged_table
 from fedjax_mm.papers.rulings import under
 from fedjax_mm.papers.schema import Reading
 
-_METRICS = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
 _READING = (
     "flips in training and test labels, each label by Dirichlet's law, participation by the loss "
     "on training examples"
@@ -29,15 +28,10 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Reading]:
     yield from under(_READING, "maxfl-fig7", fig7.rules(measured, settings))
 
 
-ITEMS = (
-    item(
-        id="maxfl-flips",
-        metrics=_METRICS,
-        settings=Comparison(
-            partition="dirichlet_labels", flips="everywhere", appealing_from=10, methods=METHODS
-        ),
-        rules=rules,
-        measure=partial(measure, id="maxfl-table1", metrics=_METRICS),
-    ),
+_SETTINGS = Comparison(
+    partition="dirichlet_labels", flips="everywhere", appealing_from=10, methods=METHODS
 )
+_MEASURE = partial(measure, id="maxfl-table1", metrics=BOTH)
+
+ITEMS = (item("maxfl-flips", _SETTINGS, BOTH, rules, measure=_MEASURE),)
 """Table 1 under the alternative reading of flips."""

@@ -16,18 +16,15 @@ from fedjax_mm.experiments.fields import (
     Flag,
     NonNegative,
     Positive,
-    Seeded,
     Share,
 )
 from fedjax_mm.experiments.methods import Method, MethodConfig
 from fedjax_mm.papers.cho2022 import clients
+from fedjax_mm.papers.selection import Selecting
 from fedjax_mm.papers.values import Some
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which each method's best point is searched."""
-
-SELECTION = 10**6
-"""The first seed used to choose points; judged seeds start at 0."""
 
 DIMS = {
     "byzantine": "attackers",
@@ -50,20 +47,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 
 def methods(*names: str) -> dict[str, Mapping[str, Any]]:
-    """Returns the settings of some of the paper's methods, with lists for method-specific grids."""
+    """The settings of some of the paper's methods, with lists for method-specific grids."""
     return {name: METHODS[name] for name in names}
-
-
-CLUSTERED: Mapping[str, Any] = {
-    "partition": "clusters",
-    "flips": "everywhere",
-    "chosen_by": "appeal",
-}
-"""Settings of Figures 3, 4 and 7 and Tables 3 to 6, which choose points by GM-Appeal.
-
-Test labels are flipped too, because the paper's own models reach a preferred-model accuracy of
-98 % and more, which flipped clients could not reach on true test labels.
-"""
 
 
 class Requirement(Config):
@@ -75,7 +60,7 @@ class Requirement(Config):
 
     @property
     def kinds(self) -> list[tuple[int, float]]:
-        """Returns all numbers of steps with all learning rates."""
+        """All numbers of steps with all learning rates."""
         return list(itertools.product(self.num_steps, self.learning_rates))
 
 
@@ -89,7 +74,7 @@ class Point(Config):
     """Values of the parameters that are lists in `methods`."""
 
 
-class Comparison(Seeded):
+class Comparison(Selecting):
     """Settings of Tables 1 to 6 and Figures 3, 4 and 7: methods, their grid, and the clients.
 
     A list of values in `methods`, such as ``q = [1, 10]``, is a method-specific grid.
@@ -126,8 +111,6 @@ class Comparison(Seeded):
     learning_rates: Some[Positive] = (*(0.1, 0.05, 0.01, 0.005, 0.001),)
     local_steps: Some[Count] = (10, 30, 50)
     batch_sizes: Some[Count] = (32, 64, 128)
-    selection_seeds: Count = 3
-    """Seeds used to choose each method's point, which are never judged."""
     chosen_by: Literal["accuracy", "appeal"] = "accuracy"
     """The metric that chooses a method's point. Ties are broken by accuracy."""
     points: Mapping[str, Point] = {}
@@ -188,7 +171,7 @@ class Comparison(Seeded):
 
     @property
     def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Returns the name and settings of every method at each value of its own parameters."""
+        """The name and settings of every method at each value of its own parameters."""
         found = {}
         for name, settings in self.methods.items():
             own = lists_of(settings)
@@ -200,7 +183,7 @@ class Comparison(Seeded):
 
     @property
     def axes(self) -> dict[str, Sequence[Any]]:
-        """Returns the axes of the grid and their values."""
+        """The axes of the grid and their values."""
         return {
             "variant": list(self.variants),
             "byzantine": self.byzantine,
@@ -212,7 +195,7 @@ class Comparison(Seeded):
         }
 
     def method(self, label: str, learning_rate: float, local_steps: int, batch_size: int) -> Method:
-        """Returns a variant at a point of the grid."""
+        """A variant at a point of the grid."""
         point = dict(zip(POINT[1:], (learning_rate, local_steps, batch_size), strict=True))
         settings = dict(self.variants[label][1])
         if settings.get("name") == "maxfl" and self.tuned_weights and self.tuning_steps:
@@ -230,23 +213,23 @@ class Comparison(Seeded):
 
     @property
     def population(self) -> clients.Population:
-        """Returns the population, which defaults to the paper's."""
+        """The population, which defaults to the paper's."""
         default = clients.POPULATIONS[clients.source_of(self.dataset, self.directory)]
         given = {key: getattr(self, key) for key in ("num_clients", "num_unseen", "cohort_size")}
         return default._replace(**{key: n for key, n in given.items() if n is not None})
 
     @property
     def num_points(self) -> int:
-        """Returns the number of grid points per variant."""
+        """The number of grid points per variant."""
         return math.prod(len(self.axes[axis]) for axis in POINT[1:])
 
     @property
     def stays_by(self) -> Literal["training", "test"]:
-        """Returns the examples whose loss decides participation."""
+        """The examples whose loss decides participation."""
         return self.participation or ("test" if self.flips == "training" else "training")
 
     def only(self, name: str) -> Point | None:
-        """Returns a method's point if it is given or is the only one."""
+        """A method's point if it is given or is the only one."""
         own = lists_of(self.methods[name])
         if name in self.points or self.num_points * math.prod(map(len, own.values())) > 1:
             return self.points.get(name)
@@ -258,7 +241,7 @@ class Comparison(Seeded):
         )
 
     def at(self, name: str, point: Point) -> Self:
-        """Returns the settings for one method at one point."""
+        """The settings for one method at one point."""
         lists = {key: [value] for key, value in point.own.items()}
         changes: dict[str, Any] = {
             "methods": {name: {**self.methods[name], **lists}},
@@ -270,28 +253,36 @@ class Comparison(Seeded):
         return self.model_copy(update=changes)
 
     @property
-    def selection(self) -> Self | None:
-        """Returns the settings of the grid search, or None if there is nothing to choose.
+    def selecting(self) -> Self:
+        """The settings of the grid search, with the methods whose point is chosen.
 
         No client attacks, the clients' thresholds come from the first warm-up, and only the
         last record counts.
         """
-        some = {name: own for name, own in self.methods.items() if self.only(name) is None}
         demand = self.requirement
         first = {"learning_rates": demand.learning_rates[:1], "num_steps": demand.num_steps[:1]}
         changes: dict[str, Any] = {
-            "methods": some,
+            "methods": {name: own for name, own in self.methods.items() if self.only(name) is None},
             "points": {},
             "byzantine": (0.0,),
             "requirement": demand.model_copy(update=first),
             "record_every": self.num_rounds,
         }
-        grid = self.model_copy(update=changes).with_seeds(SELECTION, self.selection_seeds)
-        return grid if some else None
+        return super().selecting.model_copy(update=changes)
+
+
+def clustered(*names: str, **settings: Any) -> Comparison:
+    """Settings of Figures 3, 4 and 7 and Tables 3 to 6, which choose points by GM-Appeal.
+
+    Test labels are flipped too, because the paper's own models reach a preferred-model accuracy of
+    98 % and more, which flipped clients could not reach on true test labels.
+    """
+    found = {"partition": "clusters", "flips": "everywhere", "chosen_by": "appeal"}
+    return Comparison(**found | {"methods": methods(*names)} | settings)
 
 
 def lists_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a method that are lists, which form its own grid."""
+    """The settings of a method that are lists, which form its own grid."""
     return {key: value for key, value in settings.items() if isinstance(value, list | tuple)}
 
 

@@ -6,7 +6,7 @@ import xarray as xr
 
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import fig7
-from fedjax_mm.papers.cho2022.comparison import OURS, concordance, item, lead, squeezed
+from fedjax_mm.papers.cho2022.comparison import BOTH, OURS, concordance, item, lead, squeezed
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, finding, more, no_less, ruling, under, untested
@@ -99,12 +99,7 @@ def _suppressed(ours: xr.Dataset) -> Check:
     return finding(text, more(less.drop_vars("algorithm"), form=".1f"), about)
 
 
-ITEMS = (
-    item(
-        id="maxfl-table1",
-        metrics=("accuracy", "appeal", "unseen_accuracy", "unseen_appeal"),
-        settings=Comparison(partition="dirichlet", appealing_from=10, methods=METHODS),
-        rules=rules,
-    ),
-)
+SETTINGS = Comparison(appealing_from=10, methods=METHODS)
+
+ITEMS = (item("maxfl-table1", SETTINGS, BOTH, rules),)
 """Table 1."""

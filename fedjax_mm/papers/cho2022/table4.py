@@ -6,7 +6,7 @@ from itertools import combinations
 import xarray as xr
 
 from fedjax_mm.papers.cho2022.comparison import item
-from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, Requirement, methods
+from fedjax_mm.papers.cho2022.grid import Comparison, Requirement, clustered
 from fedjax_mm.papers.rulings import Ruling, alike, ruling
 
 _LITTLE = 5.0  # an appeal that varies by less, in points, "does not vary much"
@@ -24,14 +24,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     yield ruling("do-not-vary-much", alike(changes.transpose("algorithm", ...), _LITTLE, ".1f"))
 
 
-ITEMS = (
-    item(
-        id="maxfl-table4",
-        metrics=("appeal", "preferred_accuracy"),
-        settings=Comparison(
-            **CLUSTERED, requirement=Requirement(num_steps=_STEPS), methods=methods(*_METHODS)
-        ),
-        rules=rules,
-    ),
-)
+_SETTINGS = clustered(*_METHODS, requirement=Requirement(num_steps=_STEPS))
+
+ITEMS = (item("maxfl-table4", _SETTINGS, ("appeal", "preferred_accuracy"), rules),)
 """Table 4."""

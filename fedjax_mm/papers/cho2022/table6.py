@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import xarray as xr
 
 from fedjax_mm.papers.cho2022.comparison import BY_ACCURACY, OURS, item, lead, preferred, selected
-from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, Point, methods
+from fedjax_mm.papers.cho2022.grid import Comparison, Point, clustered, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, fact, more, ruling, under
@@ -37,14 +37,8 @@ def _fair(measured: xr.Dataset) -> Iterator[Ruling]:
     yield ruling("fair-not-effective", more(lead(measured, list(_QFFL), APPEAL[0]), form=".1f"))
 
 
-ITEMS = (
-    item(
-        id="maxfl-table6",
-        metrics=("appeal", "preferred_accuracy"),
-        settings=Comparison(
-            **CLUSTERED, methods=_QFFL | _AFL | methods("MaxFL"), points={"AFL": _ONE_STEP}
-        ),
-        rules=rules,
-    ),
-)
+_ALL = _QFFL | _AFL | methods(OURS)
+_SETTINGS = clustered(methods=_ALL, points={"AFL": _ONE_STEP})
+
+ITEMS = (item("maxfl-table6", _SETTINGS, ("appeal", "preferred_accuracy"), rules),)
 """Table 6."""

@@ -26,11 +26,11 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, fact, no_less, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import own_models
 from fedjax_mm.theory import maxfl as theory
 from fedjax_mm.theory.problem import FloatArray, Problem
@@ -68,7 +68,7 @@ class Bounded(Config):
         return self
 
     def examples(self) -> tuple[FloatArray, FloatArray]:
-        """Returns features and labels -1 or 1, ``[clients, examples, ...]``.
+        """Features and labels -1 or 1, ``[clients, examples, ...]``.
 
         Each client draws its labels using its own direction.
         """
@@ -80,7 +80,7 @@ class Bounded(Config):
         return x, np.where(random.random(margins.shape) < 1 / (1 + np.exp(-margins)), 1.0, -1.0)
 
     def problem(self) -> Problem:
-        """Returns constants that satisfy assumptions 3.1 to 3.3 everywhere.
+        """Constants that satisfy assumptions 3.1 to 3.3 everywhere.
 
         The gradient of the logistic loss on an example is shorter than the example, and the
         curvature is at most a quarter of the example's squared length. beta is 1, and kappa^2
@@ -101,13 +101,13 @@ class Bounded(Config):
 
 
 def learning_rates(T: Any, part: Part, E: int, config: Bounded) -> tuple[Any, Any]:
-    """Returns eta_l and eta_g of Theorem 3.1."""
+    """The learning rates eta_l and eta_g of Theorem 3.1."""
     size = config.num_clients if part == "full" else config.cohort_size
     return theory.theorem_3_1_learning_rates(T, E, size)
 
 
 def bound(T: FloatArray, part: Part, E: int, config: Bounded, gap: float = 1.0) -> FloatArray:
-    """Returns the bound of (100) or (125).
+    """The bound of (100) or (125).
 
     Raises:
       ValueError: if T is too small for the learning rates.
@@ -140,42 +140,42 @@ class Logistic:
         return self.data.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
-        """Returns zeros."""
+        """Zeros."""
         del rng_key
         features, _ = self.data.examples
         return jnp.zeros(features.shape[-1], features.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns n_k, the number of the client's examples."""
+        """The number n_k of the client's examples."""
         return self.data.counts[client].astype(float)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns a client's examples and their weights."""
+        """A client's examples and their weights."""
         return self.data.batch(rng_key, client, step, how)
 
     def loss(self, params: Float[Array, " dim"], batch: Any) -> Float[Array, ""]:
-        """Returns the mean loss of a batch."""
+        """The mean loss of a batch."""
         taken, weights = batch
         features, labels = self.data.take(taken)
         losses = jax.nn.softplus(-labels * (features @ params))
         return jnp.sum(weights * losses) / jnp.sum(weights)
 
     def client_loss(self, params: Float[Array, " dim"], client: Index) -> Float[Array, ""]:
-        """Returns F_k(w)."""
+        """The loss F_k(w)."""
         nothing = jax.random.key(0)  # unused, because a batch of all examples is not random
         return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k."""
+        """The threshold rho_k."""
         return self.requirements[client]
 
     def appeals(self, params: Float[Array, " dim"]) -> Bool[Array, " clients"]:
-        """Returns whether F_k(w) < rho_k."""
+        """Whether F_k(w) < rho_k."""
         losses = jax.vmap(self.client_loss, (None, 0))(params, jnp.arange(self.num_clients))
         return losses < self.requirements
 
     def metrics(self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]) -> Metrics:
-        """Returns F~ and the quantities bounded by Theorem 3.1 and the lemmas.
+        """F~ and the quantities bounded by Theorem 3.1 and the lemmas.
 
         ``squared`` is |grad F~|^2, ``clients`` is the mean of |grad F~_k|^2, and ``curvature`` is
         the largest ratio of a client's curvature to the bound of Lemma B.2. It uses the Frobenius
@@ -207,7 +207,7 @@ class Logistic:
 
 
 def make_task(config: Bounded) -> Logistic:
-    """Returns the task, where rho_k is F_k after 100 steps of training by the client alone."""
+    """The task, where rho_k is F_k after 100 steps of training by the client alone."""
     x, y = config.examples()
     L_c, L = config.problem().symbols("Theorem 3.1", "L_c L")
     data = client_data(list(zip(x, y, strict=True)))
@@ -220,7 +220,7 @@ def make_task(config: Bounded) -> Logistic:
 
 
 def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
-    """Returns the bounds, and the means over rounds and the maxima of the bounded quantities."""
+    """The bounds, and the means over rounds and the maxima of the bounded quantities."""
     problem = config.problem()
     sizes = {"full": config.num_clients, "partial": config.cohort_size}
 
@@ -238,18 +238,10 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
 
     with jax.enable_x64(True):
         task = make_task(config)
-        grid = Grid(
-            build,
-            {
-                "participation": config.participation,
-                "local_steps": config.local_steps,
-                "T": [float(T) for T in config.num_rounds],
-            },
-            num_rounds=max(config.num_rounds),
-            **config.model_dump(include={"num_seeds", "seed"}),
-            data="synthetic",
-        )
-        result = sweep(grid, execution, on_divergence="stop")
+        axes: Any = {"participation": config.participation, "local_steps": config.local_steps}
+        axes |= {"T": [float(T) for T in config.num_rounds]}
+        how: Any = {"num_rounds": max(config.num_rounds), "on_divergence": "stop"}
+        result = train([], build, axes, config, execution, **how)
     return _reduced(result, config)
 
 
@@ -286,7 +278,7 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
 
 
 def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
-    """Returns the T beyond which bounds are below |grad F~(w_0)|^2, or NaN."""
+    """The T beyond which bounds are below |grad F~(w_0)|^2, or NaN."""
     T = np.geomspace(min(config.num_rounds), _FROZEN, 1000).round()
 
     def first(part: Part, E: int, gap: float, start: float) -> float:
@@ -300,7 +292,7 @@ def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
 
 
 def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
-    """Returns the means and their bounds, the exponents in T, and the counterexample."""
+    """The means and their bounds, the exponents in T, and the counterexample."""
     mean, error = estimate(result.mean_squared)
     measured = result.drop_attrs().drop_vars("average")
     fall = -np.log(
@@ -322,7 +314,7 @@ def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
 
 
 def counterexample(L_c: float = 10.0, L: float = 1e-3) -> tuple[float, float, float]:
-    """Returns L_c, the objective's curvature, and the printed bound, for a linear loss.
+    """L_c, the objective's curvature, and the printed bound, for a linear loss.
 
     ``F(w) = L_c w`` with rho = 0 is L_c-continuous, and L-smooth for every L. The sigmoid has its
     largest curvature, 1 / (6 sqrt(3)), at ``sigma = (1 + 1/sqrt(3)) / 2``.
@@ -370,7 +362,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Bounded) -> Sequence[Table]:
-    """Returns the means with their bounds, and the constants."""
+    """The means with their bounds, and the constants."""
     contents = {
         "mean |grad F~|^2": cells(measured["mean"], measured.error, form=".3g"),
         "least": cells(measured.least_squared, form=".3g"),

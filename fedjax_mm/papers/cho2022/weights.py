@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import xarray as xr
 
-from fedjax_mm.papers.cho2022 import table3
+from fedjax_mm.papers.cho2022 import table3_and_5
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
-from fedjax_mm.papers.cho2022.grid import CLUSTERED, METHODS, Comparison, methods
+from fedjax_mm.papers.cho2022.grid import METHODS, Comparison, clustered, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.rulings import compare, under
 from fedjax_mm.papers.schema import Check, Reading
@@ -28,20 +28,12 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check | Readin
     for name, weights in {OURS: "q = s (1 - s)", _SIGMOID: "q = s"}.items():
         one = measured.sel(algorithm=["FedAvg", name]).assign_coords(algorithm=["FedAvg", OURS])
         reading = f"that of Table 3, with a full grid of points and the weights {weights}"
-        least = (each for each in table3.leads(one) if each.key == "at-least-10")
+        least = (each for each in table3_and_5.leads(one) if each.key == "at-least-10")
         yield from under(reading, "maxfl-table3", least)
 
 
-ITEMS = (
-    item(
-        id="maxfl-weights",
-        metrics=("appeal", "unseen_appeal"),
-        settings=Comparison(
-            **CLUSTERED,
-            tuning_steps=5,
-            methods=methods("FedAvg", OURS) | {_SIGMOID: {**METHODS[OURS], "weight": "sigmoid"}},
-        ),
-        rules=rules,
-    ),
-)
+_METHODS = methods("FedAvg", OURS) | {_SIGMOID: {**METHODS[OURS], "weight": "sigmoid"}}
+_SETTINGS = clustered(methods=_METHODS, tuning_steps=5)
+
+ITEMS = (item("maxfl-weights", _SETTINGS, ("appeal", "unseen_appeal"), rules),)
 """The dependence of Table 3 on the client weights."""

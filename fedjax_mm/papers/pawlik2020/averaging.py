@@ -55,15 +55,15 @@ class Wells:
     sigma: Scalar
 
     def gradients(self, models: Models) -> Models:
-        """Returns every client's gradient at its own model."""
+        """Every client's gradient at its own model."""
         return models - self.centres - jnp.sin(2 * models)
 
     def noise(self, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
-        """Returns Gaussian gradient noise."""
+        """Gaussian gradient noise."""
         return self.sigma / np.sqrt(shape[-1]) * jax.random.normal(rng_key, shape)
 
     def gap(self, start: float = _START) -> float:
-        """Returns ``f(x^0) - f*``, minimizing each independent coordinate on a fine grid."""
+        """``f(x^0) - f*``, minimizing each independent coordinate on a fine grid."""
         centres = np.asarray(self.centres).mean(0)[:, None]
 
         def of(x: np.ndarray) -> np.ndarray:
@@ -107,12 +107,12 @@ class Averaging(Config):
         return self
 
     def allowed(self, T: int) -> int:
-        """Returns the largest interval that part 2 of the corollary allows, or 0."""
+        """The largest interval that part 2 of the corollary allows, or 0."""
         fit = [each for each in self.intervals if each**4 * self.num_clients**3 <= T]
         return max(fit, default=0)
 
     def wells(self, sigma: Any) -> Wells:
-        """Returns the losses, with a different centre for each client."""
+        """The losses, with a different centre for each client."""
         centres = np.random.default_rng(self.seed).normal(size=(self.num_clients, self.dim))
         return Wells(jnp.asarray(centres), sigma)
 
@@ -162,7 +162,7 @@ def algorithm_1(
 
 
 def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
-    """Returns squared gradients in runs for the theorem, and for the corollary at its rates."""
+    """Squared gradients in runs for the theorem, and for the corollary at its rates."""
     N = config.num_clients
 
     def program(
@@ -210,7 +210,7 @@ def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
-    """Returns measured means and their bounds, at every T for the theorem."""
+    """Measured means and their bounds, at every T for the theorem."""
     gap = config.wells(0.0).gap()
 
     def bound(of: Any, *arguments: Any) -> xr.DataArray:
@@ -299,7 +299,7 @@ def _holds(measured: xr.DataArray, bound: xr.DataArray, name: str = "") -> list[
 
 
 def table(measured: xr.Dataset, config: Averaging) -> Sequence[Table]:
-    """Returns the corollary's means and bounds by T, and the theorem's at the last T."""
+    """The corollary's means and bounds by T, and the theorem's at the last T."""
     ends = measured.isel(t=-1)
     corollary = {
         "measured": cells(measured["mean at T"], measured["error at T"], form=".3g"),

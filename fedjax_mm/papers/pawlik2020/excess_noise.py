@@ -26,12 +26,7 @@ from fedjax_mm.results.labels import describe
 from fedjax_mm.simulator.simulate import params_of, simulate
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, quadratic
-from fedjax_mm.theory.cohorts import (
-    excess_noise_27,
-    excess_noise_28,
-    squared_step_25,
-    squared_step_26,
-)
+from fedjax_mm.theory import cohorts as equations
 from fedjax_mm.theory.constants import exact_constants
 
 _NEAR = 0.05  # allowed difference, relative to the equation
@@ -56,7 +51,7 @@ class CohortNoise(Config):
 
 
 def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
-    """Returns eqs. (25) to (28), and the squared steps, noise and excess loss of drawn cohorts."""
+    """Eqs. (25) to (28), and the squared steps, noise and excess loss of drawn cohorts."""
     with jax.enable_x64(True):
         task = quadratic(config.num_clients, config.block_size, mu=config.mu)
         start_key, draw_key = jax.random.split(jax.random.key(config.seed))
@@ -71,10 +66,10 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
     found = compute(_moments, arguments, coords, "statistic C", {}, seed=config.seed)
     found["measured"] = L / 2 * gamma**2 * found.measured
     found["step"] = gamma**2 * found.step
-    found["equation_25"] = "C", squared_step_25(updates, sizes, gamma)
-    found["equation_26"] = "C", squared_step_26(updates, sizes, gamma)
-    found["equation_27"] = "C", excess_noise_27(updates, sizes, gamma, L)
-    found["equation_28"] = "C", excess_noise_28(updates, sizes, gamma, L)
+    found["equation_25"] = "C", equations.squared_step_25(updates, sizes, gamma)
+    found["equation_26"] = "C", equations.squared_step_26(updates, sizes, gamma)
+    found["equation_27"] = "C", equations.excess_noise_27(updates, sizes, gamma, L)
+    found["equation_28"] = "C", equations.excess_noise_28(updates, sizes, gamma, L)
     with jax.enable_x64(True):
         order = jax.random.permutation(draw_key, config.num_clients)
         simulated = _simulated(task, params, order, config)
@@ -89,7 +84,7 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
 
 
 def _updates(task: Quadratic, params: Vector, config: CohortNoise, data: Array) -> Updates:
-    """Returns G_i, the sum of each client's gradients over its local steps.
+    """G_i, the sum of each client's gradients over its local steps.
 
     The array `data` has the number of the client whose data each client has.
     """
@@ -103,7 +98,7 @@ def _updates(task: Quadratic, params: Vector, config: CohortNoise, data: Array) 
 
 
 def _steps(updates: Updates, order: Array, learning_rate: float) -> Float[Array, "sizes dim"]:
-    """Returns the server's steps for the first C clients in order, for every C."""
+    """The server's steps for the first C clients in order, for every C."""
     sizes = jnp.arange(1, len(updates) + 1)[:, None]
     return -learning_rate * jnp.cumsum(updates[order], axis=0) / sizes
 
@@ -111,7 +106,7 @@ def _steps(updates: Updates, order: Array, learning_rate: float) -> Float[Array,
 def _simulated(
     task: Quadratic, params: Vector, order: Array, config: CohortNoise
 ) -> Float[Array, "sizes dim"]:
-    """Returns FedAvg's model after a round in which only the first C clients train."""
+    """FedAvg's model after a round in which only the first C clients train."""
     algorithm = fedavg(config.learning_rate, local_steps=config.local_steps)
     places = jnp.arange(config.num_clients)
 
@@ -128,7 +123,7 @@ def _simulated(
 def _moments(
     keys: PRNGKeyArray, task: Quadratic, params: Vector, updates: Updates, learning_rate: Scalar
 ) -> dict[str, Float[Array, "2 sizes"]]:
-    """Returns means and standard errors of three quantities, over drawn cohorts of every size.
+    """Means and standard errors of three quantities, over drawn cohorts of every size.
 
     They are the squared distance between the mean updates of the cohort and of all clients, the
     excess loss after the cohort's step, and the squared norm of the cohort's mean update.
@@ -178,7 +173,9 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
         "similar, doubled": 2 * alike[2],
         "similar, half of them turned round": alike[2] * np.where(np.arange(N) % 2, 1, -1)[:, None],
     }
-    noise = [excess_noise_27(each, 1, config.learning_rate, 1.0) for each in cases.values()]
+    noise = [
+        equations.excess_noise_27(each, 1, config.learning_rate, 1.0) for each in cases.values()
+    ]
     chosen = xr.DataArray(noise, {"updates": list(cases)})
     centres = rng.normal(size=(N, 5))
     centres -= centres.mean(0)  # the stationary point of the mean loss
@@ -189,7 +186,7 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
 
 
 def _cosine(gradients: np.ndarray) -> float:
-    """Returns the mean cosine between the gradients of two different clients."""
+    """The mean cosine between the gradients of two different clients."""
     unit, size = gradients / np.linalg.norm(gradients, axis=1, keepdims=True), len(gradients)
     return float((np.sum(unit.sum(0) ** 2) - size) / (size * (size - 1)))
 
@@ -278,7 +275,7 @@ def _chosen(noise: xr.DataArray) -> Iterator[Ruling]:
 
 
 def table(measured: xr.Dataset, config: CohortNoise) -> Sequence[Table]:
-    """Returns one row for each of at most eight sizes."""
+    """One row for each of at most eight sizes."""
     sizes = np.unique(np.geomspace(1, config.num_clients, 8).round().astype(int))
     some = measured.sel(C=sizes)
     contents = {

@@ -53,13 +53,13 @@ class CohortRounds(Trained):
     """Whether runs stop at their last target, instead of using all rounds."""
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """Returns the scheme's partitions, one for each percentage."""
+        """The scheme's partitions, one for each percentage."""
         deal = partial(_SCHEMES[self.scheme], labels, self.clients, seed=seed)
         return [deal(percent=percent) for percent in self.percents]
 
 
 def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
-    """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
+    """Test accuracies until the last target, over ``(C, percent, seed, round)``."""
 
     def build(C: int, percent: float, task: Supervised, seed: int) -> Setup:
         place, number = config.percents.index(percent), seed - config.first_seed
@@ -74,7 +74,7 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
-    """Returns the first round that reaches each target, or NaN: ``(target, percent, C, seed)``."""
+    """The first round that reaches each target, or NaN: ``(target, percent, C, seed)``."""
     rounds = _rounds(result[EVALUATIONS[config.evaluation]], config.targets)
     mean, error = estimate(rounds)
     missed = rounds.isnull().sum("seed")
@@ -89,7 +89,7 @@ def _to_all_images(result: xr.Dataset) -> xr.DataArray:
 
 
 def _rounds(accuracy: xr.DataArray, targets: Sequence[float]) -> xr.DataArray:
-    """Returns the first round that reaches each target, or NaN: ``(target, percent, C, seed)``."""
+    """The first round that reaches each target, or NaN: ``(target, percent, C, seed)``."""
     accuracy = accuracy.transpose("percent", "C", "seed", "round")
     start = accuracy.isel(round=0, drop=True).expand_dims(target=list(targets))
     # Compare in float32, as `Until` does, because 0.9 in float32 is less than Python's 0.9, and a
@@ -99,7 +99,7 @@ def _rounds(accuracy: xr.DataArray, targets: Sequence[float]) -> xr.DataArray:
 
 
 def published_rounds(rounds: xr.DataArray, config: CohortRounds) -> xr.DataArray:
-    """Returns the author's mean rounds by target, percentage and C, or NaN for other trials."""
+    """The author's mean rounds by target, percentage and C, or NaN for other trials."""
     own = {"percents", "cohort_sizes", "targets", "num_seeds", "directory", "max_rounds", "stop"}
     is_hers = config.model_dump(exclude=own) == CohortRounds().model_dump(exclude=own)
     is_hers &= config.directory is not None
@@ -112,7 +112,7 @@ def published_rounds(rounds: xr.DataArray, config: CohortRounds) -> xr.DataArray
 
 
 def _slope(rounds: xr.DataArray, along: str, steps: xr.DataArray) -> xr.DataArray:
-    """Returns the slope of a least-squares line, in rounds per step."""
+    """The slope of a least-squares line, in rounds per step."""
     centred = steps - steps.mean()
     return (rounds * centred).sum(along, skipna=False) / (centred**2).sum()
 
@@ -142,7 +142,7 @@ def _in_words(measured: xr.Dataset) -> xr.Dataset:
 
 
 def table(measured: xr.Dataset, config: CohortRounds) -> Sequence[Table]:
-    """Returns mean rounds, with the author's, and the number of runs that missed the target."""
+    """Mean rounds, with the author's, and the number of runs that missed the target."""
     measured = _in_words(measured)
     missed = "\nin " + cells(measured.missed, form=".0f") + f" of {measured.sizes['seed']}"
     text = cells(measured["mean"], measured.standard_error, measured.published, ".1f")

@@ -66,23 +66,23 @@ class CohortAccuracy(Trained):
     partition: PartitionConfig = IIDShare(name="iid_share", percent=80.0)
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """Returns the only partition of the images for one seed."""
+        """The only partition of the images for one seed."""
         return [self.partition.deal(labels, self.clients, seed)]
 
     @property
     def num_updates(self) -> int:
-        """Returns the updates u = B C."""
+        """The updates u = B C."""
         return self.updates or (120 if self.directory is None else 300)
 
     @property
     def costs(self) -> list[dict[str, int]]:
-        """Returns the contacts and updates for each round limit."""
+        """The contacts and updates for each round limit."""
         default = (120, 240) if self.directory is None else (60, 120)
         return [{"contacts": c, "updates": self.num_updates} for c in self.contacts or default]
 
 
 def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Dataset:
-    """Returns accuracies after every round, scored in both ways, over ``(C, seed, round)``."""
+    """Accuracies after every round, scored in both ways, over ``(C, seed, round)``."""
     contacts = config.costs[-1]["contacts"]
 
     def build(C: int, task: Supervised, seed: int) -> Setup:
@@ -94,14 +94,14 @@ def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Datase
 
 
 def _parameters() -> int:
-    """Returns the number of parameters of the network on 28 x 28 images."""
+    """The number of parameters of the network on 28 x 28 images."""
     module, images = McMahanCNN(10), jnp.zeros((1, 28, 28, 1))
     params = jax.eval_shape(module.init, jax.random.key(0), images)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def published_numbers(config: CohortAccuracy) -> xr.Dataset:
-    """Returns the author's numbers by R C and C, or NaN for settings other than hers.
+    """The author's numbers by R C and C, or NaN for settings other than hers.
 
     They are the mean, the standard deviation and the number of distinct values of the best
     accuracies in 100 runs.
@@ -121,7 +121,7 @@ def published_numbers(config: CohortAccuracy) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
-    """Returns the best accuracy over all rounds, over ``(contacts, evaluation, C, seed)``."""
+    """The best accuracy over all rounds, over ``(contacts, evaluation, C, seed)``."""
     both = result[list(EVALUATIONS.values())].sel(round=slice(1, None)).astype(float)
     curves = both.to_dataarray("evaluation").assign_coords(evaluation=[*EVALUATIONS])
     contacts = xr.DataArray([costs["contacts"] for costs in config.costs], dims="contacts")
@@ -146,7 +146,7 @@ def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
 
 
 def slopes(best: xr.DataArray) -> xr.DataArray:
-    """Returns the gain in accuracy per doubling of the cohort, in points, for every seed."""
+    """The gain in accuracy per doubling of the cohort, in points, for every seed."""
     doublings = np.log2(best.C) - np.log2(best.C).mean()
     return 100 * (best * doublings).sum("C") / (doublings**2).sum()
 
@@ -221,7 +221,7 @@ def _compare_with_hers(ours: xr.Dataset) -> list[Evidence]:
 
 
 def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
-    """Returns one row per cohort size, with published numbers in parentheses, and the slopes."""
+    """One row per cohort size, with published numbers in parentheses, and the slopes."""
     contents = {
         "R": measured.R,
         "B": measured.B,

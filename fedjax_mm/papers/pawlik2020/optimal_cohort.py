@@ -23,10 +23,10 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, fact, finding, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.papers.training import train
 from fedjax_mm.papers.values import Trend
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.theory.cohorts import cohort_bound, optimal_cohort_size
 from fedjax_mm.theory.problem import Problem
 
@@ -61,7 +61,7 @@ class OptimalCohort(Config):
 
     @property
     def cohort_sizes(self) -> list[int]:
-        """Returns all C for which the number of rounds c / C is an integer."""
+        """All C for which the number of rounds c / C is an integer."""
         return [C for C in range(1, self.num_clients + 1) if self.contacts % C == 0]
 
 
@@ -85,27 +85,27 @@ class Bowls:
     local_steps: int = dataclasses.field(metadata={"static": True})
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Returns a start at distance 1 from the mean of the minimizers."""
+        """A start at distance 1 from the mean of the minimizers."""
         del rng_key
         return jnp.full(self.b.shape[1], self.b.shape[1] ** -0.5)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1, because all clients have equal weights."""
+        """1, because all clients have equal weights."""
         del client
         return jnp.ones(())
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client itself, because gradients are full."""
+        """The client itself, because gradients are full."""
         del rng_key, step, how
         return client
 
     def loss(self, params: Params, batch: Index) -> Float[Array, ""]:
-        """Returns f_i."""
+        """The loss f_i."""
         away = params - self.b[batch]
         return away @ self.H[batch] @ away / 2
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Returns ``|grad f|^2``, and the largest ``|grad f_i|^2`` and Z^2 of the next round."""
+        """``|grad f|^2``, and the largest ``|grad f_i|^2`` and Z^2 of the next round."""
         del rng_key
 
         def gradients(points: Array) -> Array:
@@ -126,7 +126,7 @@ class Bowls:
 
 
 def bowls(config: OptimalCohort) -> tuple[np.ndarray, np.ndarray]:
-    """Returns H ``[clients, d, d]`` with curvatures up to 1, and minimizers ``[clients, d]``."""
+    """H ``[clients, d, d]`` with curvatures up to 1, and minimizers ``[clients, d]``."""
     rng, d = np.random.default_rng(config.seed), config.dim
     turns = np.linalg.qr(rng.normal(size=(config.num_clients, d, d)))[0]
     curvatures = np.geomspace(1 / config.curvature, 1, d) if d > 1 else np.ones(1)
@@ -137,7 +137,7 @@ def bowls(config: OptimalCohort) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cohort_of(num_clients: int, size: Scalar) -> Assignment:
-    """Returns an assignment of uniform cohorts to one model, with a size that may be traced."""
+    """An assignment of uniform cohorts to one model, with a size that may be traced."""
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round, look
@@ -148,7 +148,7 @@ def cohort_of(num_clients: int, size: Scalar) -> Assignment:
 
 
 def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset:
-    """Returns mean squared gradients by size and heterogeneity, their bound, and C*."""
+    """Mean squared gradients by size and heterogeneity, their bound, and C*."""
     (H, b), N, E = bowls(config), config.num_clients, config.local_steps
     sizes, scales = config.cohort_sizes, list(config.heterogeneity)
     L = np.linalg.eigvalsh(H).max()
@@ -160,15 +160,9 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         task = Bowls(curved, heterogeneity * centers, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, C))
 
-    grid = Grid(
-        build,
-        {"heterogeneity": scales, "C": sizes},
-        together=["C"],
-        num_rounds=config.contacts,
-        **config.model_dump(include={"num_seeds", "seed"}),
-        data="synthetic",
-    )
-    result = sweep(grid, execution)
+    axes: Any = {"heterogeneity": scales, "C": sizes}
+    length = config.contacts
+    result = train([], build, axes, config, execution, together=["C"], num_rounds=length)
     runs = result.isel(model=0)
     rounds = config.contacts // runs.C
     # Truncate the runs of larger cohorts to R rounds, because all runs of a program have the number
@@ -192,7 +186,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
 
 
 def _gap(H: np.ndarray, b: np.ndarray) -> float:
-    """Returns ``f(x_0) - f*``."""
+    """``f(x_0) - f*``."""
     start, whole = np.full(b.shape[1], b.shape[1] ** -0.5), H.mean(0)
     away = start - np.linalg.solve(whole, np.einsum("nij,nj->i", H, b) / len(b))
     return float(away @ whole @ away / 2)
@@ -243,7 +237,7 @@ def judge(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Ruling | Chec
 
 
 def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Check:
-    """Returns whether the rank correlation is positive (p < 0.05)."""
+    """Whether the rank correlation is positive (p < 0.05)."""
     from scipy.stats import spearmanr
 
     if np.ptp(a.values) == 0 or np.ptp(b.values) == 0:
@@ -253,7 +247,7 @@ def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Check:
 
 
 def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
-    """Returns one row per heterogeneity."""
+    """One row per heterogeneity."""
     columns = measured.drop_dims("C").data_vars.items()
     contents = {str(name): cells(values, form=".3g") for name, values in columns}
     return [rows(contents, ("heterogeneity",))]

@@ -104,14 +104,14 @@ class Trained(Seeded):
 
     @abstractmethod
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """Returns all partitions of the images for one seed."""
+        """All partitions of the images for one seed."""
 
     def pool(self) -> Pool:
-        """Returns the images."""
+        """The images."""
         return digits() if self.directory is None else load_idx(self.directory)
 
     def deals(self, pool: Pool) -> list[Parts]:
-        """Returns all partitions of the first seed, then of the second, and so on."""
+        """All partitions of the first seed, then of the second, and so on."""
         return [way for seed in self.data_seeds for way in self.deal(pool.train[1], seed)]
 
     def setup(self, C: int, task: Supervised, deal: int, batch_size: int) -> Setup:
@@ -139,7 +139,7 @@ class Trained(Seeded):
         return result.isel(model=0)
 
     def title(self, result: xr.Dataset, more: str) -> str:
-        """Returns the title of a figure."""
+        """The title of a figure."""
         return f"{result.attrs['manifest']['datasets'][0]}, {self.clients} clients, {more}"
 
 
@@ -157,7 +157,7 @@ class ScoredTwice(View):
     batch_size: int = dataclasses.field(metadata={"static": True})
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Returns loss and accuracy on all test images, and accuracy on a few random ones."""
+        """Loss and accuracy on all test images, and accuracy on a few random ones."""
         test = self.task.test
         size = min(self.batch_size, test.num_examples)
         # Exclude the last mini-batch of test images if it is smaller than the others.
@@ -183,13 +183,13 @@ class AsProgrammed(ScoredTwice):
     """
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Returns initial parameters in which the last layer's weights are 0."""
+        """Initial parameters in which the last layer's weights are 0."""
         params = super().init(rng_key)
         last = params["classes"]
         return params | {"classes": last | {"kernel": jnp.zeros_like(last["kernel"])}}
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns adjacent examples of the client."""
+        """Adjacent examples of the client."""
         data, size = self.task.train, how.size or self.batch_size
         count, num_batches = data.counts[client], data.num_batches(client, size)
         # Shuffle the batches of all epochs together.
@@ -203,7 +203,7 @@ class AsProgrammed(ScoredTwice):
 
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Supervised:
-    """Returns McMahan's CNN on several partitions of the images, to be selected by `dealt`."""
+    """McMahan's CNN on several partitions of the images, to be selected by `dealt`."""
     # Share one copy of the images, and give all partitions arrays of equal shapes.
     train = shared_client_data(pool.train, deals)
     tested = client_data([pool.test])
@@ -216,7 +216,7 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Supervised:
 def dealt(
     task: Supervised, index: int, *, epochs: int, batch_size: int, is_programmed: bool = True
 ) -> ScoredTwice:
-    """Returns the task of one partition, as in the author's program or as in the paper."""
+    """The task of one partition, as in the author's program or as in the paper."""
     mine = dataclasses.replace(task, train=task.train.select(index))
     view = AsProgrammed if is_programmed else ScoredTwice
     return view(mine, mine.num_clients, epochs, batch_size)

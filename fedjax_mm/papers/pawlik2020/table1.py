@@ -48,7 +48,7 @@ class Trials(Config):
 
 
 def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every trial's costs from eqs. (1) to (8), and the printed costs, if any."""
+    """Every trial's costs from eqs. (1) to (8), and the printed costs, if any."""
     began = time.perf_counter()
     C = np.array(config.cohort_sizes)
     R, B = config.contacts // C, config.updates // C
@@ -68,7 +68,7 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Trials) -> xr.Dataset:
-    """Returns the costs in the table, labelled with the paper's symbols."""
+    """The costs in the table, labelled with the paper's symbols."""
     known = result.drop_attrs().dropna("source", how="all", subset=["cost"])
     return known.assign_coords(measure=_SYMBOLS)
 
@@ -136,7 +136,7 @@ def _same(key: str, cost: Any, *others: Any) -> Ruling:
 
 
 def table(measured: xr.Dataset, config: Trials) -> Sequence[Table]:
-    """Returns the table computed from the equations, and the printed table."""
+    """The table computed from the equations, and the printed table."""
     titles = {"equations": "", "printed": "Table 1 as printed"}
     trials = {"R": measured.R, "B": measured.B}
     costs = cells(measured.cost, form="g", missing="")
