@@ -21,6 +21,8 @@ from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.stacking import Memory
 from tests.test_cli import (
     CONFIG,
+    FIG3,
+    FIG5,
     Outcome,
     axes_example,
     call,
@@ -534,3 +536,37 @@ def test_sweep_shows_the_last_values(own_sweep):
             shown = text if here.notnull().all() else "diverged"
             assert f"{row}{shown} │" in words(outcome.out)
     assert "also in the file: loss, distance, client_updates" in words(outcome.out)
+
+
+MORE_WRONG_COMMANDS = {
+    "no local steps": ((*FIG3, "--set", "local_steps=0"), ("local_steps = 0", "equal to 1")),
+    "zero rate": ((*FIG3, "--set", "learning_rate=0"), ("learning_rate", "= 0", "than 0")),
+    "negative rate": ((*FIG3, "--set", "learning_rate=-0.1"), ("learning_rate", "-0.1", "than 0")),
+    "rate not a number": (
+        (*FIG3, "--set", "learning_rate=nan"),
+        ("learning_rate", "nan", "finite"),
+    ),
+    "rate misspelt": (
+        (*FIG3, "--set", "learning_rate={beta=30, gama=100}"),
+        ("gama", "did you mean 'gamma'"),
+    ),
+    "unknown experiment": (("reproduce", "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
+    "one of several unknown": ((*FIG3, "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
+    "one seed has no spread": ((*FIG3, "--seeds", 1), ("num_seeds = 1", "equal to 2")),
+    "no rounds": ((*FIG3, "--rounds", 0), ("num_rounds = 0", "equal to 1")),
+    "negative rounds": ((*FIG3, "--rounds", -5), ("num_rounds = -5", "equal to 1")),
+    "setting without a key": ((*FIG3, "--set", "=3"), ("=3", "key=value")),
+    "nested setting misspelt": ((*FIG3, "--set", "task.strat=zeros"), ("task.strat", "'start'")),
+    "unknown precision": ((*FIG3, "--set", "precision=half"), ("'half'", "'float32' or 'float64'")),
+    "steps given twice": (
+        (*FIG5, "--rounds", 2, "--set", "num_models=[1,2]", "--set", "local_steps=[5,5]"),
+        ("local_steps", "5, 5"),
+    ),
+    "no target": ((*FIG5, "--set", "threshold=1.5"), ("threshold = 1.5", "less than 1")),
+}
+
+
+@pytest.mark.parametrize("name", MORE_WRONG_COMMANDS)
+def test_more_wrong_commands_are_refused_in_one_line(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    check_refusal(tmp_path, *MORE_WRONG_COMMANDS[name])

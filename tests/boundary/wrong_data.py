@@ -14,6 +14,15 @@ from fedjax_mm.data import (
     stack_data,
     synthetic,
 )
+from fedjax_mm.data.partition import (
+    by_id,
+    dirichlet,
+    extended_dirichlet,
+    iid_share,
+    label_clusters,
+    sizes,
+)
+from fedjax_mm.data.summary import partition_summary
 from fedjax_mm.tasks import (
     MLP,
     LogisticRegression,
@@ -67,6 +76,11 @@ def images(shape):
     """Clients' images of a shape."""
     return federate((np.ones((24, *shape), np.float32), Y), PARTS)
 
+
+LABELS = np.repeat(np.arange(10), range(150, 250, 10))
+POOL = Pool(
+    "toy", "real", 10, (LABELS[:, None] * 1.0, LABELS), (LABELS[:90, None] * 1.0, LABELS[:90])
+)
 
 CASES = {
     "labels from 1": (
@@ -287,5 +301,50 @@ CASES = {
     "targets of fewer clients": (
         lambda: least_squares([X], [], ridge=1.0),
         "features of 1 clients",
+    ),
+    "in 1000 draws of Dirichlet(0.01) a client had fe": (
+        lambda: dirichlet(LABELS, 40, alpha=0.01, min_examples=30),
+        "raise alpha, or lower min",
+    ),
+    "10 labels do not make 3 equal clusters": (
+        lambda: label_clusters(LABELS, 9, num_clusters=3),
+        "10 labels do not make 3 equal",
+    ),
+    "num_clusters is 5": (
+        lambda: label_clusters(LABELS, 3),
+        "num_clusters is 5, but num_clients is 3; give every",
+    ),
+    "labels [0] have 1 examples for 4 clients": (
+        lambda: label_clusters(np.repeat([0, 1], [1, 9]), 8, num_clusters=2),
+        "lower num_clients or num_clusters",
+    ),
+    "a client needs 488 of 230 examples": (
+        lambda: iid_share(LABELS, 2, percent=0),
+        "a client needs",
+    ),
+    "labels_per_client is 11": (
+        lambda: iid_share(LABELS, 4, percent=5, labels_per_client=11),
+        "labels_per_client is 11",
+    ),
+    "ids has shape (0": (lambda: by_id(np.zeros(0)), "give one id"),
+    "10 examples are too few for 4 clients with 3 or ": (
+        lambda: sizes(10, 4, "equal", min_examples=3),
+        "10 examples are too few for 4 clients",
+    ),
+    "labels_per_client is 11 2": (
+        lambda: extended_dirichlet(LABELS, 4, 1.0, labels_per_client=11),
+        "labels_per_client is",
+    ),
+    "4 clients with 2 labels each cannot have all 10 ": (
+        lambda: extended_dirichlet(LABELS, 4, 1.0),
+        "cannot have all 10 labels; raise labels_per",
+    ),
+    "no client has an example": (
+        lambda: partition_summary(LABELS, [[]]),
+        "no client has an example",
+    ),
+    "labels has shape (1": (
+        lambda: partition_summary(LABELS[None], [[0]]),
+        r"labels has shape \(1, 1950\)",
     ),
 }

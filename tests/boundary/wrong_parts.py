@@ -11,13 +11,17 @@ from fedjax_mm import (
     advance,
     appealing,
     attacked,
+    dma_fl,
     fedavg,
+    fedcluster,
+    fedfair,
     fedprox,
     full_participation,
     ifca,
     init,
     join_traces,
     local_sgd,
+    mdh,
     mfa_rand,
     mfa_rr,
     noisy,
@@ -27,6 +31,7 @@ from fedjax_mm import (
     prsgd,
     run,
     scaffold,
+    scheduled,
     simulate,
     sweep,
     to_dataset,
@@ -45,6 +50,7 @@ from fedjax_mm.compression import message_bytes
 from fedjax_mm.data import federate
 from fedjax_mm.metrics import client_fairness
 from fedjax_mm.metrics import fairness as over_clients
+from fedjax_mm.optimizers import fedadam
 from fedjax_mm.plots import client_distribution, sweep_overview
 from fedjax_mm.simulator.record import Trace
 from fedjax_mm.sweeps import Grid, Setup, Until
@@ -782,4 +788,41 @@ CASES = {
         lambda: oort(3, cohort_size=1, durations=(1.0, 2.0), preferred_duration=1.0),
         r"durations has shape \(2,\); give one for each of 3 clients",
     ),
+    "demand has 1 numbers": (
+        lambda: scheduled(4, 2, demand=[1]),
+        "demand has 1 numbers; give one, or 2, one each",
+    ),
+    "eligible has the shape (4": (
+        lambda: scheduled(4, 2, demand=1, eligible=np.ones((4, 2), bool)),
+        "bool.models",
+    ),
+    "cohort_size is 5": (
+        lambda: mdh(4, 2, cohort_size=5, heterogeneous=[True, False]),
+        "cohort_size is 5",
+    ),
+    "heterogeneous is [True]": (
+        lambda: mdh(4, 2, cohort_size=4, heterogeneous=[True]),
+        "give a bool for each of the 2",
+    ),
+    "num_models is 3": (
+        lambda: dma_fl(4, 3, cohort_size=2),
+        "num_models is 3, more than the clients",
+    ),
+    "memory is given": (
+        lambda: fedfair(4, 1, memory=0.5),
+        "memory is given, but there is one model",
+    ),
+    "num_clusters is 5": (lambda: fedcluster(4, 5), "num_clusters is 5"),
+    "the models differ in structure": (
+        lambda: simulate(
+            0,
+            tasks=[quadratic(4, 2, mu=1.0), quadratic(4, 3, mu=1.0)],
+            algorithm=fedavg(0.1, local_steps=1),
+            assignment=mfa_rand(4, 2),
+            num_rounds=4,
+            params=jnp.zeros(9),
+        ),
+        "the models differ in structure; give a list of 2 initial parameters",
+    ),
+    "learning_rate is 0.0": (lambda: fedadam(0.0), "learning_rate is 0.0; it must be positive"),
 }

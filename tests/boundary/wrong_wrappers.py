@@ -20,7 +20,7 @@ from fedjax_mm.base import Contribution
 from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.local import adding
 from fedjax_mm.privacy import AdaptiveClip, epsilon, private
-from fedjax_mm.robust import attacking, sign_flip
+from fedjax_mm.robust import attacking, sign_flip, trimmed_mean
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.wrap import wrap_algorithm, wrap_assignment
 
@@ -71,6 +71,7 @@ CASES = {
         attacked(np.ma.array([True] * 4, mask=[True, False, False, False])),
         "clients has 1 masked entries; fill them",
     ),
+    "a trimmed mean of nothing": (lambda: trimmed_mean(), "neither num_trimmed nor share"),
     # Models that finish.
     "a target in words": (until(at_most="x"), "at_most is 'x'; it must be a number", TypeError),
     "a target of nan": (until(at_most=np.nan), "at_most is nan; it must be finite"),

@@ -138,8 +138,6 @@ def test_an_override_may_make_a_table():
         ),
         ({"num_models": 0}, ["num_models = 0", "greater than or equal to 1"]),
         ({"num_rounds": 2.5}, ["num_rounds = 2.5", "integer"]),
-        ({"num_seeds": -1}, ["num_seeds = -1", "greater than or equal to 1"]),
-        ({"seed": -1}, ["seed = -1", "greater than or equal to 0"]),
         ({"record_every": 5}, ["record_every is 5", "divide 12 rounds"]),
         (
             {"until": {"metric": "loss"}},
@@ -150,7 +148,6 @@ def test_an_override_may_make_a_table():
         ({"precision": "half"}, ["precision = 'half'", "'float32' or 'float64'"]),
         ({"task": {"mu": 0}}, ["task.mu = 0", "greater than 0"]),
         ({"task": {"mu": float("inf")}}, ["task.mu = inf", "finite"]),
-        ({"task": {"start": "one"}}, ["task.start = 'one'", "'zeros' or 'normal'"]),
         ({"task": {"blok_size": 4}}, ["task.blok_size = 4", "did you mean 'block_size'"]),
         ({"learning_rate": -1}, ["algorithms.A.learning_rate", "= -1", "greater than 0"]),
         ({"learning_rate": float("nan")}, ["algorithms.A.learning_rate", "= nan", "finite"]),
@@ -159,13 +156,8 @@ def test_an_override_may_make_a_table():
             ["algorithms.A.learning_rate", "gamma = -1", "greater than or equal to 0"],
         ),
         ({"learning_rate": {"beta": 30}}, ["algorithms.A.learning_rate", "gamma: missing"]),
-        ({"local_steps": 0}, ["algorithms.A.local_steps = 0", "greater than or equal to 1"]),
         ({"local_steps": None}, ["algorithms.A", "neither local steps nor epochs", "one of"]),
         ({"assignment": {"name": "mfa"}}, ["algorithms.A.assignment", "'mfa'", "'mfa_rand', "]),
-        (
-            {"assignment": {"name": "mfa_rand", "cohort": 4}},
-            ["algorithms.A.assignment", "cohort = 4", "did you mean 'cohort_size'"],
-        ),
         (
             {"assignment": {"name": "mfa_rr", "cohort_size": 9}},
             ["cohort_size is 9", "between 1 and num_clients = 8"],
@@ -461,50 +453,27 @@ DIGITS = {"name": "digits"}
 @pytest.mark.parametrize(
     ("task", "algorithm", "fragments"),
     [
-        ({"name": "mnist"}, {}, ["task.name = 'mnist'", "'quadratic', 'synthetic', 'digits'"]),
         (
             DIGITS,
             {"local_steps": 3},
             ["algorithms.A", "3 local steps and epochs = 1", "one of the two"],
         ),
-        (
-            DIGITS,
-            {"epochs": None},
-            ["neither local steps nor epochs are given", "give one of the two"],
-        ),
         (DIGITS, {"order": "iid", "batch_size": 9}, ["algorithms.A", "epochs of iid draws"]),
         (DIGITS, {"order": "epochs"}, ["order is 'epochs'", "give a batch_size"]),
-        (DIGITS, {"batch_size": 0}, ["algorithms.A.batch_size = 0", "greater than or equal to 1"]),
         (DIGITS, {"weighted": "no"}, ["algorithms.A.weighted = 'no'", "boolean"]),
         ({}, {}, ["algorithms.A", "the quadratic has no examples", "give local_steps"]),
-        (DIGITS | {"num_clients": 1}, {}, ["num_models is 2", "at most 1 models"]),
         (DIGITS | {"num_clients": 1439}, {}, ["task.num_clients = 1439", "1438"]),
-        (
-            DIGITS | {"model": "rnn"},
-            {},
-            ["task.model = 'rnn'", "'logistic', 'mlp', 'cnn', 'batch_norm_cnn' or 'gru'"],
-        ),
-        (DIGITS | {"partiton": {}}, {}, ["unknown key", "did you mean 'partition'"]),
-        (DIGITS | {"partition": {"name": "x"}}, {}, ["task.partition.name = 'x'", "'dirichlet'"]),
         (
             DIGITS | {"partition": {"name": "dirichlet"}},
             {},
             ["task.partition.alpha: missing"],
         ),
         (
-            DIGITS | {"partition": {"name": "dirichlet", "alpha": 0}},
-            {},
-            ["task.partition.alpha = 0", "greater than 0"],
-        ),
-        ({"name": "synthetic", "alpha": -1}, {}, ["task.alpha = -1", "greater than or equal to 0"]),
-        ({"name": "synthetic", "num_classes": 1}, {}, ["num_classes = 1", "equal to 2"]),
-        (
             {"name": "synthetic", "generator": "leaf", "iid": True},
             {},
             ["task", "generator 'leaf' has no alpha, beta and iid"],
         ),
         ({"name": "idx", "directory": "no-such"}, {}, ["train-images-idx3-ubyte", "no-such"]),
-        ({"name": "idx"}, {}, ["task.directory: missing"]),
         ({"name": "leaf", "directory": "no-such"}, {}, ["no-such/train", "no .json files"]),
     ],
 )
@@ -668,7 +637,6 @@ def test_overrides_reach_axes(file):
     ("axes", "fragments"),
     [
         ({"learning_rate": []}, ["axes.learning_rate = []", "at least 1 value"]),
-        ({"task": {"mu": []}}, ["axes.task.mu = []", "at least 1 value"]),
         ({"learning_rate": 0.1}, ["axes.learning_rate = 0.1", "list"]),
         ({"learning_rat": [0.1]}, ["learning_rat", "did you mean 'learning_rate'"]),
         ({"task": {"muu": [0.1]}}, ["task.muu = 0.1", "did you mean 'mu'"]),
@@ -694,8 +662,6 @@ def test_overrides_reach_axes(file):
         ({"num_models": [2, 3, 2]}, ["'num_models' has 2 twice"]),
         ({"algorithms.Z.learning_rate": [0.1]}, ["unknown algorithm 'Z'; choose from A"]),
         ({"num_rounds": [12, 24]}, ["axes.num_rounds", "cannot vary within a sweep"]),
-        ({"seed": [0, 1]}, ["axes.seed", "cannot vary within a sweep"]),
-        ({"precision": ["float32"]}, ["axes.precision", "cannot vary within a sweep"]),
         (
             {"learning_rate": [0.1], "algorithms.A.learning_rate": [0.2]},
             ["two axes are called 'learning_rate'"],

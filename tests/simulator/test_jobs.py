@@ -92,6 +92,8 @@ ASSIGNMENTS = {
         for policy in ("random", "weighted-sum", "pareto", "rank-list")
     },
 }
+QUICK = ["MFA-Rand", "MFA-RR", "LVR", "Venn", "Oort", "FedFairMMFL", "bandit: pareto"]
+"""One of each kind of draw. The others are in `tests_full`."""
 MDH = {"cohort_size": 6, "heterogeneous": [True] * M}
 TARGETS = [-1.0, 23.0, 1e9]
 """Losses that are never met, met after some rounds, and met at the start."""
@@ -127,7 +129,7 @@ def test_freed_clients_are_dealt_again(make, arrivals, expected):
     assert result.idle_rounds.isel(round=-1).sum() == 0
 
 
-@pytest.mark.parametrize("name", ASSIGNMENTS)
+@pytest.mark.parametrize("name", QUICK)
 def test_models_that_are_done_are_frozen_and_the_others_get_their_clients(name):
     jobs = finishing(ASSIGNMENTS[name], "loss", at_most=TARGETS, every=2)
     _, trace = trained(jobs)
@@ -150,7 +152,7 @@ def test_models_that_are_done_are_frozen_and_the_others_get_their_clients(name):
     assert trace.client_updates[1 + ends :, 0].sum() > 0
 
 
-@pytest.mark.parametrize("name", ASSIGNMENTS)
+@pytest.mark.parametrize("name", QUICK)
 def test_targets_that_are_never_met_change_nothing(name):
     jobs = finishing(ASSIGNMENTS[name], "loss", at_most=-1.0)
     same = ASSIGNMENTS[name].call.again(active=np.ones(M, bool))
@@ -163,7 +165,7 @@ def test_targets_that_are_never_met_change_nothing(name):
         np.testing.assert_allclose(trace.metrics["loss"], other.metrics["loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ASSIGNMENTS)
+@pytest.mark.parametrize("name", QUICK)
 def test_no_model_trains_if_all_have_met_their_targets_or_none_has_arrived(name):
     for jobs in (
         finishing(ASSIGNMENTS[name], "loss", at_most=1e9),

@@ -15,6 +15,16 @@ from fedjax_mm.data import (
     partition,
     synthetic,
 )
+from fedjax_mm.data.federate import federate, flipped_clients, split_parts
+from fedjax_mm.data.partition import (
+    dirichlet,
+    iid,
+    iid_clients,
+    iid_share,
+    quantity_skew,
+    shards,
+    sizes,
+)
 from fedjax_mm.tasks import MLP, CelebACNN, McMahanCNN, classification, least_squares
 from tests.boundary.parts import (
     DATA,
@@ -30,9 +40,20 @@ from tests.boundary.parts import (
     clients_of,
     store,
 )
-from tests.boundary.wrong_data import INF, LINEAR, NAN, TEXT, apply, images, init, learn
+from tests.boundary.wrong_data import (
+    INF,
+    LABELS,
+    LINEAR,
+    NAN,
+    POOL,
+    TEXT,
+    apply,
+    images,
+    init,
+    learn,
+)
 
-LABELS = {
+WRONG_LABELS = {
     "from 1": (Y + 1, "train labels has 3 in row 2; .* 0 ... 2, as by subtracting 1"),
     "negative": (Y - 1, "train labels has -1 in row 0; .* 0 ... 2"),
     "one too large": (changed(Y, 5, 3).astype(int), "has 3 in row 5; .* or num_classes=4"),
@@ -45,13 +66,13 @@ LABELS = {
 }
 
 CASES = {
-    **{f"labels {k}": (learn(lambda y=y: clients_of(y)), w) for k, (y, w) in LABELS.items()},
+    **{f"labels {k}": (learn(lambda y=y: clients_of(y)), w) for k, (y, w) in WRONG_LABELS.items()},
     **{
         f"test labels {k}": (
             learn(lambda y=y: clients_of(test=store(y=y))),
             w.replace("train", "test"),
         )
-        for k, (y, w) in LABELS.items()
+        for k, (y, w) in WRONG_LABELS.items()
     },
     "num_classes fractional": (learn(lambda: clients_of(num_classes=3.0)), "num_classes is 3.0"),
     "infinite features": (lambda: store(INF), "not finite in 1 of 24 examples, first in row 3"),
@@ -262,4 +283,40 @@ CASES = {
         "ridge is None; it must",
         TypeError,
     ),
+    "3 examples are too few for 4 clients with 1 or m": (
+        lambda: iid(np.zeros(3), 4),
+        "3 examples are too few for 4 clients",
+    ),
+    "labels has shape (3": (lambda: iid(np.zeros((3, 1)), 2), r"labels has shape \(3, 1\)"),
+    "alpha is 0": (lambda: dirichlet(LABELS, 4, alpha=0), "alpha is 0"),
+    "1950 examples are too few for 40 clients with 60": (
+        lambda: dirichlet(LABELS, 40, alpha=1, min_examples=60),
+        "are too few for 40 clients",
+    ),
+    "5 examples are too few for 3 clients with 2 or m": (
+        lambda: shards(np.zeros(5), 3),
+        "5 examples are too few for 3 clients with 2",
+    ),
+    "percent is 101": (lambda: iid_share(LABELS, 4, percent=101), "percent is 101"),
+    "percent is -1": (lambda: iid_clients(LABELS, 4, percent=-1), "percent is -1"),
+    "client 0 has 1 examples": (
+        lambda: split_parts([np.arange(1)], test_fraction=0.5),
+        "client 0 has 1 examples",
+    ),
+    "fraction is 1.5": (lambda: flipped_clients(4, fraction=1.5), "fraction is 1.5"),
+    "the parts have row 2000": (
+        lambda: federate(POOL, [np.array([2000])]),
+        "row 2000, but there are 1950 training",
+    ),
+    "the parts have row -1": (
+        lambda: federate(POOL, [np.array([3, -1])]),
+        "row -1, but there are 1950 training",
+    ),
+    "rows of 1 clients": (
+        lambda: federate(POOL, [np.arange(2)], [np.arange(2)] * 2),
+        "rows of 1 clients, but",
+    ),
+    "law is cubic": (lambda: sizes(10, 4, "cubic"), "law is 'cubic'; it must be 'equal', 'linear'"),
+    "sigma is 0": (lambda: sizes(10, 4, "lognormal", sigma=0), "sigma is 0; it must be positive"),
+    "beta is -1": (lambda: quantity_skew(LABELS, 4, "dirichlet", beta=-1), "beta is -1"),
 }

@@ -7,12 +7,16 @@ import optax
 
 from fedjax_mm import (
     advance,
+    afl,
+    apfl,
     appealing,
     attacked,
     ditto,
+    dma_fl,
     fedavg,
     fedcluster,
     feddyn,
+    fedfair,
     fednova,
     fedprox,
     full_participation,
@@ -23,21 +27,26 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     mifa,
+    moon,
     mwfed,
     noisy,
     oort,
     perfedavg,
+    pfedme,
     prsgd,
     qffl,
     run,
     scaffold,
+    scheduled,
     sequential,
+    simulate,
     stalevr,
     variance_reduced,
 )
 from fedjax_mm.asynchrony import bods, on_clock, shifted_exponential
 from fedjax_mm.base import Cohort, Padded
 from fedjax_mm.metrics import fairness as over_clients
+from fedjax_mm.optimizers import fedadagrad, fedadam, fedyogi
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps import Grid, Setup, Until
 from fedjax_mm.tasks import Tuning, draw_means, local_minimum, quadratic, requiring, with_clients
@@ -743,6 +752,179 @@ CASES = TRACED | {
     "fednova's local": (
         lambda: fednova(0.1),
         r"local is 0.1; give the settings of local_sgd, as in fednova\(local_sgd",
+        TypeError,
+    ),
+    "demand is 0": (
+        lambda: scheduled(4, 2, demand=0),
+        "demand is 0; it must be a positive whole number",
+    ),
+    "demand[1] is 0": (lambda: scheduled(4, 2, demand=[1, 0]), r"demand\[1\] is 0"),
+    "policy is irs": (lambda: scheduled(4, 2, demand=1, policy="irs"), "policy is 'irs'"),
+    "eligible has the shape (2": (
+        lambda: scheduled(4, 2, demand=1, eligible=np.ones((2, 4))),
+        "type float64; give",
+    ),
+    "weight is 0.0": (
+        lambda: dma_fl(4, 2, cohort_size=2, weight=0.0),
+        "weight is 0.0; it must be positive",
+    ),
+    "memory is 0.0": (lambda: fedfair(4, 2, memory=0.0), "memory is 0.0"),
+    "num_models is 4": (
+        lambda: mfa_rr(9, 4, cohort_size=3),
+        r"more than the clients a cohort has \(3\)",
+    ),
+    "redraw is always": (lambda: mfa_rr(4, 2, redraw="always"), "redraw is 'always'"),
+    "local_steps is 0": (lambda: fedavg(0.1, local_steps=0), "local_steps is 0"),
+    "local_steps is 2.5": (
+        lambda: fedavg(0.1, local_steps=2.5),
+        "local_steps is 2.5; it must be a positive whole number",
+    ),
+    "local_steps is 5": (
+        lambda: fedavg(local_sgd(0.1, steps=5), local_steps=5),
+        "local_steps is 5; give it to local_sgd, as steps",
+    ),
+    "eps is -0.1": (lambda: maxfl(LOCAL, eps=-0.1), "eps is -0.1; it must not be negative"),
+    "slope is 0.0": (lambda: maxfl(LOCAL, slope=0.0), "slope is 0.0; it must be positive"),
+    "slope is -1.0": (lambda: maxfl(LOCAL, slope=-1.0), "slope is -1.0"),
+    "server_rate is 0.0": (lambda: maxfl(LOCAL, server_rate=0.0), "server_rate is 0.0"),
+    "weight is relu": (
+        lambda: maxfl(LOCAL, weight="relu"),
+        "weight is 'relu'; it must be 'derivative' or 'sigmoid'",
+    ),
+    "mu is -1.0": (lambda: fedprox(LOCAL, mu=-1.0), "mu is -1.0; it must not be negative"),
+    "option is III": (
+        lambda: scaffold(LOCAL, option="III"),
+        "option is 'III'; it must be 'I' or 'II'",
+    ),
+    "server_rate is nan": (lambda: scaffold(LOCAL, server_rate=float("nan")), "server_rate is nan"),
+    "alpha is -0.1": (lambda: perfedavg(LOCAL, alpha=-0.1), "alpha is -0.1"),
+    "delta is 0.0": (lambda: perfedavg(LOCAL, delta=0.0), "delta is 0.0"),
+    "variant is SO": (
+        lambda: perfedavg(LOCAL, variant="SO"),
+        "variant is 'SO'; it must be 'FO' or 'HF'",
+    ),
+    "q is -1.0": (lambda: qffl(LOCAL, q=-1.0), "q is -1.0; it must not be negative"),
+    "mixture_rate is 0.0": (lambda: afl(LOCAL, mixture_rate=0.0), "mixture_rate is 0.0"),
+    "growth is 1.0": (lambda: mwfed(LOCAL, growth=1.0), "growth is 1.0; it must be greater than 1"),
+    "lam is -0.5": (lambda: ditto(LOCAL, lam=-0.5), "lam is -0.5"),
+    "adaptive is 1": (lambda: apfl(LOCAL, adaptive=1), "adaptive is 1; it must be True or False"),
+    "lam is 0.0": (lambda: pfedme(LOCAL, lam=0.0), "lam is 0.0; it must be positive"),
+    "inner_rate is -1.0": (
+        lambda: pfedme(LOCAL, inner_rate=-1.0),
+        "inner_rate is -1.0; it must be positive",
+    ),
+    "inner_steps is 0": (
+        lambda: pfedme(LOCAL, inner_steps=0),
+        "inner_steps is 0; it must be a positive whole number",
+    ),
+    "temperature is 0.0": (
+        lambda: moon(LOCAL, temperature=0.0),
+        "temperature is 0.0; it must be positive",
+    ),
+    "expected_trainings is 0": (
+        lambda: variance_reduced(4, 2, expected_trainings=0),
+        "expected_trainings is 0; it must be positive and at most",
+    ),
+    "expected_trainings is 4.5": (
+        lambda: variance_reduced(4, 2, expected_trainings=4.5),
+        "at most the number of processors, 4",
+    ),
+    "expected_trainings is nan": (
+        lambda: variance_reduced(4, 2, expected_trainings=float("nan")),
+        "expected_trainings is nan",
+    ),
+    "expected_trainings is 11": (
+        lambda: variance_reduced(4, 2, expected_trainings=11, processors=(1, 2, 3, 4)),
+        "the number of processors, 10",
+    ),
+    "by is norm": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, by="norm"),
+        "by is 'norm'; it must be 'loss' or 'update'",
+    ),
+    "inactive is sleep": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, inactive="sleep"),
+        "inactive is 'sleep'; it must be 'rest' or 'train'",
+    ),
+    "processors[2] is 0": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, processors=(1, 2, 0, 1)),
+        r"processors\[2\] is 0",
+    ),
+    "record_every is 3": (
+        lambda: simulate(
+            0,
+            tasks=quadratic(4, 2, mu=1.0),
+            algorithm=fedavg(0.1, local_steps=1),
+            assignment=mfa_rand(4, 2),
+            num_rounds=10,
+            record_every=3,
+        ),
+        "record_every is 3",
+    ),
+    "record_every is 0": (
+        lambda: simulate(
+            0,
+            tasks=quadratic(4, 2, mu=1.0),
+            algorithm=fedavg(0.1, local_steps=1),
+            assignment=mfa_rand(4, 2),
+            num_rounds=4,
+            record_every=0,
+        ),
+        "record_every is 0",
+    ),
+    "there are 1 tasks but the assignment has 2 model": (
+        lambda: simulate(
+            0,
+            tasks=[quadratic(4, 2, mu=1.0)],
+            algorithm=fedavg(0.1, local_steps=1),
+            assignment=mfa_rand(4, 2),
+            num_rounds=4,
+        ),
+        "there are 1 tasks but the assignment has 2 models",
+    ),
+    "the tasks have [4": (
+        lambda: simulate(
+            0,
+            tasks=[quadratic(4, 2, mu=1.0), quadratic(5, 2, mu=1.0)],
+            algorithm=fedavg(0.1, local_steps=1),
+            assignment=mfa_rand(4, 2),
+            num_rounds=4,
+        ),
+        r"the tasks have \[4, 5\] clients",
+    ),
+    "there are 3 algorithms but the assignment has 2 ": (
+        lambda: simulate(
+            0,
+            tasks=quadratic(4, 2, mu=1.0),
+            algorithm=[fedavg(0.1, local_steps=1)] * 3,
+            assignment=mfa_rand(4, 2),
+            num_rounds=4,
+        ),
+        "there are 3 algorithms but the assignment has 2 models",
+    ),
+    "initial parameters have shape (4": (
+        lambda: simulate(
+            0,
+            tasks=quadratic(4, 2, mu=1.0),
+            algorithm=fedavg(0.1, local_steps=1),
+            assignment=mfa_rand(4, 2),
+            num_rounds=4,
+            params=jnp.zeros(4),
+        ),
+        r"initial parameters have shape \(4,\); give \(9,\)",
+    ),
+    "mu is 0.0": (lambda: quadratic(4, 4, mu=0.0), "mu is 0.0"),
+    "mu is -1.0 2": (lambda: quadratic(4, 4, mu=-1.0), "mu is -1.0"),
+    "mu is nan": (lambda: quadratic(4, 4, mu=float("nan")), "mu is nan"),
+    "b1 is 1.0": (lambda: fedadam(0.1, b1=1.0), "b1 is 1.0; it must be"),
+    "b2 is -0.1": (lambda: fedyogi(0.1, b2=-0.1), "b2 is -0.1; it must be"),
+    "tau is 0.0": (lambda: fedadagrad(0.1, tau=0.0), "tau is 0.0; it must be positive"),
+    "initial_accumulator_value is -1.0": (
+        lambda: fedadagrad(0.1, initial_accumulator_value=-1.0),
+        "initial_accumulator_value is -1.0; it must not be negative",
+    ),
+    "fedadagrad has no argument b2": (
+        lambda: fedadagrad(0.1, b2=0.9),
+        "fedadagrad has no argument 'b2'",
         TypeError,
     ),
 }

@@ -10,7 +10,15 @@ from fedjax_mm.availability import available, bernoulli, cyclic, dropping, marko
 from fedjax_mm.base import Sampling
 from fedjax_mm.compression import compressed, qsgd, random_k, top_k
 from fedjax_mm.privacy import AdaptiveClip, noise_for
-from fedjax_mm.robust import scaling
+from fedjax_mm.robust import (
+    bucketing,
+    centered_clipping,
+    geometric_median,
+    krum,
+    median,
+    scaling,
+    trimmed_mean,
+)
 from tests.boundary.wrong_wrappers import (
     ALL,
     DELAY,
@@ -150,4 +158,13 @@ CASES = {
         lambda: noise_for(ALL, epsilon=1e9, num_rounds=10, delta=1e-5),
         r"epsilon is 1000000000.0; it must be in \(0, 10000\]",
     ),
+    "num_attackers is -1": (lambda: krum(-1), "num_attackers is -1"),
+    "num_trimmed and share are given": (
+        lambda: trimmed_mean(1, share=0.1),
+        "num_trimmed and share",
+    ),
+    "share is 0.5": (lambda: trimmed_mean(share=0.5), "share is 0.5"),
+    "smoothing is 0.0": (lambda: geometric_median(smoothing=0.0), "smoothing is 0.0"),
+    "radius is 0.0": (lambda: centered_clipping(0.0), "radius is 0.0"),
+    "size is 0": (lambda: bucketing(median(), 0), "size is 0"),
 }
