@@ -61,13 +61,13 @@ def test_every_example_has_one_client(name, num_clients, seed):
     assert min(map(len, parts)) >= 1
 
 
-@pytest.mark.parametrize("name", PARTITIONERS)
-def test_partitions_depend_on_the_seed(name):
-    one, again, other = (PARTITIONERS[name](LABELS, 8, seed=seed) for seed in (1, 1, 2))
-    assert all(map(np.array_equal, one, again))
-    assert not all(map(np.array_equal, one, other))
-    order = [int(rows[0]) for rows in one]
-    assert name == "by_id" or order != sorted(order), "clients are not in the examples' order"
+def test_partitions_depend_on_the_seed():
+    for name in PARTITIONERS:
+        one, again, other = (PARTITIONERS[name](LABELS, 8, seed=seed) for seed in (1, 1, 2))
+        assert all(map(np.array_equal, one, again))
+        assert not all(map(np.array_equal, one, other))
+        order = [int(rows[0]) for rows in one]
+        assert name == "by_id" or order != sorted(order), "clients are not in the examples' order"
 
 
 def test_iid_sizes_and_frequencies():
@@ -174,21 +174,21 @@ def test_clusters_share_no_label_and_agree_between_training_and_test():
         assert abs(histogram(rows)[label] - total / 4) < 4 * np.sqrt(total * 3 / 16)
 
 
-@pytest.mark.parametrize("percent", [0, 35, 80, 100])
-def test_iid_share_mixes_iid_examples_with_two_labels(percent):
-    size, num_clients = len(LABELS) // 20, 20
-    parts = iid_share(LABELS, num_clients, percent=percent, seed=3)
-    num_iid = -(-percent * size // 100)
-    excess = []
-    for rows in parts:
-        assert len(rows) == len(set(rows.tolist())) == size
-        tail = histogram(rows[num_iid:])
-        assert np.count_nonzero(tail) == (2 if percent < 100 else 0)
-        assert np.ptp(tail[tail > 0]) <= 1 if percent < 100 else not tail.any()
-        excess.append(histogram(rows[:num_iid]))
-    if percent:
-        shares = np.sum(excess, axis=0) / (num_iid * num_clients)
-        np.testing.assert_allclose(shares, np.bincount(LABELS) / len(LABELS), atol=0.01)
+def test_iid_share_mixes_iid_examples_with_two_labels():
+    for percent in [0, 35, 80, 100]:
+        size, num_clients = len(LABELS) // 20, 20
+        parts = iid_share(LABELS, num_clients, percent=percent, seed=3)
+        num_iid = -(-percent * size // 100)
+        excess = []
+        for rows in parts:
+            assert len(rows) == len(set(rows.tolist())) == size
+            tail = histogram(rows[num_iid:])
+            assert np.count_nonzero(tail) == (2 if percent < 100 else 0)
+            assert np.ptp(tail[tail > 0]) <= 1 if percent < 100 else not tail.any()
+            excess.append(histogram(rows[:num_iid]))
+        if percent:
+            shares = np.sum(excess, axis=0) / (num_iid * num_clients)
+            np.testing.assert_allclose(shares, np.bincount(LABELS) / len(LABELS), atol=0.01)
 
 
 def test_shared_examples_have_the_least_overlap():
@@ -416,9 +416,9 @@ def test_parts_of_quantity_skew_have_the_sizes_and_all_labels(law):
     assert max(len(set(LABELS[rows].tolist())) for rows in parts) == 10
 
 
-@pytest.mark.parametrize("labels_per_client", [1, 2, 5, 10])
+@pytest.mark.parametrize("labels_per_client", [1, 5])
 @given(seed=st.integers(0, 2**32 - 1), alpha=st.sampled_from([1e-4, 0.5, 100.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=9, deadline=None)
 def test_clients_of_extended_dirichlet_have_few_labels(labels_per_client, seed, alpha):
     options = {"labels_per_client": labels_per_client, "seed": seed}
     if alpha < 0.1:
@@ -471,7 +471,7 @@ def test_a_summary_has_the_numbers_of_three_clients():
 
 @pytest.mark.parametrize(
     ("alpha", "squares", "entropy"),
-    [(0.1, 0.55, 0.846539), (0.5, 0.25, 1.669628), (1.0, 0.181818, 1.928968)],
+    [(0.5, 0.25, 1.669628)],
 )
 def test_summaries_of_dirichlet_proportions_have_their_expectations(alpha, squares, entropy):
     """E sum p^2 = (alpha + 1) / (K alpha + 1) and E H = psi(K alpha + 1) - psi(alpha + 1)."""

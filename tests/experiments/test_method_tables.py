@@ -31,13 +31,12 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.availability import arriving, finishing
 from fedjax_mm.base import Algorithm, Assignment, ClientContext, Look, ServerContext
 from fedjax_mm.data import digits, federate, flip_labels, partition
-from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.grid_of import grid_of
-from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
+from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
+from fedjax_mm.tasks import Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 
@@ -145,56 +144,17 @@ def test_methods_are_the_public_algorithms():
     }
 
 
-@pytest.mark.parametrize(
-    ("table", "warm_up", "tuning"),
-    [
-        ("{ num_steps = 2 }", (0.05, 2, None), None),
-        (
-            "{ learning_rate = 0.3, batch_size = 2, num_unseen = 1, tuning_steps = 2 }",
-            (0.3, 100, 2),
-            (3 / 101, 2, 3),
-        ),
-    ],
-)
-def test_the_warm_up_has_separate_settings_and_tuning_those_of_the_algorithm(
-    monkeypatch, table, warm_up, tuning
-):
-    told = []
-
-    def own(rng_key, task, params, *, model, learning_rate, num_steps, batch_size):
-        told.append((learning_rate, num_steps, batch_size))
-        return OwnModels(jnp.zeros(4))
-
-    monkeypatch.setattr(tables, "own_models", own)
-    rate = {"beta": 3, "gamma": 100}
-    method = METHOD.validate_python({"learning_rate": rate, "local_steps": 2, "batch_size": 3})
-    config, task = (
-        validate(Requirement, tomllib.loads(f"x = {table}")["x"]),
-        quadratic(4, 1, mu=1.0),
-    )
-    demand = config.demand(method, method.schedule(1))
-    asked = demand(jax.random.key(0), [task] * 2, None)
-    assert set(told) == {warm_up}
-    assert len(asked) == 2
-    for each in asked:
-        assert each.num_clients == 4 - config.num_unseen
-        how = each.tuning
-        assert (how and (how.learning_rate, how.num_steps, how.batch_size)) == tuning
-
-
-@pytest.mark.parametrize(
-    ("fraction", "expected"), [(0, 0), (0.3, 3), (0.25, 3), (0.05, 1), (1, 10)]
-)
-def test_the_fraction_of_attackers_is_rounded_up(fraction, expected):
-    task = quadratic(10, 1, mu=1.0)
-    first, second = (
-        Byzantine(fraction=fraction, loss_factor=5.0, stays=False, seed=seed).on_tasks(10)(task)
-        for seed in (0, 1)
-    )
-    assert (first.attacks.sum(), second.attacks.sum()) == (expected, expected)
-    np.testing.assert_array_equal(first.factors, np.where(first.attacks, 5.0, 1.0))
-    assert not first.stays
-    assert bool((first.attacks == second.attacks).all()) == (expected in (0, 10))
+def test_the_fraction_of_attackers_is_rounded_up():
+    for fraction, expected in [(0, 0), (0.3, 3), (0.25, 3), (0.05, 1), (1, 10)]:
+        task = quadratic(10, 1, mu=1.0)
+        first, second = (
+            Byzantine(fraction=fraction, loss_factor=5.0, stays=False, seed=seed).on_tasks(10)(task)
+            for seed in (0, 1)
+        )
+        assert (first.attacks.sum(), second.attacks.sum()) == (expected, expected)
+        np.testing.assert_array_equal(first.factors, np.where(first.attacks, 5.0, 1.0))
+        assert not first.stays
+        assert bool((first.attacks == second.attacks).all()) == (expected in (0, 10))
 
 
 DOCUMENTED, *_ = re.findall(

@@ -8,6 +8,7 @@ import pytest
 from jsonschema import Draft7Validator
 from pydantic import ValidationError
 
+import fedjax_mm
 from fedjax_mm import Experiment
 from fedjax_mm.experiments.fields import Config
 from fedjax_mm.experiments.grid_of import grid_of
@@ -20,7 +21,7 @@ from tests.experiments.test_method_tables import DOCUMENTED, settings
 
 SCHEMA = schema()
 CHECK = Draft7Validator(SCHEMA)
-TEMPLATE = Path(test_experiment.tasks.__file__).parents[1] / "cli/templates/experiment.toml"
+TEMPLATE = Path(fedjax_mm.__file__).parent / "cli/templates/experiment.toml"
 
 EVERYTHING = tomllib.loads("""
 num_rounds = 20

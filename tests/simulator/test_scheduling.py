@@ -247,17 +247,15 @@ def test_the_memory_of_fair_clients_counts_their_rounds():
     np.testing.assert_allclose(p, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "flags", [[0, 1, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 1]], ids=str
-)
-def test_heterogeneous_models_take_turns(flags):
-    for cohort_size, at_once in ((8, 1), (11, 2)):
-        how = {"heterogeneous": np.array(flags, bool), "from_round": 4, "at_once": at_once}
-        assignment = mdh(20, 4, cohort_size=cohort_size, **how)
-        for t, found in enumerate(rounds_of(assignment, 9)):
-            sizes = np.bincount(list(found.values()), minlength=4).tolist()
-            assert sizes == mdh_sizes(t, flags, cohort_size, 3, at_once)
-            assert sum(sizes) == cohort_size
+def test_heterogeneous_models_take_turns():
+    for flags in [[0, 1, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 1]]:
+        for cohort_size, at_once in ((8, 1), (11, 2)):
+            how = {"heterogeneous": np.array(flags, bool), "from_round": 4, "at_once": at_once}
+            assignment = mdh(20, 4, cohort_size=cohort_size, **how)
+            for t, found in enumerate(rounds_of(assignment, 9)):
+                sizes = np.bincount(list(found.values()), minlength=4).tolist()
+                assert sizes == mdh_sizes(t, flags, cohort_size, 3, at_once)
+                assert sum(sizes) == cohort_size
 
 
 def test_turns_and_homogeneity_of_the_worked_examples():

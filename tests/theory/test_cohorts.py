@@ -146,14 +146,16 @@ def test_parallel_updates_have_nonzero_noise():
         close(noise(parallel, 1, 0.1, 2.0), 0.01 * 2 / 3 / 2 * (21 - 49 / 3))
 
 
-@pytest.mark.parametrize("C", [1, 2, 5, 6])
-def test_the_noise_is_the_variance_over_all_cohorts(C):
-    updates = lopsided((6, 3))
-    means = np.array([updates[list(chosen)].mean(axis=0) for chosen in combinations(range(6), C)])
-    variance = ((means - means.mean(axis=0)) ** 2).sum(axis=1).mean()
-    noise = cohorts.excess_noise_27(updates, C, 0.3, 5.0)
-    np.testing.assert_allclose(noise, 5 / 2 * 0.3**2 * variance, rtol=1e-12, atol=1e-15)
-    close(cohorts.squared_step_25(updates, C, 0.3), 0.3**2 * (means**2).sum(axis=1).mean())
+def test_the_noise_is_the_variance_over_all_cohorts():
+    for C in [1, 2, 5, 6]:
+        updates = lopsided((6, 3))
+        means = np.array(
+            [updates[list(chosen)].mean(axis=0) for chosen in combinations(range(6), C)]
+        )
+        variance = ((means - means.mean(axis=0)) ** 2).sum(axis=1).mean()
+        noise = cohorts.excess_noise_27(updates, C, 0.3, 5.0)
+        np.testing.assert_allclose(noise, 5 / 2 * 0.3**2 * variance, rtol=1e-12, atol=1e-15)
+        close(cohorts.squared_step_25(updates, C, 0.3), 0.3**2 * (means**2).sum(axis=1).mean())
 
 
 @pytest.mark.parametrize("C", [1, 3, 10])
@@ -168,29 +170,29 @@ def test_the_noise_is_the_variance_over_drawn_cohorts(C):
     assert error < 0.02 * variance
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-def test_bounds_broadcast_like_a_loop(name):
-    bound, given = getattr(cohorts, name), BOUNDS[name]
-    grid = evaluate(
-        bound, **{**given, "T": [[4096], [9000]], "E": [1, 2], "gap": [[[0.5]], [[3.0]]]}
-    )
-    assert grid.shape == (2, 2, 2)
-    assert grid.dtype == np.float64
-    for k, gap in enumerate([0.5, 3.0]):
-        for i, T in enumerate([4096, 9000]):
-            for j, E in enumerate([1, 2]):
-                close(grid[k, i, j], evaluate(bound, **{**given, "T": T, "E": E, "gap": gap}))
+def test_bounds_broadcast_like_a_loop():
+    for name in BOUNDS:
+        bound, given = getattr(cohorts, name), BOUNDS[name]
+        grid = evaluate(
+            bound, **{**given, "T": [[4096], [9000]], "E": [1, 2], "gap": [[[0.5]], [[3.0]]]}
+        )
+        assert grid.shape == (2, 2, 2)
+        assert grid.dtype == np.float64
+        for k, gap in enumerate([0.5, 3.0]):
+            for i, T in enumerate([4096, 9000]):
+                for j, E in enumerate([1, 2]):
+                    close(grid[k, i, j], evaluate(bound, **{**given, "T": T, "E": E, "gap": gap}))
 
 
-@pytest.mark.parametrize("name", NOISES)
-def test_noises_broadcast_like_a_loop(name):
-    noise, updates = getattr(cohorts, name), lopsided((3, 6, 2))
-    constants = (2.0,) if name.startswith("excess") else ()
-    grid = noise(updates, [[1], [4]], 0.1, *constants)
-    assert grid.shape == (2, 3)
-    for i, C in enumerate([1, 4]):
-        for j in range(3):
-            close(grid[i, j], noise(updates[j], C, 0.1, *constants))
+def test_noises_broadcast_like_a_loop():
+    for name in NOISES:
+        noise, updates = getattr(cohorts, name), lopsided((3, 6, 2))
+        constants = (2.0,) if name.startswith("excess") else ()
+        grid = noise(updates, [[1], [4]], 0.1, *constants)
+        assert grid.shape == (2, 3)
+        for i, C in enumerate([1, 4]):
+            for j in range(3):
+                close(grid[i, j], noise(updates[j], C, 0.1, *constants))
 
 
 OUTSIDE_ALL = [
@@ -209,13 +211,13 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-def test_outside_a_hypothesis_there_is_no_bound(name):
-    bound = getattr(cohorts, name)
-    evaluate(bound, **BOUNDS[name])
-    for change, hypothesis in (*OUTSIDE_ALL, *OUTSIDE[name]):
-        with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
-            evaluate(bound, **{**BOUNDS[name], **change})
+def test_outside_a_hypothesis_there_is_no_bound():
+    for name in BOUNDS:
+        bound = getattr(cohorts, name)
+        evaluate(bound, **BOUNDS[name])
+        for change, hypothesis in (*OUTSIDE_ALL, *OUTSIDE[name]):
+            with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
+                evaluate(bound, **{**BOUNDS[name], **change})
 
 
 def test_hypotheses_include_their_borders():
@@ -233,15 +235,15 @@ OUTSIDE_NOISES = [
 ]
 
 
-@pytest.mark.parametrize("name", NOISES)
-def test_outside_a_hypothesis_there_is_no_noise(name):
-    smoothness = {"L": 1.0} if name in NOISES[2:] else {}
-    given = {"updates": lopsided((6, 2)), "C": 2, "gamma": 0.1, **smoothness}
-    getattr(cohorts, name)(**given)
-    for change, hypothesis in OUTSIDE_NOISES:
-        if change.keys() <= given.keys():
-            with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
-                getattr(cohorts, name)(**{**given, **change})
+def test_outside_a_hypothesis_there_is_no_noise():
+    for name in NOISES:
+        smoothness = {"L": 1.0} if name in NOISES[2:] else {}
+        given = {"updates": lopsided((6, 2)), "C": 2, "gamma": 0.1, **smoothness}
+        getattr(cohorts, name)(**given)
+        for change, hypothesis in OUTSIDE_NOISES:
+            if change.keys() <= given.keys():
+                with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
+                    getattr(cohorts, name)(**{**given, **change})
 
 
 # The bound that the paper leaves open, compared with exact expectations on random quadratics.

@@ -306,18 +306,18 @@ def test_least_sample_size(eta, S, E, G, V, beta_1, beta_2):
         assert evaluate(mfa_lemmas.lemma_4, N_s=found - 1, **sample) >= eta * V * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("S", [3, 10, 49, 98, 103, 1000])
-def test_least_sample_size_at_equality(S):
-    unused = np.arange(1, S)
-    sample = {"S": S, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
-    share = unused / S
-    np.testing.assert_array_equal(
-        evaluate(mfa.least_sample_size, eta=1, V=2 * share, **sample), S - unused
-    )
-    below = np.nextafter(share, 0)
-    np.testing.assert_array_equal(
-        evaluate(mfa.least_sample_size, eta=1, V=2 * below, **sample), S - unused + 1
-    )
+def test_least_sample_size_at_equality():
+    for S in [3, 10, 49, 98, 103, 1000]:
+        unused = np.arange(1, S)
+        sample = {"S": S, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
+        share = unused / S
+        np.testing.assert_array_equal(
+            evaluate(mfa.least_sample_size, eta=1, V=2 * share, **sample), S - unused
+        )
+        below = np.nextafter(share, 0)
+        np.testing.assert_array_equal(
+            evaluate(mfa.least_sample_size, eta=1, V=2 * below, **sample), S - unused + 1
+        )
 
 
 def test_least_sample_size_is_clipped_to_one_and_all():
@@ -445,18 +445,18 @@ def test_every_argument_is_a_symbol():
     assert others == {"problem", "rate", "reading", "num_frames"}
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_arrays_broadcast_as_loops_of_numbers(name):
-    names = symbols(name)
-    axes = np.ix_(*(PAIRS[symbol] for symbol in names))
-    together = number(name, **dict(zip(names, axes, strict=True)))
-    # Lemma 2 uses L only in its hypotheses.
-    assert together.ndim == len(names)
-    together = np.broadcast_to(together, (2,) * len(names))
-    rng = np.random.default_rng(0)
-    for index in {tuple(row) for row in rng.integers(0, 2, (200, len(names)))}:
-        numbers = {symbol: PAIRS[symbol][i] for symbol, i in zip(names, index, strict=True)}
-        np.testing.assert_allclose(together[index], number(name, **numbers), rtol=1e-14)
+def test_arrays_broadcast_as_loops_of_numbers():
+    for name in STATEMENTS:
+        names = symbols(name)
+        axes = np.ix_(*(PAIRS[symbol] for symbol in names))
+        together = number(name, **dict(zip(names, axes, strict=True)))
+        # Lemma 2 uses L only in its hypotheses.
+        assert together.ndim == len(names)
+        together = np.broadcast_to(together, (2,) * len(names))
+        rng = np.random.default_rng(0)
+        for index in {tuple(row) for row in rng.integers(0, 2, (200, len(names)))}:
+            numbers = {symbol: PAIRS[symbol][i] for symbol, i in zip(names, index, strict=True)}
+            np.testing.assert_allclose(together[index], number(name, **numbers), rtol=1e-14)
 
 
 def test_the_iterated_recursion_has_a_last_axis_of_frames():
@@ -467,15 +467,15 @@ def test_the_iterated_recursion_has_a_last_axis_of_frames():
         evaluate(mfa_lemmas.iterated_recursion, num_frames=0, **numbers)
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_every_symbol_has_a_range(name):
-    numbers = first_values(name)
-    number(name, **numbers)
-    for symbol in symbols(name):
-        for value in (OUTSIDE[symbol], math.nan, [PAIRS[symbol][1], OUTSIDE[symbol]]):
-            words = rf"needs .*\b{symbol}\b.*; given .*\b{symbol} = "
-            with pytest.raises(ValueError, match=words):
-                number(name, **numbers | {symbol: value})
+def test_every_symbol_has_a_range():
+    for name in STATEMENTS:
+        numbers = first_values(name)
+        number(name, **numbers)
+        for symbol in symbols(name):
+            for value in (OUTSIDE[symbol], math.nan, [PAIRS[symbol][1], OUTSIDE[symbol]]):
+                words = rf"needs .*\b{symbol}\b.*; given .*\b{symbol} = "
+                with pytest.raises(ValueError, match=words):
+                    number(name, **numbers | {symbol: value})
 
 
 BY_THEOREM_1 = ("theorem_1", "theorem_1_terms", "rounds_to_accuracy", "theorem_3")
@@ -507,11 +507,11 @@ VIOLATED = [
 ]
 
 
-@pytest.mark.parametrize(("names", "changed", "message"), VIOLATED)
-def test_a_violated_hypothesis_is_an_error(names, changed, message):
-    for name in names:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            number(name, **first_values(name) | changed)
+def test_a_violated_hypothesis_is_an_error():
+    for names, changed, message in VIOLATED:
+        for name in names:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                number(name, **first_values(name) | changed)
 
 
 INSIDE = [
