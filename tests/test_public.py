@@ -17,8 +17,6 @@ import pytest
 import fedjax_mm
 from docs import hooks
 from fedjax_mm import data
-from fedjax_mm.algorithms import methods
-from fedjax_mm.assignments import assignments
 
 ROOT = Path(fedjax_mm.__file__).parent
 
@@ -221,15 +219,13 @@ def test_heavy_libraries_are_imported_in_one_place():
         assert set(users) <= {module, "papers"}
 
 
-def test_the_page_of_the_literature_has_all_parts_and_no_others():
-    """Every method and assignment is on it, and calls name public functions and their arguments."""
+def test_the_page_of_the_literature_names_public_functions_and_their_arguments():
     known = {name: value for _, name, value in public()}
     spans = re.findall(r"`([^`]+)`", " ".join(hooks.literature().values()))
     trees = [ast.parse(span) for span in spans]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = {ast.unparse(call.func).rpartition(".")[2] for call in calls}
     assert named - set(known) <= {"sgd"}, "of optax"
-    assert {*methods(), *assignments()} <= named
     for call in calls:
         factory = known.get(ast.unparse(call.func).rpartition(".")[2])
         if factory is not None:

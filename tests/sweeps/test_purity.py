@@ -180,6 +180,13 @@ def with_attribute(rate):
     return functools.partial(read, settings)
 
 
+def with_keyword_default(rate):
+    def schedule(t, *, rate=rate):
+        return rate + 0 * t
+
+    return schedule
+
+
 def bound(rate):
     net = Net().bind({"params": {"rate": jnp.float32(rate)}})
     return lambda t: net() + 0 * t
@@ -190,6 +197,7 @@ ALIKE = {
     "its own auxiliary data": lambda rate: functools.partial(read, OwnAux(rate)),
     "not compared": lambda rate: NotCompared("a", rate),
     "attribute of a partial": with_attribute,
+    "keyword default": with_keyword_default,
     "bound network": bound,
 }
 
