@@ -302,48 +302,48 @@ CASES = {
         lambda: least_squares([X], [], ridge=1.0),
         "features of 1 clients",
     ),
-    "in 1000 draws of Dirichlet(0.01) a client had fe": (
+    "alpha too small for the minimum": (
         lambda: dirichlet(LABELS, 40, alpha=0.01, min_examples=30),
         "raise alpha, or lower min",
     ),
-    "10 labels do not make 3 equal clusters": (
+    "clusters of unequal numbers of labels": (
         lambda: label_clusters(LABELS, 9, num_clusters=3),
         "10 labels do not make 3 equal",
     ),
-    "num_clusters is 5": (
+    "more clusters than clients": (
         lambda: label_clusters(LABELS, 3),
         "num_clusters is 5, but num_clients is 3; give every",
     ),
-    "labels [0] have 1 examples for 4 clients": (
+    "cluster of fewer examples than clients": (
         lambda: label_clusters(np.repeat([0, 1], [1, 9]), 8, num_clusters=2),
         "lower num_clients or num_clusters",
     ),
-    "a client needs 488 of 230 examples": (
+    "a client with more than there are of its labels": (
         lambda: iid_share(LABELS, 2, percent=0),
         "a client needs",
     ),
-    "labels_per_client is 11": (
+    "labels of an iid share": (
         lambda: iid_share(LABELS, 4, percent=5, labels_per_client=11),
         "labels_per_client is 11",
     ),
-    "ids has shape (0": (lambda: by_id(np.zeros(0)), "give one id"),
-    "10 examples are too few for 4 clients with 3 or ": (
+    "no ids": (lambda: by_id(np.zeros(0)), "give one id"),
+    "sizes above the number of examples": (
         lambda: sizes(10, 4, "equal", min_examples=3),
         "10 examples are too few for 4 clients",
     ),
-    "labels_per_client is 11 2": (
+    "labels of a client": (
         lambda: extended_dirichlet(LABELS, 4, 1.0, labels_per_client=11),
         "labels_per_client is",
     ),
-    "4 clients with 2 labels each cannot have all 10 ": (
+    "labels that no client has": (
         lambda: extended_dirichlet(LABELS, 4, 1.0),
         "cannot have all 10 labels; raise labels_per",
     ),
-    "no client has an example": (
+    "a summary of no examples": (
         lambda: partition_summary(LABELS, [[]]),
         "no client has an example",
     ),
-    "labels has shape (1": (
+    "a summary of labels as a matrix": (
         lambda: partition_summary(LABELS[None], [[0]]),
         r"labels has shape \(1, 1950\)",
     ),

@@ -788,32 +788,32 @@ CASES = {
         lambda: oort(3, cohort_size=1, durations=(1.0, 2.0), preferred_duration=1.0),
         r"durations has shape \(2,\); give one for each of 3 clients",
     ),
-    "demand has 1 numbers": (
+    "demand of one of two models": (
         lambda: scheduled(4, 2, demand=[1]),
         "demand has 1 numbers; give one, or 2, one each",
     ),
-    "eligible has the shape (4": (
+    "eligible transposed": (
         lambda: scheduled(4, 2, demand=1, eligible=np.ones((4, 2), bool)),
         "bool.models",
     ),
-    "cohort_size is 5": (
+    "cohort of MDH too large": (
         lambda: mdh(4, 2, cohort_size=5, heterogeneous=[True, False]),
         "cohort_size is 5",
     ),
-    "heterogeneous is [True]": (
+    "heterogeneous of one of two models": (
         lambda: mdh(4, 2, cohort_size=4, heterogeneous=[True]),
         "give a bool for each of the 2",
     ),
-    "num_models is 3": (
+    "more models than the cohort of DMA-FL": (
         lambda: dma_fl(4, 3, cohort_size=2),
         "num_models is 3, more than the clients",
     ),
-    "memory is given": (
+    "memory of one model": (
         lambda: fedfair(4, 1, memory=0.5),
         "memory is given, but there is one model",
     ),
-    "num_clusters is 5": (lambda: fedcluster(4, 5), "num_clusters is 5"),
-    "the models differ in structure": (
+    "clusters of FedCluster": (lambda: fedcluster(4, 5), "num_clusters is 5"),
+    "one start for two structures": (
         lambda: simulate(
             0,
             tasks=[quadratic(4, 2, mu=1.0), quadratic(4, 3, mu=1.0)],
@@ -824,5 +824,5 @@ CASES = {
         ),
         "the models differ in structure; give a list of 2 initial parameters",
     ),
-    "learning_rate is 0.0": (lambda: fedadam(0.0), "learning_rate is 0.0; it must be positive"),
+    "rate of FedAdam 0": (lambda: fedadam(0.0), "learning_rate is 0.0; it must be positive"),
 }

@@ -283,36 +283,36 @@ CASES = {
         "ridge is None; it must",
         TypeError,
     ),
-    "3 examples are too few for 4 clients with 1 or m": (
+    "iid of too few examples": (
         lambda: iid(np.zeros(3), 4),
         "3 examples are too few for 4 clients",
     ),
-    "labels has shape (3": (lambda: iid(np.zeros((3, 1)), 2), r"labels has shape \(3, 1\)"),
+    "iid of labels as a matrix": (lambda: iid(np.zeros((3, 1)), 2), r"labels has shape \(3, 1\)"),
     "alpha is 0": (lambda: dirichlet(LABELS, 4, alpha=0), "alpha is 0"),
-    "1950 examples are too few for 40 clients with 60": (
+    "minimum too large": (
         lambda: dirichlet(LABELS, 40, alpha=1, min_examples=60),
         "are too few for 40 clients",
     ),
-    "5 examples are too few for 3 clients with 2 or m": (
+    "shards of too few examples": (
         lambda: shards(np.zeros(5), 3),
         "5 examples are too few for 3 clients with 2",
     ),
     "percent is 101": (lambda: iid_share(LABELS, 4, percent=101), "percent is 101"),
     "percent is -1": (lambda: iid_clients(LABELS, 4, percent=-1), "percent is -1"),
-    "client 0 has 1 examples": (
+    "split of one example": (
         lambda: split_parts([np.arange(1)], test_fraction=0.5),
         "client 0 has 1 examples",
     ),
     "fraction is 1.5": (lambda: flipped_clients(4, fraction=1.5), "fraction is 1.5"),
-    "the parts have row 2000": (
+    "row 2000": (
         lambda: federate(POOL, [np.array([2000])]),
         "row 2000, but there are 1950 training",
     ),
-    "the parts have row -1": (
+    "row -1 among others": (
         lambda: federate(POOL, [np.array([3, -1])]),
         "row -1, but there are 1950 training",
     ),
-    "rows of 1 clients": (
+    "test rows of two clients": (
         lambda: federate(POOL, [np.arange(2)], [np.arange(2)] * 2),
         "rows of 1 clients, but",
     ),

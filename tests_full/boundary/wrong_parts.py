@@ -760,7 +760,7 @@ CASES = TRACED | {
     ),
     "demand[1] is 0": (lambda: scheduled(4, 2, demand=[1, 0]), r"demand\[1\] is 0"),
     "policy is irs": (lambda: scheduled(4, 2, demand=1, policy="irs"), "policy is 'irs'"),
-    "eligible has the shape (2": (
+    "eligible in floats": (
         lambda: scheduled(4, 2, demand=1, eligible=np.ones((2, 4))),
         "type float64; give",
     ),
@@ -791,7 +791,7 @@ CASES = TRACED | {
         lambda: maxfl(LOCAL, weight="relu"),
         "weight is 'relu'; it must be 'derivative' or 'sigmoid'",
     ),
-    "mu is -1.0": (lambda: fedprox(LOCAL, mu=-1.0), "mu is -1.0; it must not be negative"),
+    "mu of FedProx -1": (lambda: fedprox(LOCAL, mu=-1.0), "mu is -1.0; it must not be negative"),
     "option is III": (
         lambda: scaffold(LOCAL, option="III"),
         "option is 'III'; it must be 'I' or 'II'",
@@ -849,29 +849,7 @@ CASES = TRACED | {
         lambda: variance_reduced(4, 2, expected_trainings=2, processors=(1, 2, 0, 1)),
         r"processors\[2\] is 0",
     ),
-    "record_every is 3": (
-        lambda: simulate(
-            0,
-            tasks=quadratic(4, 2, mu=1.0),
-            algorithm=fedavg(0.1, local_steps=1),
-            assignment=mfa_rand(4, 2),
-            num_rounds=10,
-            record_every=3,
-        ),
-        "record_every is 3",
-    ),
-    "record_every is 0": (
-        lambda: simulate(
-            0,
-            tasks=quadratic(4, 2, mu=1.0),
-            algorithm=fedavg(0.1, local_steps=1),
-            assignment=mfa_rand(4, 2),
-            num_rounds=4,
-            record_every=0,
-        ),
-        "record_every is 0",
-    ),
-    "there are 1 tasks but the assignment has 2 model": (
+    "one task in a list for two models": (
         lambda: simulate(
             0,
             tasks=[quadratic(4, 2, mu=1.0)],
@@ -881,7 +859,7 @@ CASES = TRACED | {
         ),
         "there are 1 tasks but the assignment has 2 models",
     ),
-    "the tasks have [4": (
+    "tasks of 4 and 5 clients": (
         lambda: simulate(
             0,
             tasks=[quadratic(4, 2, mu=1.0), quadratic(5, 2, mu=1.0)],
@@ -891,7 +869,7 @@ CASES = TRACED | {
         ),
         r"the tasks have \[4, 5\] clients",
     ),
-    "there are 3 algorithms but the assignment has 2 ": (
+    "three algorithms for two models": (
         lambda: simulate(
             0,
             tasks=quadratic(4, 2, mu=1.0),
@@ -901,7 +879,7 @@ CASES = TRACED | {
         ),
         "there are 3 algorithms but the assignment has 2 models",
     ),
-    "initial parameters have shape (4": (
+    "parameters of four numbers": (
         lambda: simulate(
             0,
             tasks=quadratic(4, 2, mu=1.0),
@@ -912,9 +890,9 @@ CASES = TRACED | {
         ),
         r"initial parameters have shape \(4,\); give \(9,\)",
     ),
-    "mu is 0.0": (lambda: quadratic(4, 4, mu=0.0), "mu is 0.0"),
-    "mu is -1.0 2": (lambda: quadratic(4, 4, mu=-1.0), "mu is -1.0"),
-    "mu is nan": (lambda: quadratic(4, 4, mu=float("nan")), "mu is nan"),
+    "mu of a quadratic 0": (lambda: quadratic(4, 4, mu=0.0), "mu is 0.0"),
+    "mu of a quadratic -1": (lambda: quadratic(4, 4, mu=-1.0), "mu is -1.0"),
+    "mu of a quadratic NaN": (lambda: quadratic(4, 4, mu=float("nan")), "mu is nan"),
     "b1 is 1.0": (lambda: fedadam(0.1, b1=1.0), "b1 is 1.0; it must be"),
     "b2 is -0.1": (lambda: fedyogi(0.1, b2=-0.1), "b2 is -0.1; it must be"),
     "tau is 0.0": (lambda: fedadagrad(0.1, tau=0.0), "tau is 0.0; it must be positive"),
