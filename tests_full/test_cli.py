@@ -4,6 +4,7 @@ import html
 import json
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +20,11 @@ from fedjax_mm.cli import speed as bench
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.stacking import Memory
+from fedjax_mm.tools import screen
 from tests.test_cli import (
     CONFIG,
+    FIG3,
+    FIG5,
     Outcome,
     axes_example,
     call,
@@ -534,3 +538,117 @@ def test_sweep_shows_the_last_values(own_sweep):
             shown = text if here.notnull().all() else "diverged"
             assert f"{row}{shown} │" in words(outcome.out)
     assert "also in the file: loss, distance, client_updates" in words(outcome.out)
+
+
+MORE_WRONG_COMMANDS = {
+    "no local steps": ((*FIG3, "--set", "local_steps=0"), ("local_steps = 0", "equal to 1")),
+    "zero rate": ((*FIG3, "--set", "learning_rate=0"), ("learning_rate", "= 0", "than 0")),
+    "negative rate": ((*FIG3, "--set", "learning_rate=-0.1"), ("learning_rate", "-0.1", "than 0")),
+    "rate not a number": (
+        (*FIG3, "--set", "learning_rate=nan"),
+        ("learning_rate", "nan", "finite"),
+    ),
+    "rate misspelt": (
+        (*FIG3, "--set", "learning_rate={beta=30, gama=100}"),
+        ("gama", "did you mean 'gamma'"),
+    ),
+    "unknown experiment": (("reproduce", "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
+    "one of several unknown": ((*FIG3, "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
+    "one seed has no spread": ((*FIG3, "--seeds", 1), ("num_seeds = 1", "equal to 2")),
+    "no rounds": ((*FIG3, "--rounds", 0), ("num_rounds = 0", "equal to 1")),
+    "negative rounds": ((*FIG3, "--rounds", -5), ("num_rounds = -5", "equal to 1")),
+    "setting without a key": ((*FIG3, "--set", "=3"), ("=3", "key=value")),
+    "nested setting misspelt": ((*FIG3, "--set", "task.strat=zeros"), ("task.strat", "'start'")),
+    "unknown precision": ((*FIG3, "--set", "precision=half"), ("'half'", "'float32' or 'float64'")),
+    "steps given twice": (
+        (*FIG5, "--rounds", 2, "--set", "num_models=[1,2]", "--set", "local_steps=[5,5]"),
+        ("local_steps", "5, 5"),
+    ),
+    "no target": ((*FIG5, "--set", "threshold=1.5"), ("threshold = 1.5", "less than 1")),
+}
+
+
+@pytest.mark.parametrize("name", MORE_WRONG_COMMANDS)
+def test_more_wrong_commands_are_refused_in_one_line(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    check_refusal(tmp_path, *MORE_WRONG_COMMANDS[name])
+
+
+class Clock:
+    """A fake clock that tests advance by hand."""
+
+    def __init__(self, patch):
+        self.now = 1000.0
+        patch.setattr(terminal, "time", self)
+        patch.setattr(screen, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+
+def test_the_time_left_is_estimated_from_the_work_of_this_run(monkeypatch):
+    """Compilation and the work of an earlier run do not count."""
+    clock = Clock(monkeypatch)
+    left = screen.time_left()
+    assert left(0, 1) == ""  # compiling
+    clock.now += 60
+    assert left(20, 100) == ""  # continued at a fifth
+    clock.now += 10
+    assert left(25, 100) == "0:02:30 left"
+    clock.now += 10
+    assert left(60, 100) == "0:00:20 left"
+    assert left(100, 100) == "0:00:00 left"
+
+
+def test_progress_without_a_terminal_is_logged_in_lines(monkeypatch, capsys):
+    """At most one line per interval, with the fraction done, the label and the time left."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(terminal, "_LOG_SECONDS", 10)
+    monkeypatch.setattr(terminal, "notes", terminal.Console(stderr=True))
+    with terminal.shown_progress() as report:
+        for second in range(25):
+            report("A, num_models=2", second, 50)
+            clock.now += 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["20% A, num_models=2 0:00:40 left", "40% A, num_models=2 0:00:30 left"]
+
+
+def test_progress_is_repeated_during_a_long_round(monkeypatch, capsys):
+    said = threading.Event()
+
+    def say(text, *_):
+        print(text)
+        said.set()
+
+    monkeypatch.setattr(terminal, "_LOG_SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "say", say)
+    with terminal.reminded(lambda *_: None) as report:
+        report("A, num_models=2", 1, 4)
+        assert said.wait(60)
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("25% A, num_models=2 for 0:00:00; forecast after a round")
+
+
+def test_bench_shows_every_number_in_full(monkeypatch):
+    """A terminal of 80 columns has room for a laptop's numbers."""
+    monkeypatch.setattr(bench, "build", lambda *_: bench.Program(lambda: None, 1.05, 1456.3))
+    monkeypatch.setattr(bench, "median_seconds", lambda *_: 0.0548)
+    shown = call("bench", "W1").out
+    for cell in ("MFA-Rand", "MFA-RR", "1.05", "0.055", f"{24 * 1000 * 20 / 0.0548:,.0f}", "1456"):
+        assert shown.count(cell) >= 1
+    assert "…" not in shown
+
+
+def test_bench_compares_classifiers_with_the_peak(monkeypatch):
+    monkeypatch.setattr(bench, "build", lambda *_: bench.Program(lambda: None, 12.34, 1456.3, 1.25))
+    monkeypatch.setattr(bench, "median_seconds", lambda *_: 0.0548)
+    monkeypatch.setattr(bench, "gemm_peak", lambda: {"NumPy": 100.0, "jax": 200.0})
+    shown = call("bench", "W2b").out
+    speed = 200 * 1000 / 0.0548
+    gflops = speed * 5 * 20 * 4 * 60 * 5 / 1e9
+    for cell in ("12.34", "0.055", f"{200 / 0.0548:,.1f}", f"{speed:,.0f}", "1.25", "1456"):
+        assert cell in shown
+    assert f"{gflops:.1f}" in shown
+    assert f"{gflops / 200:.1%}" in shown
+    assert "peak 200 GFLOP/s" in words(shown)
+    assert "…" not in shown

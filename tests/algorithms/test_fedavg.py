@@ -121,25 +121,6 @@ def test_epochs_are_not_solved_in_closed_form():
     np.testing.assert_array_equal(by_epochs, local_sgd(0.1, steps=2).train(context).update)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"local": 0.0}, "learning_rate is 0.0; it must be positive"),
-        ({"local": -0.1}, "learning_rate is -0.1"),
-        ({"local": float("inf")}, "learning_rate is inf"),
-        ({"local": jnp.array([0.1, 0.0])}, "learning_rate is"),
-        ({"local_steps": 0}, "local_steps is 0"),
-        ({"local_steps": 2.5}, "local_steps is 2.5; it must be a positive whole number"),
-        ({"local_steps": None}, "local_steps is None; it must be a positive whole number"),
-        ({"local": local_sgd(0.1, steps=5)}, "local_steps is 5; give it to local_sgd, as steps"),
-        ({"server_scale": "sum"}, "server_scale is 'sum'; it must be 'mean' or '1/N'"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_compilation(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        fedavg(**({"local": 0.1, "local_steps": 5} | arguments))
-
-
 def test_local_training_without_a_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="neither local steps nor epochs are given; give one"):
         local_sgd(0.1).num_steps(quadratic(2, 1, mu=0.3), jnp.int32(0))

@@ -396,55 +396,17 @@ def test_mwfed_weights_stay_in_rounds_without_clients():
         np.testing.assert_allclose(weights, [expected / expected.sum()] * M, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "message"),
-    [
-        ("maxfl", {"eps": -0.1}, "eps is -0.1; it must not be negative"),
-        ("maxfl", {"slope": 0.0}, "slope is 0.0; it must be positive"),
-        ("maxfl", {"slope": -1.0}, "slope is -1.0"),
-        ("maxfl", {"server_rate": 0.0}, "server_rate is 0.0"),
-        ("maxfl", {"weight": "relu"}, "weight is 'relu'; it must be 'derivative' or 'sigmoid'"),
-        ("fedprox", {"mu": -1.0}, "mu is -1.0; it must not be negative"),
-        ("scaffold", {"option": "III"}, "option is 'III'; it must be 'I' or 'II'"),
-        ("scaffold", {"server_rate": float("nan")}, "server_rate is nan"),
-        ("perfedavg", {"alpha": -0.1}, "alpha is -0.1"),
-        ("perfedavg", {"delta": 0.0}, "delta is 0.0"),
-        ("perfedavg", {"variant": "SO"}, "variant is 'SO'; it must be 'FO' or 'HF'"),
-        ("qffl", {"q": -1.0}, "q is -1.0; it must not be negative"),
-        ("afl", {"mixture_rate": 0.0}, "mixture_rate is 0.0"),
-        ("mwfed", {"growth": 1.0}, "growth is 1.0; it must be greater than 1"),
-        ("ditto", {"lam": -0.5}, "lam is -0.5"),
-        ("apfl", {"alpha": 1.5}, "alpha is 1.5; it must"),
-        ("apfl", {"adaptive": 1}, "adaptive is 1; it must be True or False"),
-        ("pfedme", {"lam": 0.0}, "lam is 0.0; it must be positive"),
-        ("pfedme", {"inner_rate": -1.0}, "inner_rate is -1.0; it must be positive"),
-        ("pfedme", {"inner_steps": 0}, "inner_steps is 0; it must be a positive whole number"),
-        ("feddyn", {"alpha": 0.0}, "alpha is 0.0; it must be positive"),
-        ("moon", {"mu": -1.0}, "mu is -1.0; it must not be negative"),
-        ("moon", {"temperature": 0.0}, "temperature is 0.0; it must be positive"),
-    ],
-)
-def test_wrong_options_are_refused_before_compilation(method, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        METHODS[method].build(0.1, E, **arguments)
+def test_methods_need_local_steps_or_epochs():
+    for row in METHODS.values():
+        if row.takes_steps:
+            with pytest.raises(ValueError, match="local steps"):
+                row.build(0.1, None)
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.takes_steps])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
-        ({"steps": 0}, "steps is 0; it must be a positive whole number"),
-        ({"steps": None}, "local steps"),
-        ({"batch_size": 0}, "batch_size is 0"),
-    ],
-)
-def test_wrong_sizes_are_refused_before_compilation(method, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        METHODS[method].build(**({"learning_rate": 0.1, "steps": 2} | arguments))
+MEASURED = [name for name, row in METHODS.items() if row.is_measured or row.is_demanding]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*MEASURED, "moon"])
 def test_tasks_without_losses_or_thresholds_are_refused(method):
     row = METHODS[method]
     algorithm, everybody = row.build(0.1, 1), mfa_rand(3, 1, unbiased=True)

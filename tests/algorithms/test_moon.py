@@ -71,7 +71,7 @@ def close(a, b, rtol=1e-4, atol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["dropout and own steps", "batch norm"])
 def test_without_contrast_it_is_fedavg_and_with_it_another(name):
     """The contrast changes no draw of batches and of dropped units."""
     make, wrap = CASES[name]

@@ -201,29 +201,6 @@ def test_the_memory_of_all_updates_is_estimated_before_the_run(algorithm):
         make_plan(program.grid, limit=used + carried // 2, programs=[program], compiles=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_clients": 0}, "num_clients is 0; it must be a positive whole number"),
-        ({"num_models": 0}, "num_models is 0"),
-        ({"expected_trainings": 0}, "expected_trainings is 0; it must be positive and at most"),
-        ({"expected_trainings": 4.5}, "at most the number of processors, 4"),
-        ({"expected_trainings": float("nan")}, "expected_trainings is nan"),
-        ({"expected_trainings": 11, "processors": (1, 2, 3, 4)}, "the number of processors, 10"),
-        ({"by": "norm"}, "by is 'norm'; it must be 'loss' or 'update'"),
-        ({"inactive": "sleep"}, "inactive is 'sleep'; it must be 'rest' or 'train'"),
-        ({"processors": 0}, "processors is 0; it must be a positive whole number"),
-        ({"processors": (1, 2)}, "processors are 2; give one number, or 4, one each"),
-        ({"processors": (1, 2, 0, 1)}, r"processors\[2\] is 0"),
-        ({"processors": 1.5}, "processors is 1.5"),
-    ],
-)
-def test_wrong_settings_are_refused(arguments, message):
-    given = {"num_clients": 4, "num_models": 2, "expected_trainings": 2} | arguments
-    with pytest.raises(ValueError, match=message):
-        variance_reduced(given.pop("num_clients"), given.pop("num_models"), **given)
-
-
 def test_wrong_factors_are_refused():
     with pytest.raises(ValueError, match="beta is 'two'; it must be 'estimated', 'exact' or 'one'"):
         stalevr(local_sgd(0.1, steps=1), beta="two")

@@ -126,9 +126,8 @@ TASK = quadratic(4, 2, mu=0.1)
 SHORT = local_sgd(0.1, steps=2)
 
 
-@pytest.mark.parametrize(
-    ("call", "words", "kind"),
-    [
+def test_wrong_parts_are_refused():
+    for call, words, kind in [
         (lambda: personal(1, "bias"), "algorithm is 1", TypeError),
         (lambda: personal(fedavg(SHORT), "x", named="all"), "named is 'all'", ValueError),
         (lambda: personal(fedavg(SHORT), "x", own_steps=0), "own_steps is 0", ValueError),
@@ -167,8 +166,6 @@ SHORT = local_sgd(0.1, steps=2)
             "the algorithm has personal models already; use one without",
             ValueError,
         ),
-    ],
-)
-def test_wrong_parts_are_refused(call, words, kind):
-    with pytest.raises(kind, match=words):
-        call()
+    ]:
+        with pytest.raises(kind, match=words):
+            call()

@@ -89,18 +89,6 @@ def test_show_prints_origin_dimensions_and_last_values(tmp_path, is_file):
     assert out.replace(" ", "").endswith(f"figure:{figure}")
 
 
-def test_show_names_omitted_metrics_and_points(monkeypatch, capsys):
-    monkeypatch.setattr(results.console, "_width", 40)
-    results.show_last(dataset())
-    out = " ".join(capsys.readouterr().out.split())
-    assert "also in the file: loss" in out
-    monkeypatch.setattr(results, "_MOST_ROWS", 3)
-    results.show_last(dataset())
-    out = " ".join(capsys.readouterr().out.split())
-    assert "3 of 4 points, evenly spread" in out
-    assert [f"│ {name} │" in out for name in ("A", "B")] == [True, True]
-
-
 def test_what_clients_get_comes_first_and_clients_are_no_axis(capsys):
     made = dataset()
     made["client_test_accuracy"] = made.test_accuracy.expand_dims(client=7, axis=-1)

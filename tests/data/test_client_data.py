@@ -77,19 +77,16 @@ def check_uniform(values, examples):
     assert np.abs(counts - len(values) * p).max() < bound * np.sqrt(len(values) * p * (1 - p))
 
 
-@pytest.mark.parametrize(
-    ("ways", "says"),
-    [
+def test_wrong_partitions_are_refused():
+    for ways, says in [
         ([[[0], [1]], [[2]]], r"the ways have \[1, 2\] clients"),
         ([[[0], []]], "a client has no example"),
         ([[[0], [4]]], "rows are 0 to 4, of 4 examples"),
         ([[[-1], [3]]], "rows are -1 to 3, of 4 examples"),
         ([[]], "a client has no example"),
-    ],
-)
-def test_wrong_partitions_are_refused(ways, says):
-    with pytest.raises(ValueError, match=says):
-        shared_client_data(np.arange(4), ways)
+    ]:
+        with pytest.raises(ValueError, match=says):
+            shared_client_data(np.arange(4), ways)
 
 
 def test_a_partition_must_be_selected_before_use():
@@ -105,26 +102,24 @@ def test_stores_with_different_numbers_of_clients_are_not_stacked():
         stack_client_data([client_data(DATA), client_data(DATA[:2])])
 
 
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [([], "counts is"), ([2, 0, 1], "counts is"), ([2, 2], "counts add up to 4, but there are 3")],
-)
-def test_wrong_counts_are_refused(counts, message):
-    with pytest.raises(ValueError, match=message):
-        flat_client_data(np.arange(3), counts)
+def test_wrong_counts_are_refused():
+    for counts, message in [
+        ([], "counts is"),
+        ([2, 0, 1], "counts is"),
+        ([2, 2], "counts add up to 4, but there are 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            flat_client_data(np.arange(3), counts)
 
 
-@pytest.mark.parametrize(
-    ("clients", "message"),
-    [
+def test_wrong_data_is_refused():
+    for clients, message in [
         ([], "examples_per_client is empty; give at least one client"),
         ([np.ones(2), np.ones(0)], r"client 1 has \[0\] examples"),
         ([(np.ones(2), np.ones(3))], r"client 0 has \[2, 3\] examples"),
-    ],
-)
-def test_wrong_data_is_refused(clients, message):
-    with pytest.raises(ValueError, match=message):
-        client_data(clients)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            client_data(clients)
 
 
 def test_least_squares_refuses_mismatched_data():

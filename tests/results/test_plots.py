@@ -38,7 +38,6 @@ def trained(metric="test_accuracy", **axes):
     return made
 
 
-@pytest.mark.parametrize("draw", [plots.sweep_overview, partial(plots.curves, hue="rate")])
 @pytest.mark.parametrize(
     ("metric", "factor", "scale"),
     [
@@ -50,11 +49,12 @@ def trained(metric="test_accuracy", **axes):
         ("distance", 1, "log"),
     ],
 )
-def test_shares_have_a_linear_axis_and_losses_a_logarithmic_one(draw, metric, factor, scale):
-    made = trained(metric)
-    made[metric] = factor * made[metric].assign_attrs(made[metric].attrs)
-    (axes,) = draw(made, metric=metric).axes
-    assert (axes.get_yscale(), axes.get_ylabel()) == (scale, metric.replace("_", " "))
+def test_shares_have_a_linear_axis_and_losses_a_logarithmic_one(metric, factor, scale):
+    for draw in [plots.sweep_overview, partial(plots.curves, hue="rate")]:
+        made = trained(metric)
+        made[metric] = factor * made[metric].assign_attrs(made[metric].attrs)
+        (axes,) = draw(made, metric=metric).axes
+        assert (axes.get_yscale(), axes.get_ylabel()) == (scale, metric.replace("_", " "))
 
 
 def test_panels_of_a_figure_have_the_same_limits():

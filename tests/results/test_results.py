@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import json
 import pickle
-import subprocess
-from importlib.metadata import PackageNotFoundError
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,6 @@ import xarray as xr
 from fedjax_mm import fedavg, full_participation, mfa_rand, mfa_rr, sequential, simulate, to_dataset
 from fedjax_mm.base import Contribution
 from fedjax_mm.cli.results import show
-from fedjax_mm.results import manifest as manifests
 from fedjax_mm.results.dataset import join_seeds, save_dataset
 from fedjax_mm.results.finished import open_result
 from fedjax_mm.results.manifest import manifest, read_about, save_about
@@ -146,9 +143,8 @@ def test_coordinates_of_leading_axes_may_be_given():
     assert set(batched(dims=("rate", "seed")).coords) == {"round", "model"}
 
 
-@pytest.mark.parametrize(
-    ("dims", "message"),
-    [
+def test_leading_axes_without_names_are_refused():
+    for dims, message in [
         (
             (),
             r"has 2 leading axes, of sizes \(2, 3\), and dims are not given; name .* range\(3",
@@ -160,11 +156,9 @@ def test_coordinates_of_leading_axes_may_be_given():
             {"seed": range(3), "rate": range(2)},
             r"dims\['seed'\] has shape \(3,\), but .* has 2 ent",
         ),
-    ],
-)
-def test_leading_axes_without_names_are_refused(dims, message):
-    with pytest.raises(ValueError, match=message):
-        batched(dims=dims)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            batched(dims=dims)
 
 
 # Files
@@ -264,17 +258,6 @@ def test_results_survive_xarrays_own_files(tmp_path):
     assert open_result(tmp_path / "mean.nc").attrs["manifest"] == more
     save_json(about, tmp_path / "manifest.json")
     assert json.loads((tmp_path / "manifest.json").read_text()) == dict(about)
-
-
-def test_an_uninstalled_source_tree_has_no_version(monkeypatch):
-    def version(package):
-        if package == "fedjax-mm":
-            raise PackageNotFoundError(package)
-        return "1.0"
-
-    monkeypatch.setattr(manifests, "version", version)
-    versions = manifest({}, seed=0, data="synthetic")["versions"]
-    assert (versions["fedjax-mm"], versions["jax"]) == ("not installed", "1.0")
 
 
 def test_a_custom_file_needs_no_manifest(tmp_path):
@@ -399,31 +382,6 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path, path):
 
 
 # The revision
-
-
-def test_the_revision_is_that_of_the_source_tree(monkeypatch, tmp_path):
-    """It is None for an installed package, and marked if the tree differs from the revision."""
-
-    def git(*arguments):
-        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        command = ["git", "-C", str(tmp_path), *who, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    def revision():
-        return manifest({}, seed=0, data="real")["git_revision"]
-
-    source = tmp_path / "fedjax_mm" / "results" / "manifest.py"
-    source.parent.mkdir(parents=True)
-    source.touch()
-    monkeypatch.setattr(manifests, "__file__", str(source))
-    assert revision() is None
-
-    git("init")
-    git("add", ".")
-    git("commit", "--message", "first")
-    assert revision() == git("rev-parse", "HEAD")
-    source.write_text("changed")
-    assert revision() == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_joined_seeds_are_in_order_and_counted():

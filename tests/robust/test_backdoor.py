@@ -10,11 +10,9 @@ import pytest
 
 from fedjax_mm import (
     Experiment,
-    attacked,
     fedavg,
     full_participation,
     local_sgd,
-    mfa_rand,
     run,
     simulate,
 )
@@ -98,7 +96,7 @@ def check_rule(name, factors=(1.0, 8.0)):
         np.testing.assert_allclose(trace.metrics["attack_success"][:, 0], success, rtol=1e-12)
 
 
-QUICK = ("mean", "median", "multi-krum")
+QUICK = ("median",)
 ALL = [name for name in RULES if name != "fltrust"]  # whose server has another task
 
 
@@ -185,24 +183,8 @@ def attacked_file(**changes):
     return FILE | {"byzantine": {"fraction": 0.25, "attack": attack}} | changes
 
 
-def test_a_file_names_a_backdoor():
-    experiment = validate(Experiment, attacked_file())
-    with_axes = validate(Experiment, attacked_file(axes={"byzantine.attack.share": [0.0, 1.0]}))
-    (alone,), swept = run(experiment).attack_success.squeeze()[[-1]], run(with_axes)
-    success = swept.attack_success.squeeze().isel(round=-1)
-    assert success[0] < alone < success[1]
-    mine = experiment.points().at({}).setup("A", [clean_task()])
-    who = experiment.byzantine.attackers(N)
-    task = attacked(backdoored(clean_task(), who, target=1, size=2), who)
-    algorithm = attacking(fedavg(local_sgd(0.1, epochs=1, batch_size=10)), who, scaling(3.0))
-    _, expected = simulate(KEY, task, algorithm, mfa_rand(N, 1), 2)
-    _, found = simulate(KEY, mine.tasks, mine.algorithm, mine.assignment, 2)
-    jax.tree.map(np.testing.assert_array_equal, found.metrics, expected.metrics)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_refusals():
+    for make, words in [
         (lambda: task_of(target=3), "target is 3, but labels are 0 to 2; give one of them"),
         (lambda: task_of(target=-1), "target is -1; it must be a whole number"),
         (lambda: task_of(size=4), "size is 4, but images have 4 x 3 pixels; give at most 3"),
@@ -217,8 +199,6 @@ def test_a_file_names_a_backdoor():
             lambda: run(validate(Experiment, attacked_file(task={"name": "synthetic"}))),
             r"examples have the shape \[60\], which has no corner",
         ),
-    ],
-)
-def test_refusals(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
+    ]:
+        with pytest.raises(ValueError, match=words):
+            make()

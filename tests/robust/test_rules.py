@@ -182,20 +182,3 @@ def test_the_needed_numbers_are_those_of_the_rules():
     rules = (median(), trimmed_mean(2), krum(2), bulyan(2), bucketing(krum(1), 3))
     assert [rule.least for rule in rules] == [1, 5, 7, 11, 13]
     assert nearest_neighbor_mixing(krum(1), 6).least == 7
-
-
-@pytest.mark.parametrize(
-    ("make", "fragment"),
-    [
-        (lambda: krum(-1), "num_attackers is -1"),
-        (lambda: trimmed_mean(), "neither num_trimmed nor share"),
-        (lambda: trimmed_mean(1, share=0.1), "num_trimmed and share"),
-        (lambda: trimmed_mean(share=0.5), "share is 0.5"),
-        (lambda: geometric_median(smoothing=0.0), "smoothing is 0.0"),
-        (lambda: centered_clipping(0.0), "radius is 0.0"),
-        (lambda: bucketing(median(), 0), "size is 0"),
-    ],
-)
-def test_refusals(make, fragment):
-    with pytest.raises(ValueError, match=fragment):
-        make()

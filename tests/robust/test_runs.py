@@ -175,7 +175,7 @@ def check_attacks(name):
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9, err_msg=label)
 
 
-QUICK = ("median", "multi-krum", "centered clipping", "fltrust")
+QUICK = ("multi-krum", "fltrust")
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -234,9 +234,10 @@ def same(x, y):
 CHUNKS = ("vmap", "scan", 3)
 
 
-@pytest.mark.parametrize(
-    "assignment", [mfa_rand(N, 3), ifca(N, 2), dropping(mfa_rand(N, 2), 0.3)], ids=repr
-)
+ASSIGNMENTS = (mfa_rand(N, 3), ifca(N, 2), dropping(mfa_rand(N, 2), 0.3))
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS[2:], ids=repr)
 def test_results_depend_neither_on_chunks_nor_on_how_models_are_given(assignment):
     """Static and traced models, and clients that are absent."""
     algorithm = attacking(robust(fedavg(0.1, local_steps=2), trimmed_mean(1)), EVIL, ipm(0.5))
@@ -361,11 +362,11 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals(name):
-    make, words = REFUSALS[name]
-    with pytest.raises((TypeError, ValueError), match=words):
-        make()
+def test_refusals():
+    for name in REFUSALS:
+        make, words = REFUSALS[name]
+        with pytest.raises((TypeError, ValueError), match=words):
+            make()
 
 
 def test_a_rule_of_ones_own():

@@ -1,5 +1,7 @@
 """Assignments: partitions, frames, sizes and uniform marginals."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -219,27 +221,6 @@ def test_marginals_are_uniform(assignment):
         assert (np.abs(larger - num_seeds * p) <= 4.5 * np.sqrt(num_seeds * p * (1 - p))).all()
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: mfa_rand(4, 5), r"num_models is 5, more than the clients there are \(4\)"),
-        (lambda: mfa_rr(4, 5), r"num_models is 5, more than the clients there are \(4\)"),
-        (lambda: mfa_rr(9, 4, cohort_size=3), r"more than the clients a cohort has \(3\)"),
-        (lambda: mfa_rand(4, 0), "num_models is 0"),
-        (lambda: mfa_rand(0, 1), "num_clients is 0"),
-        (lambda: mfa_rand(4, 2, cohort_size=5), "cohort_size is 5"),
-        (lambda: mfa_rr(4, 2, redraw="always"), "redraw is 'always'"),
-        (lambda: fedcluster(4, 5), "num_clusters is 5"),
-        (lambda: full_participation(0), "num_clients is 0"),
-        (lambda: sequential(4, 0, rounds_per_model=1), "num_models is 0"),
-        (lambda: sequential(4, 2, rounds_per_model=0), "rounds_per_model is 0"),
-    ],
-)
-def test_wrong_sizes_are_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
 CLIENTS = np.arange(4, dtype=np.int32)  # NumPy, because nothing is computed
 EVENS = np.zeros(4, np.int32)  # a state
 COHORT = Cohort.of_rows(CLIENTS.reshape(2, 2))
@@ -262,9 +243,8 @@ def simulated(assignment):
     )
 
 
-@pytest.mark.parametrize(
-    ("found", "kind", "message"),
-    [
+def test_wrong_results_of_assign_are_refused_by_name():
+    for found, kind, message in [
         (COHORT, TypeError, "returns a Cohort alone; return two from assign"),
         ((CLIENTS, EVENS), TypeError, r"returns as cohort an array of shape \(4,\); return"),
         (CLIENTS, TypeError, r"returns an array of shape \(4,\); return two"),
@@ -327,14 +307,12 @@ def simulated(assignment):
         ((COHORT, ()), ValueError, "a state of another structure than init"),
         ((COHORT, EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),
         ((COHORT, EVENS * 0.5), ValueError, r"float\d+\[4\] in its state where .* int32"),
-    ],
-)
-@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "appealing"])
-def test_wrong_results_of_assign_are_refused_by_name(found, kind, message, wrapped):
-    assignment = evens_first(found)
-    with pytest.raises(kind, match=f"the assignment evens_first .*{message}") as refusal:
-        simulated(appealing(assignment, cohort_size=1) if wrapped else assignment)
-    assert "\n" not in str(refusal.value)
+    ]:
+        alone = evens_first(found)
+        for assignment in (alone, appealing(alone, cohort_size=1)):
+            with pytest.raises(kind, match=f"the assignment evens_first .*{message}") as refusal:
+                simulated(assignment)
+            assert "\n" not in str(refusal.value)
 
 
 def test_wrong_results_of_observe_are_refused_by_name():
@@ -387,11 +365,11 @@ def test_metrics_of_an_assignment_have_a_number_for_each_model():
         simulated(assignment)
 
 
-@pytest.mark.parametrize("part", ["init", "assign", "observe", "metrics"])
-def test_parts_that_are_not_functions_are_refused(part):
-    wrong = full_participation(4)._replace(**{part: 3})
-    with pytest.raises(TypeError, match=f"the assignment's {part} is 3; give a function"):
-        simulated(wrong)
+def test_parts_that_are_not_functions_are_refused():
+    for part in ["init", "assign", "observe", "metrics"]:
+        wrong = full_participation(4)._replace(**{part: 3})
+        with pytest.raises(TypeError, match=f"the assignment's {part} is 3; give a function"):
+            simulated(wrong)
 
 
 TWO_MODELS = fedavg(0.1, local_steps=1)
@@ -406,9 +384,8 @@ def broken(**functions):
     return TWO_MODELS._replace(**{name: usual(name) for name in functions})
 
 
-@pytest.mark.parametrize(
-    ("functions", "kind", "message"),
-    [
+def test_wrong_results_of_an_algorithm_are_refused_by_name():
+    for functions, kind, message in [
         ({"init": lambda two: two[1:]}, TypeError, "from init a tuple of 1; return two: the serv"),
         ({"init": lambda _: jnp.zeros(2)}, TypeError, "from init an array .*; return two"),
         ({"client": lambda two: two[0]}, TypeError, "from client a Contribution; return two"),
@@ -421,13 +398,11 @@ def broken(**functions):
             r"from server float\d+\[1\] in its parameters where the model has float\d+\[25\]",
         ),
         ({"server": lambda two: (two[0], 1)}, ValueError, "from server a state of another struct"),
-    ],
-)
-def test_wrong_results_of_an_algorithm_are_refused_by_name(functions, kind, message):
-    task = quadratic(6, 4, mu=0.1)
-    with pytest.raises(kind, match=f"the algorithm .*{message}") as refusal:
-        jax.eval_shape(lambda: simulate(0, task, broken(**functions), mfa_rand(6, 2), 1))
-    assert "\n" not in str(refusal.value)
+    ]:
+        parts = quadratic(6, 4, mu=0.1), broken(**functions), mfa_rand(6, 2)
+        with pytest.raises(kind, match=f"the algorithm .*{message}") as refusal:
+            jax.eval_shape(functools.partial(simulate, 0, *parts, 1))
+        assert "\n" not in str(refusal.value)
 
 
 def test_a_contribution_may_have_python_numbers():

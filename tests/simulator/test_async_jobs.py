@@ -7,16 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import xarray as xr
 
-from fedjax_mm import advance, fedavg, init, params_of, simulate, sweep, to_dataset
+from fedjax_mm import advance, fedavg, init, params_of, simulate
 from fedjax_mm.asynchrony import fedast, shifted_exponential
 from fedjax_mm.asynchrony.lifetimes import given_up, made_room
 from fedjax_mm.availability import arriving, finishing
 from fedjax_mm.base import keys
-from fedjax_mm.metrics import completion
-from fedjax_mm.sweeps import Grid, Setup
-from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic, with_metrics
 from tests.helpers import slow_unless
 from tests.oracles import asynchronous as oracle
@@ -221,33 +217,8 @@ def test_targets_and_arrivals_can_be_vmapped_and_runs_resume_bit_for_bit():
     assert (losses[ends:] == losses[ends]).all()
 
 
-def test_a_sweep_over_targets_and_arrivals_is_one_program_and_knows_completion_times():
-    def build(target, late):
-        return Setup(TASK, ALGORITHM, jobs_at(TARGETS[0] + target, ARRIVALS[late]))
-
-    axes = {"target": [0.0, 0.001], "late": [0, 1]}
-    grid = Grid(build, axes, ROUNDS, record_every=2)
-    assert len(programs_of(grid)) == 1
-    result, key = sweep(grid).isel(seed=0), jax.random.fold_in(jax.random.key(0), 0)
-    jobs = build(0.001, 0).assignment
-    _, alone = simulate(key, TASK, ALGORITHM, jobs, ROUNDS, record_every=2)
-    expected, here = to_dataset(alone), result.sel(target=0.001, late=0)
-    np.testing.assert_array_equal(here.active, expected.active)
-    np.testing.assert_allclose(here.loss, expected.loss, rtol=1e-5)
-    target = xr.DataArray(np.asarray(TARGETS[0]) + 0.001, dims="model")
-    found, timed = (
-        completion(expected, "excess_loss", at_most=target, clock=clock)
-        for clock in ("round", "time")
-    )
-    last = expected.isel(round=-1)
-    assert last.finished_at[0] == found.finished_at[0]
-    ends = expected.time.isel(model=0).sel(round=int(last.finished_at[0]))
-    assert timed.completion_time[0] == timed.finished_at[0] == ends
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_jobs_that_cannot_be_run_are_refused():
+    for make, words in [
         (lambda: finishing(arriving(PLAIN, [0, 0, 1]), "loss", at_most=1), "after their arrival"),
         (lambda: finishing(PLAIN, "loss", at_most=[1, 2]), "give one number, or 3"),
         (lambda: arriving(PLAIN, [0, 1]), "give one number, or 3"),
@@ -259,8 +230,6 @@ def test_a_sweep_over_targets_and_arrivals_is_one_program_and_knows_completion_t
             ),
             "state has",
         ),
-    ],
-)
-def test_jobs_that_cannot_be_run_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
+    ]:
+        with pytest.raises(ValueError, match=words):
+            make()

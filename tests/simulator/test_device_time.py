@@ -89,21 +89,20 @@ def network():
     return classification(FederatedData("eyes", "synthetic", 2, clients, clients), MLP(2, (3,)))
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FED,
-        scaffold(local_sgd(0.1, steps=2)),
-        compressed(FED, top_k(0.2)),
-        compressed(FED, qsgd(3)),
-        personal(FED, "classes"),
-        robust(FED, median()),
-        robust(compressed(FED, top_k(0.2)), median()),
-    ],
-    ids=["plain", "scaffold", "top_k", "qsgd", "personal", "robust", "robust top_k"],
-)
-def test_bytes_are_those_that_a_run_counts(algorithm):
-    task = network()
+MESSAGES = {
+    "plain": FED,
+    "scaffold": scaffold(local_sgd(0.1, steps=2)),
+    "top_k": compressed(FED, top_k(0.2)),
+    "qsgd": compressed(FED, qsgd(3)),
+    "personal": personal(FED, "classes"),
+    "robust": robust(FED, median()),
+    "robust top_k": robust(compressed(FED, top_k(0.2)), median()),
+}
+
+
+@pytest.mark.parametrize("name", ["scaffold", "personal", "robust top_k"])
+def test_bytes_are_those_that_a_run_counts(name):
+    task, algorithm = network(), MESSAGES[name]
     result = to_dataset(simulate(0, task, algorithm, mfa_rand(N, M), 2)[1]).isel(round=-1)
     bits = result.bits_up if "bits_up" in result else 32 * result.parameters_up
     sizes = message_bytes(task, algorithm)

@@ -103,30 +103,30 @@ def quadratic_runs(name):
     return roll_out(assignment, rng_key, ROUNDS), params, metrics
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in ASSIGNMENTS])
-def test_quadratic(name, schedule):
-    which = SCHEDULES.index(schedule)
-    groups, params, metrics = quadratic_runs(name)
-    start = first_models(ASSIGNMENTS[name])
-    expected = reference.simulate(
-        lambda m, k, w, t, e: reference.client_gradient(PROBLEM, k, w),
-        start,
-        groups,
-        printed_rates(frame_length(name))[schedule],
-        5,
-    )
-    assert error(params[which], expected[-1]) < 1e-12
-    # The metrics of some rounds, against differences of dense losses.
-    metrics = {key: values[which] for key, values in metrics.items()}
-    best, optimum = minimum()
-    for t in (0, 1, 2, 20, ROUNDS):
-        for m in range(len(start)):
-            loss = reference.global_loss(PROBLEM, expected[t, m])
-            assert metrics["loss"][t, m] == pytest.approx(loss, rel=1e-12)
-            assert metrics["excess_loss"][t, m] == pytest.approx(loss - optimum, rel=1e-9)
-            distance = np.linalg.norm(expected[t, m] - best)
-            assert metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
+def test_quadratic(name):
+    for schedule in SCHEDULES:
+        which = SCHEDULES.index(schedule)
+        groups, params, metrics = quadratic_runs(name)
+        start = first_models(ASSIGNMENTS[name])
+        expected = reference.simulate(
+            lambda m, k, w, t, e: reference.client_gradient(PROBLEM, k, w),
+            start,
+            groups,
+            printed_rates(frame_length(name))[schedule],
+            5,
+        )
+        assert error(params[which], expected[-1]) < 1e-12
+        # The metrics of some rounds, against differences of dense losses.
+        metrics = {key: values[which] for key, values in metrics.items()}
+        best, optimum = minimum()
+        for t in (0, 1, 2, 20, ROUNDS):
+            for m in range(len(start)):
+                loss = reference.global_loss(PROBLEM, expected[t, m])
+                assert metrics["loss"][t, m] == pytest.approx(loss, rel=1e-12)
+                assert metrics["excess_loss"][t, m] == pytest.approx(loss - optimum, rel=1e-9)
+                distance = np.linalg.norm(expected[t, m] - best)
+                assert metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
 
 
 def regression(num_clients=7, dim=4, seed=0):
@@ -186,10 +186,9 @@ def minibatches(batch_size, weighted):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("make", [mfa_rand, mfa_rr])
-def test_minibatches_and_unequal_weights(make, batch_size, weighted):
+def test_minibatches_and_unequal_weights(make, batch_size):
     """The oracle uses the rows that the task draws for each round, model, client and step."""
     features, targets = regression()
     task = least_squares(features, targets, ridge=0.3)
@@ -204,16 +203,17 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
         chosen = None if batch_size is None else places[t, m, k, e]
         return reference.least_squares_gradient(problem, k, w, chosen)
 
-    state = minibatches(batch_size, weighted)(jax.random.key(5), task, groups, start)
-    expected = reference.simulate(
-        gradient,
-        start,
-        groups,
-        [0.05] * len(groups),
-        6,
-        weights=np.array([len(t) for t in targets], float) if weighted else None,
-    )
-    assert error(state.models[0].params, expected[-1]) < 1e-12
+    for weighted in (True, False):
+        state = minibatches(batch_size, weighted)(jax.random.key(5), task, groups, start)
+        expected = reference.simulate(
+            gradient,
+            start,
+            groups,
+            [0.05] * len(groups),
+            6,
+            weights=np.array([len(t) for t in targets], float) if weighted else None,
+        )
+        assert error(state.models[0].params, expected[-1]) < 1e-12
 
 
 def test_server_momentum_follows_each_model():

@@ -81,17 +81,14 @@ def test_a_file_may_have_a_target():
     assert (result.ended == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("until", "says"),
-    [
+def test_wrong_targets_are_refused():
+    for until, says in [
         ({"metric": "excess_loss"}, "give one"),
         ({"metric": "excess_loss", "at_least": 1.0, "at_most": 2.0}, "give one"),
         ({"metric": "excess_loss", "at_least": float("nan")}, "finite"),
-    ],
-)
-def test_wrong_targets_are_refused(until, says):
-    with pytest.raises(ValueError, match=says):
-        Experiment.model_validate(SETTINGS | {"until": until})
+    ]:
+        with pytest.raises(ValueError, match=says):
+            Experiment.model_validate(SETTINGS | {"until": until})
 
 
 def test_a_metric_that_is_not_recorded_is_refused_before_compilation():

@@ -27,7 +27,6 @@ from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tools.files import sealed
 from tests.helpers import Towards, once_for_each_grid, share_grids
 from tests.test_cli import call, files
@@ -321,19 +320,6 @@ def test_a_run_stopped_between_two_records_resumes(tmp_path):
     xr.testing.assert_identical(whole.drop_attrs(), rest.drop_attrs())
 
 
-def test_other_batches_are_refused(small, unfinished, monkeypatch):
-    """Batches are smaller if less memory is free than when the run began."""
-    change_record(
-        unfinished, lambda record: record["choices"].update(blocks=[[16, 1, 0, False]] * 2)
-    )
-    before = contents(unfinished)
-    monkeypatch.setattr(sweeps, "make_plan", lambda grid, blocks, **how: make_plan(grid, **how))
-    outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    check_refused(
-        unfinished, outcome, "of 16 runs, 16 runs", "now 8 runs, 8 runs", "memory", before=before
-    )
-
-
 """Resumes the run of every directory, and prints the exit codes."""
 
 
@@ -430,13 +416,13 @@ def check_equal(actual, expected):
         assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("arrays", [some_arrays(4), [], [np.zeros(0)], [jnp.ones(3)]])
-def test_arrays_are_loaded_as_they_were_saved(tmp_path, arrays):
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, 5, arrays, {"of": [1, 2.5, "x"]})
-        rounds, loaded, about = checkpoints.load(3)
-    assert (rounds, about) == (5, {"of": [1, 2.5, "x"]})
-    check_equal(loaded, arrays)
+def test_arrays_are_loaded_as_they_were_saved(tmp_path):
+    for arrays in [some_arrays(4), [], [np.zeros(0)], [jnp.ones(3)]]:
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(3, 5, arrays, {"of": [1, 2.5, "x"]})
+            rounds, loaded, about = checkpoints.load(3)
+        assert (rounds, about) == (5, {"of": [1, 2.5, "x"]})
+        check_equal(loaded, arrays)
 
 
 def test_the_last_two_states_of_a_part_are_kept(tmp_path):

@@ -195,23 +195,19 @@ def array(first, last, here, step=1, count=None):
     return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in given.items()}
 
 
-@pytest.mark.parametrize(
-    ("text", "environ", "part"),
-    [
+def test_the_name_of_a_part_is_parsed():
+    for text, environ, part in [
         ("1/1", {}, (1, 1)),
         ("3/7", {}, (3, 7)),
         ("slurm", array(1, 4, 4), (4, 4)),
         ("slurm", array(0, 6, 0), (1, 7)),
         ("slurm", array(0, 20, 10, step=10), (2, 3)),
-    ],
-)
-def test_the_name_of_a_part_is_parsed(text, environ, part):
-    assert part_of(text, environ) == Part(*part)
+    ]:
+        assert part_of(text, environ) == Part(*part)
 
 
-@pytest.mark.parametrize(
-    ("text", "environ", "message"),
-    [
+def test_other_names_are_refused():
+    for text, environ, message in [
         ("0/3", {}, "give K/N with K from 1 to N"),
         ("4/3", {}, "give K/N with K from 1 to N"),
         ("1", {}, "give K/N"),
@@ -223,11 +219,9 @@ def test_the_name_of_a_part_is_parsed(text, environ, part):
             "3 tasks from 1 to 9, and not all from 0 or 1 on, so that",
         ),
         ("slurm", array(57, 57, 57), "1 tasks from 57 to 57, and not all from 0 or 1 on, so that"),
-    ],
-)
-def test_other_names_are_refused(text, environ, message):
-    with pytest.raises(ValueError, match=message):
-        part_of(text, environ)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            part_of(text, environ)
 
 
 FILE = """\

@@ -4,10 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
-import threading
-from concurrent.futures import Future
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +24,11 @@ from fedjax_mm import (
 )
 from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.sweeps import Setup
-from fedjax_mm.sweeps import plan as plan_module
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.sweeps.program import Block, Program, programs_of
+from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.view import View
 from tests.helpers import Towards
@@ -179,45 +174,6 @@ def test_points_of_other_structures_have_their_own_programs():
         assert len(programs_of(Grid(told, {"x": values}, 2))) == 2
 
 
-class Lowered:
-    """A program that compiles until the others are cancelled, or for ten seconds."""
-
-    def __init__(self):
-        self.started, self.released = [], threading.Event()
-
-    def as_text(self):
-        return ""
-
-    def compile(self):
-        self.started.append(True)
-        self.released.wait(10)
-
-
-def test_an_interrupt_while_compiling_cancels_the_queue(monkeypatch):
-    lowered, cancelled, cancel, given = Lowered(), [], Future.cancel, []
-
-    def noted(future):
-        cancelled.append(cancel(future))
-        if len(cancelled) == 5:
-            lowered.released.set()
-
-    def approve(label, text):
-        given.append(label)
-        if len(given) == 6:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Future, "cancel", noted)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(plan_module, "_lower", lambda *_: lowered)
-    programs = [SimpleNamespace(key=i, records_kept=1, rounds_at_once=1) for i in range(9)]
-    told = []
-    with pytest.raises(KeyboardInterrupt):
-        plan_module._compile(programs, [Block(1, 1, 0)] * 9, None, told.append, approve)
-    assert sum(cancelled) >= 4
-    assert len(lowered.started) <= 1
-    assert told == ["compiling 9 programs"]
-
-
 @pytest.mark.parametrize("assignment", AXES["assignment"])
 @pytest.mark.parametrize("num_models", AXES["num_models"])
 def test_every_point_equals_a_single_run(whole, assignment, num_models):
@@ -343,11 +299,6 @@ def test_every_point_equals_a_single_run_in_double_precision(x64):
         check_close(actual, expected, 1e-12)
 
 
-def test_segments_do_not_change_results(monkeypatch, part):
-    monkeypatch.setattr(Program, "records_kept", 5)
-    check_close(follow(ONE_GRID), part)
-
-
 def test_record_every_selects_rounds(part):
     """Recording every fourth round gives the values of a full record, counts included."""
     result = sweep(Grid(build, ONE, **SIZES, record_every=4))
@@ -422,18 +373,15 @@ def test_divergence_leaves_the_other_points_alone(hot, part):
     xr.testing.assert_equal(others, alone)
 
 
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
+def test_wrong_axes_and_setups_are_refused():
+    for axes, message in [
         ({"rate": 0.1}, "the axis 'rate' is 0.1; give a list of values"),
         ({"start": "zeros"}, "the axis 'start' is 'zeros'; give a list of values"),
         ({"rule": [functools.partial(mfa_rr, redraw="round")]}, "name differs in every process"),
         ({"rate": [0.1]}, "build returned a tuple of 3; return Setup"),
-    ],
-)
-def test_wrong_axes_and_setups_are_refused(axes, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(Grid(lambda **point: (1, 2, 3), axes, num_rounds=2))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            sweep(Grid(lambda **point: (1, 2, 3), axes, num_rounds=2))
 
 
 def test_on_divergence_is_checked():
@@ -495,9 +443,8 @@ def named(name, value):
     return assignment
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_wrong_grid_is_refused():
+    for change, message in [
         ({"axes": {"seed": [0.1]}}, "called 'seed', like a part of every result; rename it"),
         ({"axes": {"diverged": [0.1]}}, "called 'diverged', like a part of every result"),
         ({"axes": {"learning_rate": []}}, "'learning_rate' has no values; give at least one"),
@@ -511,11 +458,9 @@ def named(name, value):
         ({"num_rounds": 0}, "num_rounds is 0"),
         ({"num_seeds": 0}, "num_seeds is 0"),
         ({"num_rounds": 10, "record_every": 4}, "record_every is 4; it must divide 10 rounds"),
-    ],
-)
-def test_a_wrong_grid_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        Grid(**{"build": build, "axes": ONE, "num_rounds": 12} | change)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Grid(**{"build": build, "axes": ONE, "num_rounds": 12} | change)
 
 
 def test_an_axis_named_like_a_metric_is_refused(monkeypatch):

@@ -163,18 +163,15 @@ class Plain(nn.Module):
         return nn.Dense(3)(x)
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "message"),
-    [
+def test_wrong_arguments_are_refused():
+    for data, options, message in [
         (DATA, {"reduction": "max"}, "reduction is 'max'"),
         (DATA, {"block_size": 0}, "block_size is 0"),
         (DATA, {"column": 0}, "give a column if and only if labels have columns"),
         (labelled_data(columns=2), {}, "give a column if and only if labels have columns"),
-    ],
-)
-def test_wrong_arguments_are_refused(data, options, message):
-    with pytest.raises(ValueError, match=message):
-        classification(data, Plain(), **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            classification(data, Plain(), **options)
 
 
 class Dense(nn.Module):

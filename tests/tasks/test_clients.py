@@ -104,9 +104,8 @@ def test_a_file_records_clients_with_requirements():
     assert "loss_worst" in result
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_wrong_settings_are_refused():
+    for given, words in [
         (settings(metrics=[]), "clients.metrics"),
         (settings(metrics=["appeal"]), "clients.metrics.*'appeal'"),
         (settings(metrics=["loss", "loss"]), "repeats a value"),
@@ -117,8 +116,6 @@ def test_a_file_records_clients_with_requirements():
             "give task.test_fraction",
         ),
         (settings(metrics=["loss"]) | {"axes": {"clients.share": [0.1]}}, "run one for each"),
-    ],
-)
-def test_wrong_settings_are_refused(given, words):
-    with pytest.raises(ValueError, match=words):
-        validate(Experiment, given)
+    ]:
+        with pytest.raises(ValueError, match=words):
+            validate(Experiment, given)

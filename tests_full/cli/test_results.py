@@ -57,3 +57,15 @@ def test_only_shown_points_are_formatted(monkeypatch, capsys):
     results.show_last(many)
     assert "40 of 2,000 points, evenly spread" in " ".join(capsys.readouterr().out.split())
     assert len(formatted) == 2 * 40  # two metrics, 40 rows
+
+
+def test_show_names_omitted_metrics_and_points(monkeypatch, capsys):
+    monkeypatch.setattr(results.console, "_width", 40)
+    results.show_last(dataset())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "also in the file: loss" in out
+    monkeypatch.setattr(results, "_MOST_ROWS", 3)
+    results.show_last(dataset())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 of 4 points, evenly spread" in out
+    assert [f"│ {name} │" in out for name in ("A", "B")] == [True, True]

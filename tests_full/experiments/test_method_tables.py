@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,14 +27,16 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.algorithms import methods
+from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.grid_of import grid_of
-from fedjax_mm.experiments.methods import METHOD_TABLES
+from fedjax_mm.experiments.methods import METHOD_TABLES, Requirement
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import programs_of
-from fedjax_mm.tasks import least_squares, quadratic, requiring
+from fedjax_mm.tasks import OwnModels, least_squares, quadratic, requiring
 from tests.experiments.test_method_tables import (
+    METHOD,
     QUADRATIC,
     A,
     described,
@@ -337,3 +340,40 @@ def test_points_of_an_axis_differ():
     last = result.isel(round=-1, seed=0, model=0, algorithm=0)
     assert len(np.unique(last.loss.isel(learning_rate=0))) == 6
     assert np.all(last.loss.isel(learning_rate=0) == last.loss.isel(learning_rate=1))
+
+
+@pytest.mark.parametrize(
+    ("table", "warm_up", "tuning"),
+    [
+        ("{ num_steps = 2 }", (0.05, 2, None), None),
+        (
+            "{ learning_rate = 0.3, batch_size = 2, num_unseen = 1, tuning_steps = 2 }",
+            (0.3, 100, 2),
+            (3 / 101, 2, 3),
+        ),
+    ],
+)
+def test_the_warm_up_has_separate_settings_and_tuning_those_of_the_algorithm(
+    monkeypatch, table, warm_up, tuning
+):
+    told = []
+
+    def own(rng_key, task, params, *, model, learning_rate, num_steps, batch_size):
+        told.append((learning_rate, num_steps, batch_size))
+        return OwnModels(jnp.zeros(4))
+
+    monkeypatch.setattr(tables, "own_models", own)
+    rate = {"beta": 3, "gamma": 100}
+    method = METHOD.validate_python({"learning_rate": rate, "local_steps": 2, "batch_size": 3})
+    config, task = (
+        validate(Requirement, tomllib.loads(f"x = {table}")["x"]),
+        quadratic(4, 1, mu=1.0),
+    )
+    demand = config.demand(method, method.schedule(1))
+    asked = demand(jax.random.key(0), [task] * 2, None)
+    assert set(told) == {warm_up}
+    assert len(asked) == 2
+    for each in asked:
+        assert each.num_clients == 4 - config.num_unseen
+        how = each.tuning
+        assert (how and (how.learning_rate, how.num_steps, how.batch_size)) == tuning

@@ -24,8 +24,10 @@ from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import make_plan
 from tests.helpers import Towards
 from tests.sweeps.test_checkpoint import (
+    change_record,
     check_equal,
     check_finished,
     check_refused,
@@ -39,6 +41,7 @@ from tests.sweeps.test_checkpoint import (
     small_disk,
     some_arrays,
     sweep_of,
+    sweeps,
     unfinished,  # noqa: F401
     wander,
     write_config,
@@ -439,3 +442,16 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path):
             sweep_of(wander(), Execution([progress(twice)], checkpoints))
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_other_batches_are_refused(small, unfinished, monkeypatch):
+    """Batches are smaller if less memory is free than when the run began."""
+    change_record(
+        unfinished, lambda record: record["choices"].update(blocks=[[16, 1, 0, False]] * 2)
+    )
+    before = contents(unfinished)
+    monkeypatch.setattr(sweeps, "make_plan", lambda grid, blocks, **how: make_plan(grid, **how))
+    outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    check_refused(
+        unfinished, outcome, "of 16 runs, 16 runs", "now 8 runs, 8 runs", "memory", before=before
+    )

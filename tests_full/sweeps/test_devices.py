@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import xarray as xr
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, simulate
 from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.experiments.overrides import load
-from fedjax_mm.sweeps import layout
+from fedjax_mm.sweeps import InterruptedRunError, layout, plan
 from fedjax_mm.tools.compiler import SAFE
 from tests.helpers import Towards, counting, slow_unless
 from tests.sweeps.test_devices import ASSIGNMENTS, LAYOUTS, N, close
@@ -295,3 +296,16 @@ def test_collectives_have_no_timeout():
     assert terminate == "--xla_cpu_collective_call_terminate_timeout_seconds=1000000000"
     assert network == "--xla_cpu_collective_timeout_seconds=1000000000"
     assert last == given
+
+
+def test_stopping_one_process_while_it_compiles_stops_all(monkeypatch):
+    def compiling(*args):
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(plan, "_make_plan", compiling)
+    monkeypatch.setattr(plan, "agree", lambda *numbers: list(numbers))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InterruptedRunError, match="SIGTERM: stopped before it computed anything"):
+        plan.make_plan(None)
+    assert signal.getsignal(signal.SIGTERM) is before

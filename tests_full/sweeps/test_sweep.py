@@ -1,8 +1,12 @@
 """Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
 import dataclasses
+import os
 import re
+import threading
+from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +32,13 @@ from fedjax_mm.cli.workloads import WORKLOADS
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps import DivergenceError, Setup
+from fedjax_mm.sweeps import plan as plan_module
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import carry_out
 from fedjax_mm.sweeps.execution import Callback, Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.sweeps.program import Program, programs_of
+from fedjax_mm.sweeps.program import Block, Program, programs_of
 from fedjax_mm.tasks import quadratic, requiring
 from tests.helpers import Towards, counting
 from tests.sweeps.test_sweep import (
@@ -394,3 +399,47 @@ def test_every_structure_is_compiled_once_for_all_batches(whole):
     assert [(each.num_batches, each.batch_size) for each in plan.compiled] == [(2, 8)] * 4
     assert plan.compiled[0].replicas(1).tolist() == [8] * 8
     assert (running.programs, running.compilations) == (0, 0)
+
+
+class Lowered:
+    """A program that compiles until the others are cancelled, or for ten seconds."""
+
+    def __init__(self):
+        self.started, self.released = [], threading.Event()
+
+    def as_text(self):
+        return ""
+
+    def compile(self):
+        self.started.append(True)
+        self.released.wait(10)
+
+
+def test_an_interrupt_while_compiling_cancels_the_queue(monkeypatch):
+    lowered, cancelled, cancel, given = Lowered(), [], Future.cancel, []
+
+    def noted(future):
+        cancelled.append(cancel(future))
+        if len(cancelled) == 5:
+            lowered.released.set()
+
+    def approve(label, text):
+        given.append(label)
+        if len(given) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Future, "cancel", noted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(plan_module, "_lower", lambda *_: lowered)
+    programs = [SimpleNamespace(key=i, records_kept=1, rounds_at_once=1) for i in range(9)]
+    told = []
+    with pytest.raises(KeyboardInterrupt):
+        plan_module._compile(programs, [Block(1, 1, 0)] * 9, None, told.append, approve)
+    assert sum(cancelled) >= 4
+    assert len(lowered.started) <= 1
+    assert told == ["compiling 9 programs"]
+
+
+def test_segments_do_not_change_results(monkeypatch, part):
+    monkeypatch.setattr(Program, "records_kept", 5)
+    check_close(follow(ONE_GRID), part)
