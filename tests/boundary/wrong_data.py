@@ -1,8 +1,11 @@
 """Wrong data: name, call and error message."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_mm import plots
 from fedjax_mm.data import (
     FederatedData,
     Pool,
@@ -26,8 +29,12 @@ from fedjax_mm.data.summary import partition_summary
 from fedjax_mm.tasks import (
     MLP,
     LogisticRegression,
+    accuracy,
     classification,
     least_squares,
+    squared_error,
+    supervised,
+    top_k_accuracy,
 )
 from tests.boundary.parts import (
     DATA,
@@ -45,12 +52,18 @@ from tests.boundary.parts import (
 
 LINEAR = LogisticRegression(3)
 NAN, INF = changed(X, (3, 1), np.nan), changed(X, (3, 1), np.inf)
+NUMBERS = federate((X, X[:, 0]), PARTS, num_classes=0)
 TEXT = np.array(["cat", "dog", "cow"])[Y]
 
 
 def learn(data, module=LINEAR, **options):
     """A call of `classification`."""
     return lambda: classification(data(), module, **options)
+
+
+def scored(loss, metrics=None):
+    """A call of `supervised`."""
+    return lambda: supervised(DATA, LINEAR, loss=loss, metrics=metrics)
 
 
 def init(rng_key, x):
@@ -110,7 +123,7 @@ CASES = {
     ),
     "a metric called loss": (
         scored(accuracy, {"loss": accuracy}),
-        "metrics has 'loss', which is rec",
+        "metrics has 'loss', which is",
     ),
     "a metric's array of options": (
         scored(accuracy, {"most": partial(top_k_accuracy, k=np.arange(2))}),
