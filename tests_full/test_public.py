@@ -51,6 +51,7 @@ def all_orders():
             "least_squares",
             "mean_estimation",
             "quadratic",
+            "supervised",
             "with_clients",
             "with_metrics",
         ],

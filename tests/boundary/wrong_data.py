@@ -35,6 +35,7 @@ from fedjax_mm.tasks import (
     squared_error,
     supervised,
     top_k_accuracy,
+    with_clients,
 )
 from tests.boundary.parts import (
     DATA,
@@ -64,6 +65,11 @@ def learn(data, module=LINEAR, **options):
 def scored(loss, metrics=None):
     """A call of `supervised`."""
     return lambda: supervised(DATA, LINEAR, loss=loss, metrics=metrics)
+
+
+def squared_loss(outputs, targets):
+    """A loss of each example."""
+    return (outputs[:, 0] - targets) ** 2
 
 
 def init(rng_key, x):
@@ -120,6 +126,10 @@ CASES = {
     "a scalar metric": (
         scored(accuracy, {"mean": lambda x, y: jnp.mean(y)}),
         r"metrics\['mean'\] returns one number .* by an argument weights",
+    ),
+    "a metric of clients that the task lacks": (
+        lambda: with_clients(scored(squared_loss)(), ["train_accuracy"]),
+        "the task has no accuracy, so clients have no 'train_accuracy'; record 'test_loss'",
     ),
     "a metric called loss": (
         scored(accuracy, {"loss": accuracy}),
