@@ -65,4 +65,4 @@ def test_errors_in_user_code_keep_their_frames():
         simulate(0, wrong_parts.plain(loss=wrong), FEDAVG, EVERYBODY, 2)
     frames = traceback.extract_tb(error.value.__traceback__)
     assert frames[-1].name == "wrong"
-    assert any(frame.name == "train_locally" for frame in frames)
+    assert any(frame.name == "descend" for frame in frames)
