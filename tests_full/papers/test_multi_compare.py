@@ -162,7 +162,7 @@ def helpful(problem, method):
     base = {"synthetic": [0.5, 0.3], "digits": [0.8, 0.7, 0.3]}[problem]
     if method == "FedFairMMFL":
         return [*base[:-1], 0.4]
-    better = {"LVR": 1, "GVR": 1, "StaleVR": 2, "StaleVRE": 2, "FedAST": 1, "BODS": 1}
+    better = {"MFA-RR": 1, "LVR": 1, "GVR": 1, "StaleVR": 2, "StaleVRE": 2, "FedAST": 1, "BODS": 1}
     better |= dict.fromkeys(("bandit: weighted sum", "bandit: Pareto", "bandit: rank list"), 1)
     return [x + 0.1 * better.get(method, 0) for x in base]
 
@@ -208,7 +208,7 @@ def compared(data):
             else (each.text.partition(": worst"))
         )
         found[where, "same simulated time" in question] = each
-    assert len(found) == len(checks) == 2 * (1 + 2 + 2 + 3 + 2 + 2)
+    assert len(found) == len(checks) == 2 * (1 + 1 + 2 + 2 + 3 + 2 + 2)
     return found
 
 
