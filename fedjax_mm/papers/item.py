@@ -19,6 +19,7 @@ from fedjax_mm.papers.schema import (
     not_run,
     published_statements,
 )
+from fedjax_mm.papers.training import with_config
 from fedjax_mm.sweeps.execution import Execution
 
 _LARGEST = 4096
@@ -75,9 +76,7 @@ class Item(NamedTuple):
 
     def make(self, settings: Config, execution: Execution | None = None) -> xr.Dataset:
         """Runs the item and stores the settings in the result's manifest."""
-        result = self.run(settings, execution)
-        about = result.attrs["manifest"] | {"config": settings.model_dump(mode="json")}
-        return result.assign_attrs(manifest=about)
+        return with_config(self.run(settings, execution), settings)
 
     def findings(self, result: xr.Dataset, settings: Config) -> Findings:
         """Returns the measured numbers, and the verdict on every statement of the paper.

@@ -20,7 +20,7 @@ methods. In this comparison, it weights clients like the other methods.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -31,17 +31,24 @@ from pydantic import ValidationInfo, model_validator
 
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx
-from fedjax_mm.experiments.fields import Count, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_methods import METHODS
 from fedjax_mm.papers.multi_problems import FILES, Digits, Images, Synthetic
-from fedjax_mm.papers.rulings import check, compare
+from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.selection import (
+    Selecting,
+    best_point,
+    check_inner,
+    searched,
+    unless_at_edge,
+)
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.papers.training import described, staged, train
+from fedjax_mm.papers.training import Make, described, stages, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
@@ -57,7 +64,7 @@ ProblemName = Literal["synthetic", "digits", "images"]
 Rates = Several[Positive]
 
 
-class MultiCompare(Seeded):
+class MultiCompare(Selecting):
     """The problems, methods, candidate learning rates, and run lengths of the comparison."""
 
     problems: Several[ProblemName] = (*("synthetic", "digits", "images"),)
@@ -69,7 +76,6 @@ class MultiCompare(Seeded):
     learning_rates: Rates = (0.02, 0.06, 0.2, 0.6)
     server_rates: Rates = (1.0, 0.5, 0.25)
     """The candidates for eta_g in FedAST."""
-    selection_seeds: Count = 3
     num_rounds: Count = 120
     num_seeds: Count = 12
     record_every: Count = 10
@@ -104,9 +110,21 @@ class MultiCompare(Seeded):
 
     @property
     def selecting(self) -> Self:
-        """Returns the settings of the runs that choose rates, which use different draws."""
+        """The settings of the runs that choose rates, which use different draws."""
         others = self.model_copy(update={"seed": self.seed ^ 2**31})
         return others.with_seeds(0, self.selection_seeds)
+
+    @property
+    def alone(self) -> dict[tuple[str, str], Self]:
+        """The settings of each method on each problem, where only some have a server rate."""
+        return {
+            (problem, name): self.model_copy(
+                update={"problems": (problem,), "methods": (name,)}
+                | ({} if METHODS[name].has_server_rate else {"server_rates": (1.0,)})
+            )
+            for problem in self.chosen
+            for name in self.methods
+        }
 
     def build(
         self,
@@ -132,55 +150,29 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
     `selection_accuracy` holds the accuracies that chose the rates, by problem, method and rates.
     """
     how = execution or Execution()
-    # A method without a server rate has a single value on that axis.
-    found = _runs(
-        config.selecting,
-        "selection",
-        config.selecting.build,
-        lambda name: {
-            "learning_rate": config.learning_rates,
-            "server_rate": config.server_rates if METHODS[name].has_server_rate else (1.0,),
-        },
-        how,
-    )
+
+    def search(grid: Any, saving: Execution) -> xr.Dataset:
+        return _joined(stages("grid", grid.alone, saving, _trainer(grid)))
+
+    found = searched(config.selecting, how, search)
     accuracy = _at_budget(found, config).sel(score="mean", drop=True)
-    best = choose(accuracy, _RATES)
+    best = accuracy.isel(best_point(accuracy, _RATES))
 
-    def at_best(problem: str, algorithm: str, data: Sequence[FederatedData], seed: int) -> Setup:
-        rates = {
-            name: best[name].sel(problem=problem, algorithm=algorithm).item() for name in _RATES
-        }
-        return config.build(problem, algorithm, **rates, data=data, seed=seed)
+    def at_best(problem: str, name: str) -> dict[str, Any]:
+        here = best.sel(problem=problem, algorithm=name)
+        return {f"{rate}s": (here[rate].item(),) for rate in _RATES}
 
-    judged = _runs(config, "judged", at_best, lambda _: {}, how)
-    added = {f"chosen_{name}": best[name] for name in _RATES}
+    points = {pair: one.model_copy(update=at_best(*pair)) for pair, one in config.alone.items()}
+    parts = stages("judged", points, how, _trainer(config))
+    only = dict.fromkeys(_RATES, 0)
+    judged = _joined({pair: part.isel(only, drop=True) for pair, part in parts.items()})
+    added = {f"chosen_{name}": best[name].drop_vars(_RATES) for name in _RATES}
     added["selection_accuracy"] = accuracy.rename(seed="selection_seed")
     return described(judged.assign(added), [judged, found])
 
 
-def choose(scores: xr.DataArray, over: Sequence[str]) -> dict[str, xr.DataArray]:
-    """Returns the coordinates with the highest mean over seeds, by dimension.
-
-    A point with NaN for any seed, for example after divergence, is chosen only if all have NaN.
-
-    Example:
-      >>> scores = xr.DataArray([[1.0, 3.0], [2.5, 2.5]], {"rate": [0.1, 0.2], "seed": [0, 1]})
-      >>> choose(scores, ["rate"])["rate"].item()
-      0.2
-    """
-    means = scores.mean("seed", skipna=False).fillna(-np.inf).stack(point=over, create_index=False)
-    best = means.isel(point=means.argmax("point"))
-    return {name: best[name].drop_vars(over) for name in over}
-
-
-def _runs(
-    config: MultiCompare,
-    stage: str,
-    build: Callable[..., Setup],
-    axes: Callable[[str], Mapping[str, Sequence[float]]],
-    execution: Execution,
-) -> xr.Dataset:
-    """Runs every method on every problem, storing each pair as a stage."""
+def _trainer(config: MultiCompare) -> Make:
+    """Runs one method on one problem at all rates of its settings, which share draws of data."""
     drawn = functools.cache(
         lambda problem: config.chosen[problem].data(config.data_seeds, config.directory)
     )
@@ -190,31 +182,27 @@ def _runs(
         data, rounds = drawn(problem), METHODS[name].rounds
         part = train(
             data,
-            functools.partial(build, data=data),
-            {"problem": [problem], "algorithm": [name], **axes(name)},
+            functools.partial(config.build, data=data),
+            {"problem": [problem], "algorithm": [name]}
+            | {rate: getattr(alone, f"{rate}s") for rate in _RATES},
             config,
             saving,
             num_rounds=config.num_rounds * rounds,
             record_every=config.record_every * rounds,
         )
-        part.attrs["manifest"] |= {"config": alone.model_dump(mode="json")}
         # Relabel the records of a longer run with the round numbers of the other runs.
         return part[list(_KEPT)].assign_coords(round=part["round"] // rounds)
 
-    parts = {
-        (problem, name): staged(
-            f"{stage}-{problem}-{number}",
-            config.model_copy(update={"problems": (problem,), "methods": (name,)}),
-            execution,
-            make,
-        )
-        for problem in config.chosen
-        for number, name in enumerate(config.methods)
-    }
+    return make
+
+
+def _joined(parts: Mapping[tuple[str, str], xr.Dataset]) -> xr.Dataset:
+    """Joins the parts of all methods on all problems."""
+    problems, methods = (dict.fromkeys(names) for names in zip(*parts, strict=True))
     how: dict[str, Any] = {"join": "outer", "combine_attrs": "override"}
     by_problem = [
-        xr.concat([parts[problem, name] for name in config.methods], "algorithm", **how)
-        for problem in config.chosen
+        xr.concat([parts[problem, name] for name in methods], "algorithm", **how)
+        for problem in problems
     ]
     return described(xr.concat(by_problem, "problem", **how), list(parts.values()))
 
@@ -317,7 +305,8 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
         at = measured["accuracy per seed"].sel(score="mean", algorithm=name, drop=True)
         against = f"mean accuracy against {mean} in the same simulated time"
         yield from _compared(at - slow, name, _BASE, against, measured, config)
-    yield _inner_rates(measured, config)
+    rates, label = measured["chosen_learning_rate"], "{algorithm} on {problem}"
+    yield check_inner(rates, config.learning_rates, label)
 
 
 def _compared(
@@ -328,38 +317,13 @@ def _compared(
     measured: xr.Dataset,
     config: MultiCompare,
 ) -> Iterator[Check]:
-    """Yields one comparison for each problem, undecided if a rate is at the edge of its grid."""
+    """Yields one comparison for each problem."""
     for problem in config.chosen:
-        found = compare(
-            f"{name} on {problem}: {against}", lead.sel(problem=problem, drop=True), _MARGIN, ".1f"
-        )
         rates = measured["chosen_learning_rate"].sel(problem=problem)
-        both = (name, other) if len(config.learning_rates) > 2 else ()
-        ends = [one for one in both if not _is_inner(rates.sel(algorithm=one), config)]
-        if ends:
-            why = (
-                f"{found.evidence}, but the rate of {' and '.join(ends)} is at the edge of its grid"
-            )
-            found = Check(text=found.text, outcome="undecided", evidence=why)
-        yield found
-
-
-def _is_inner(rates: xr.DataArray, config: MultiCompare) -> Any:
-    return (rates > min(config.learning_rates)) & (rates < max(config.learning_rates))
-
-
-def _inner_rates(measured: xr.Dataset, config: MultiCompare) -> Check:
-    """Checks that every chosen rate lies inside its grid, so that the grid is wide enough."""
-    rates = measured["chosen_learning_rate"]
-    is_inner = _is_inner(rates, config)
-    ends = [
-        f"{name} on {problem}: {rates.sel(problem=problem, algorithm=name).item():g}"
-        for problem in config.chosen
-        for name in config.methods
-        if not is_inner.sel(problem=problem, algorithm=name)
-    ]
-    text = "every chosen learning rate lies inside the grid"
-    return check(text, is_inner.values if len(config.learning_rates) > 2 else None, "; ".join(ends))
+        question = f"{name} on {problem}: {against}"
+        found = compare(question, lead.sel(problem=problem, drop=True), _MARGIN, ".1f")
+        both = {one: rates.sel(algorithm=one) for one in (name, other)}
+        yield unless_at_edge(found, both, config.learning_rates)
 
 
 def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:

@@ -4,12 +4,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import xarray as xr
 
-from fedjax_mm.experiments.fields import Seeded
+from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.manifest import manifest, read_about, save_about
@@ -25,7 +25,9 @@ ABOUT = "manifest.json"
 _SAME = ("config", "versions", "device", "git_revision")  # equal in the manifests of all batches
 
 Make = Callable[[Any, Execution], xr.Dataset]
-"""Computes the result of some settings, like `Item.make`."""
+"""Computes the result of some settings, like `Item.run`."""
+
+Key = TypeVar("Key")
 
 
 class Data(Protocol):
@@ -94,12 +96,12 @@ def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Da
 
     Args:
       name: the stage's name in the run directory.
-      config: the settings that the result's manifest must have as its "config".
+      config: the settings, which become the "config" of the result's manifest.
       execution: the execution of the stage, passed to `make` with the stage's checkpoints.
       make: computes the result if the stage does not have it.
     """
     if not execution.checkpoints:
-        return make(config, execution)
+        return with_config(make(config, execution), config)
     with refusing():
         saved = execution.checkpoints.stage(name)
     with saved:
@@ -113,12 +115,28 @@ def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Da
             with refusing():
                 _check(result, config, path)
             return result
-        result = make(config, execution._replace(checkpoints=saved))
+        result = with_config(make(config, execution._replace(checkpoints=saved)), config)
         if jax.process_index() == 0:
             save_dataset(result, path)
             save_about(path.with_name(ABOUT), result.attrs["manifest"], [RESULT])
         saved.discard()
     return result
+
+
+def stages(
+    name: str, configs: Mapping[Key, Seeded], execution: Execution, make: Make
+) -> dict[Key, xr.Dataset]:
+    """Returns the results of several settings by key, each as a stage."""
+    return {
+        key: staged(f"{name}-{i}", config, execution, make)
+        for i, (key, config) in enumerate(configs.items())
+    }
+
+
+def with_config(result: xr.Dataset, config: Config) -> xr.Dataset:
+    """Returns a result whose manifest has the settings."""
+    about = result.attrs["manifest"] | {"config": config.model_dump(mode="json")}
+    return result.assign_attrs(manifest=about)
 
 
 def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:

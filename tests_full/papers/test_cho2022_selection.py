@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm.papers import ITEMS
+from fedjax_mm.papers import ITEMS, selection
 from fedjax_mm.papers.cho2022 import runs
-from fedjax_mm.papers.cho2022.grid import POINT, SELECTION, Comparison
+from fedjax_mm.papers.cho2022.grid import POINT, Comparison
 from fedjax_mm.papers.cho2022.mechanism import METRICS, Watched
 from fedjax_mm.papers.cho2022.runs import SCORES, best_points, run_comparison, select
+from fedjax_mm.papers.selection import SELECTION
 from fedjax_mm.results.dataset import join_seeds
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execution import Execution
@@ -22,7 +23,7 @@ FEDPROX = {"FedProx": {"name": "fedprox", "mu": [0.01, 0.1]}, "MaxFL": {"name": 
 
 def scores_of(config, accuracy):
     """Made-up scores of all candidates of the selection."""
-    grid = config.selection
+    grid = config.selecting
     labels, names = zip(*((v, name) for v, (name, _) in grid.variants.items()), strict=True)
     dims = (*POINT, "selection_seed")
     axes = [labels, grid.learning_rates, grid.local_steps, grid.batch_sizes, range(grid.num_seeds)]
@@ -79,12 +80,12 @@ def test_clusters_choose_by_appeal_and_break_ties_by_accuracy():
 def test_given_points_are_not_selected_again():
     at = {"learning_rate": 0.1, "local_steps": 2, "batch_size": 8}
     config = config_of("maxfl-table1", methods=FEDPROX, points={"MaxFL": at})
-    assert list(config.selection.methods) == ["FedProx"]
+    assert list(config.selecting.methods) == ["FedProx"]
     both = {"MaxFL": at, "FedProx": at | {"own": {"mu": 0.5}}}
     config = config_of("maxfl-table1", methods=FEDPROX, points=both)
-    assert config.selection is None
+    assert not config.selecting.methods
     assert not select(config, Execution()).variables
-    assert best_points(xr.Dataset(), config) == {}
+    assert best_points(xr.Dataset(), config) == config.points
     (label,) = config.at("FedProx", config.points["FedProx"]).variants
     assert label == "FedProx (mu = 0.5)"
 
@@ -92,12 +93,12 @@ def test_given_points_are_not_selected_again():
 def test_selection_seeds_are_disjoint_from_judged_seeds():
     """Selection seeds do not depend on the judged seeds, and draw other clients."""
     config = config_of("maxfl-table2", num_seeds=20)
-    chosen = {tuple(each.selection.data_seeds) for each in (config, config.with_seeds(20, 40))}
+    chosen = {tuple(each.selecting.data_seeds) for each in (config, config.with_seeds(20, 40))}
     (seeds,) = chosen
     assert len(seeds) == config.selection_seeds == 3
     assert not set(seeds) & set(config.with_seeds(0, 1000).data_seeds)
-    assert config.selection.first_seed == SELECTION
-    assert config.selection.byzantine == (0.0,)
+    assert config.selecting.first_seed == SELECTION
+    assert config.selecting.byzantine == (0.0,)
 
 
 def test_only_tables_with_tuning_weigh_tuned_models():
@@ -190,10 +191,10 @@ def test_batches_of_seeds_share_selected_points_and_equal_one_run(monkeypatch, t
             return run_comparison(config.with_seeds(seed, 1), Execution(checkpoints=checkpoints))
 
     monkeypatch.setattr(runs, "run_grid", counted)
-    monkeypatch.setattr(runs, "_scored", {})
+    monkeypatch.setattr(selection, "_searched", {})
     batches = [batch(seed, tmp_path / str(seed)) for seed in (0, 1)]
     assert ran == [SELECTION, 0, 1]
-    monkeypatch.setattr(runs, "_scored", {})
+    monkeypatch.setattr(selection, "_searched", {})
     again = batch(0, tmp_path / "0")
     assert ran == [SELECTION, 0, 1]
     xr.testing.assert_identical(again.drop_attrs(), batches[0].drop_attrs())

@@ -13,6 +13,7 @@ from fedjax_mm.asynchrony import fedast, shifted_exponential
 from fedjax_mm.cli import reproductions, terminal
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_compare
+from fedjax_mm.papers.selection import best_point
 from fedjax_mm.plots import save_figure
 
 ITEM = ITEMS["multi-compare"]
@@ -114,7 +115,7 @@ def test_the_best_rates_are_chosen_by_the_mean_over_seeds():
             "seed": [0, 1],
         },
     )
-    best = multi_compare.choose(scores, ("learning_rate", "server_rate"))
+    best = scores.isel(best_point(scores, ("learning_rate", "server_rate")))
     assert best["learning_rate"].values.tolist() == [0.1, 0.3]
     assert best["server_rate"].values.tolist() == [0.5, 0.5]
     assert best["server_rate"].dims == ("algorithm",)

@@ -152,21 +152,14 @@ def _by_rule(result: xr.Dataset) -> dict[str, xr.DataArray]:
     if "candidate" not in result.dims:
         return {}
     names = {f"selection_{name}": name for name in SCORES}
-    percent = in_percent(result[[*names]].rename(names), SCORES).rename(metric="score")
-    best = {rule: best_candidates(result, rule) for rule in _RULES}
-    at = {"rule": list(best), "algorithm": list(best["appeal"])}
-    place = xr.DataArray([[*each.values()] for each in best.values()], at)
-    chosen = percent.isel(candidate=place)
-    keys = [f"candidate_{key}" for key in POINT]
-    values = (chosen[key].values for key in keys)
-    points = [
-        [_text(*point) for point in zip(*row, [False] * len(row[0]), strict=True)]
-        for row in zip(*values, strict=True)
-    ]
-    return {
-        "selected": chosen.drop_vars([*keys, "candidate_algorithm"]),
-        "selected point": xr.DataArray(points, at),
-    }
+    each = [best_candidates(result[[*names]], rule) for rule in _RULES]
+    index = xr.IndexVariable("rule", [*_RULES])
+    best = xr.concat(each, index, data_vars="all", coords="all").rename(names)
+    point = [best[f"candidate_{key}"] for key in POINT]
+    text = xr.apply_ufunc(_text, *point, False, vectorize=True, output_dtypes=[object])
+    chosen = in_percent(best.reset_coords(drop=True), SCORES).rename(metric="score")
+    chosen = chosen.transpose("score", "selection_seed", ...)
+    return {"selected": chosen, "selected point": text.reset_coords(drop=True)}
 
 
 def selected(measured: xr.Dataset, rule: str) -> xr.Dataset | None:
@@ -406,7 +399,7 @@ def _words(settings: Comparison) -> dict[str, Any]:
     leaving, chosen = "", "at given settings"
     if settings.appealing_from:
         leaving = f", clients that may leave from round {settings.appealing_from} on,"
-    if settings.selection:
+    if settings.selecting.methods:
         given = f" ({', '.join(settings.points)} at a given one)" * bool(settings.points)
         chosen = f"at the best of {settings.num_points} points by {settings.chosen_by}{given}"
     flips = "training " * (settings.flips == "training") + "labels flipped"

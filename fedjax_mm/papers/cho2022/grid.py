@@ -16,18 +16,15 @@ from fedjax_mm.experiments.fields import (
     Flag,
     NonNegative,
     Positive,
-    Seeded,
     Share,
 )
 from fedjax_mm.experiments.methods import Method, MethodConfig
 from fedjax_mm.papers.cho2022 import clients
+from fedjax_mm.papers.selection import Selecting
 from fedjax_mm.papers.values import Some
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which each method's best point is searched."""
-
-SELECTION = 10**6
-"""The first seed used to choose points; judged seeds start at 0."""
 
 DIMS = {
     "byzantine": "attackers",
@@ -89,7 +86,7 @@ class Point(Config):
     """Values of the parameters that are lists in `methods`."""
 
 
-class Comparison(Seeded):
+class Comparison(Selecting):
     """Settings of Tables 1 to 6 and Figures 3, 4 and 7: methods, their grid, and the clients.
 
     A list of values in `methods`, such as ``q = [1, 10]``, is a method-specific grid.
@@ -126,8 +123,6 @@ class Comparison(Seeded):
     learning_rates: Some[Positive] = (*(0.1, 0.05, 0.01, 0.005, 0.001),)
     local_steps: Some[Count] = (10, 30, 50)
     batch_sizes: Some[Count] = (32, 64, 128)
-    selection_seeds: Count = 3
-    """Seeds used to choose each method's point, which are never judged."""
     chosen_by: Literal["accuracy", "appeal"] = "accuracy"
     """The metric that chooses a method's point. Ties are broken by accuracy."""
     points: Mapping[str, Point] = {}
@@ -270,24 +265,22 @@ class Comparison(Seeded):
         return self.model_copy(update=changes)
 
     @property
-    def selection(self) -> Self | None:
-        """Returns the settings of the grid search, or None if there is nothing to choose.
+    def selecting(self) -> Self:
+        """The settings of the grid search, with the methods whose point is chosen.
 
         No client attacks, the clients' thresholds come from the first warm-up, and only the
         last record counts.
         """
-        some = {name: own for name, own in self.methods.items() if self.only(name) is None}
         demand = self.requirement
         first = {"learning_rates": demand.learning_rates[:1], "num_steps": demand.num_steps[:1]}
         changes: dict[str, Any] = {
-            "methods": some,
+            "methods": {name: own for name, own in self.methods.items() if self.only(name) is None},
             "points": {},
             "byzantine": (0.0,),
             "requirement": demand.model_copy(update=first),
             "record_every": self.num_rounds,
         }
-        grid = self.model_copy(update=changes).with_seeds(SELECTION, self.selection_seeds)
-        return grid if some else None
+        return super().selecting.model_copy(update=changes)
 
 
 def lists_of(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.papers.cho2022.grid import POINT, Comparison, Point, lists_of
 from fedjax_mm.papers.cho2022.mechanism import Watched
-from fedjax_mm.papers.training import described, staged, train
+from fedjax_mm.papers.selection import best_point, searched
+from fedjax_mm.papers.training import described, stages, train
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
@@ -33,8 +34,6 @@ from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requirin
 
 SCORES = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
 """Metrics kept for all points of the grid. The first one chooses the point."""
-
-_scored: dict[str, xr.Dataset] = {}  # cached per process, because batches of seeds share points
 
 
 class Clients(NamedTuple):
@@ -76,27 +75,25 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     """
     how = execution or Execution()
     scores = select(config, how)
-    best = best_points(scores, config)
-    points = {name: config.only(name) or best[name] for name in config.methods}
+    points = best_points(scores, config)
     drawn = functools.cache(functools.partial(draw, config, how))  # only if a result is missing
 
     def judge(alone: Any, saving: Execution) -> xr.Dataset:
         return run_grid(alone, drawn(), saving)
 
-    parts: list[xr.Dataset] = []
-    for name, point in points.items():
-        part = staged(f"judged-{len(parts)}", config.at(name, point), how, judge)
-        parts.append(part)
+    alone = {name: config.at(name, point) for name, point in points.items()}
+    parts = stages("judged", alone, how, judge)
     seconds = {
         "warm_up": drawn().seconds if drawn.cache_info().currsize else 0.0,
         "selection": scores.attrs.get("seconds", 0.0),
     }
-    names = xr.IndexVariable("algorithm", list(points))
-    alone = [part.isel(dict.fromkeys(POINT, 0)).drop_vars("algorithm") for part in parts]
+    first = dict.fromkeys(POINT, 0)
+    at_best = [part.isel(first).drop_vars("algorithm") for part in parts.values()]
     # Pass coords="all", because xarray would otherwise drop this dimension from a coordinate that
     # is equal for all methods.
-    result = xr.concat(alone, names, coords="all", combine_attrs="override")
-    result = described(result.merge(scores.drop_attrs()), parts)
+    names = xr.IndexVariable("algorithm", list(points))
+    result = xr.concat(at_best, names, coords="all", combine_attrs="override")
+    result = described(result.merge(scores.drop_attrs()), list(parts.values()))
     about = result.attrs["manifest"]
     return result.assign_attrs(manifest=about | {"wall_seconds": about["wall_seconds"] | seconds})
 
@@ -104,11 +101,8 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
 def select(config: Comparison, execution: Execution) -> xr.Dataset:
     """Returns the final `SCORES` of all candidates on the selection seeds, NaN if diverged.
 
-    The result is empty if there is nothing to choose. Equal settings are computed once per process.
+    The result is empty if there is nothing to choose.
     """
-    grid = config.selection
-    if grid is None:
-        return xr.Dataset()
 
     def scores(grid: Any, saving: Execution) -> xr.Dataset:
         drawn = draw(grid, saving)
@@ -123,14 +117,12 @@ def select(config: Comparison, execution: Execution) -> xr.Dataset:
         about = about | {"wall_seconds": {"selection": seconds}}
         return flat.assign_attrs(manifest=about, seconds=seconds)
 
-    key = grid.model_dump_json()
-    if key not in _scored:
-        _scored[key] = staged("selection", grid, execution, scores)
-    return _scored[key]
+    grid = config.selecting
+    return searched(grid, execution, scores) if grid.methods else xr.Dataset()
 
 
 def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
-    """Returns each method's point with the highest final test accuracy, or appeal.
+    """Returns each method's point, given or with the highest final test accuracy, or appeal.
 
     Scores are averaged over seen clients and selection seeds. Ties in appeal are broken by
     accuracy, and then by order. A point at which a seed diverged is chosen only if all points
@@ -140,28 +132,34 @@ def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
       scores: the result of `select`, possibly empty.
       config: the settings.
     """
-    found: dict[str, Point] = {}
-    if config.selection is None:
-        return found
-    for name, place in best_candidates(scores, config.chosen_by).items():
-        best = scores.isel(candidate=place)
-        at = {key: best[f"candidate_{key}"].item() for key in POINT}
-        variant = config.variants[at.pop("variant")][1]
-        own = lists_of(config.selection.methods[name])
-        found[name] = Point(**at, own={key: variant[key] for key in own})
+    best = best_candidates(scores, config.chosen_by)
+    found = {}
+    for name, own in config.methods.items():
+        if (point := config.only(name)) is None:
+            here = best.sel(algorithm=name)
+            at = {key: here[f"candidate_{key}"].item() for key in POINT}
+            variant = config.variants[at.pop("variant")][1]
+            point = Point(**at, own={key: variant[key] for key in lists_of(own)})
+        found[name] = point
     return found
 
 
-def best_candidates(scores: xr.Dataset, chosen_by: str) -> dict[str, int]:
-    """Returns the place of each method's best candidate; see `best_points`."""
-    # Replace the NaN of a diverged seed with a value below any score.
-    means = scores.mean("selection_seed", skipna=False).fillna(-1.0)
-    first, second = (means[f"selection_{name}"].values for name in (chosen_by, SCORES[0]))
-    names = means["candidate_algorithm"].values
-    return {
-        name: max(np.flatnonzero(names == name).tolist(), key=lambda i: (first[i], second[i]))
-        for name in dict.fromkeys(names.tolist())
-    }
+def best_candidates(scores: xr.Dataset, chosen_by: str) -> xr.Dataset:
+    """Returns the scores and the point of each method's best candidate; see `best_points`."""
+    if not scores:
+        return scores
+    names = scores["candidate_algorithm"].values
+    methods = list(dict.fromkeys(names.tolist()))
+    best = []
+    for name in methods:
+        mine = scores.isel(candidate=names == name)
+        first, second = (
+            mine[f"selection_{score}"].rename(selection_seed="seed")
+            for score in (chosen_by, SCORES[0])
+        )
+        best.append(mine.isel(best_point(first, ["candidate"], second)))
+    index = xr.IndexVariable("algorithm", methods)
+    return xr.concat(best, index, data_vars="all", coords="all")
 
 
 def draw(config: Comparison, execution: Execution) -> Drawn:
@@ -231,10 +229,7 @@ def run_grid(config: Comparison, drawn: Drawn, execution: Execution | None = Non
         cost=lambda local_steps, batch_size, **_: local_steps * largest[batch_size],
         record_every=math.gcd(config.record_every, config.num_rounds),
     )
-    result.attrs["manifest"] |= {
-        "config": config.model_dump(mode="json"),
-        "population": config.population._asdict(),
-    }
+    result.attrs["manifest"] |= {"population": config.population._asdict()}
     names = [config.variants[label][0] for label in result["variant"].values]
     return result.isel(model=0, drop=True).assign_coords(algorithm=("variant", names))
 
