@@ -8,6 +8,7 @@ import shlex
 import shutil
 import tomllib
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -429,6 +430,23 @@ def test_every_public_name_is_stable_or_experimental():
         assert (link in experimental) == each.is_experimental != (link in stable), each
     for part in itertools.chain(*hooks.EXPERIMENTAL):
         assert any(each.is_in((part,)) for each in hooks.public()), part
+
+
+def test_the_map_of_the_papers_names_code_and_every_item():
+    words = re.findall(r"`([\w.-]+)`", (ROOT / "docs" / "papers.md").read_text())
+    items = {name for name in ALL if ALL.paper(name) != "In no paper"}
+    for name in set(words) - items - {"fedjax_mm."}:
+        attrgetter(name)(fedjax_mm)
+    assert items <= set(words)
+
+
+def test_short_answers_have_the_published_numbers():
+    text = (ROOT / "docs" / "better.md").read_text()
+    numbers = re.findall(r"\[([^\]]*\d[^\]]*)\]\(results/([\w-]+)\.md\)", text)
+    assert len(numbers) > 20
+    for number, item in numbers:
+        summary = json.loads((ROOT / "docs" / "summaries" / f"{item}.json").read_text())
+        assert number in json.dumps(summary, ensure_ascii=False), (number, item)
 
 
 def test_links_between_files_lead_to_pages():

@@ -285,6 +285,7 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
     """Compares methods with those that they extend, on problems outside the papers."""
     mean = _BASE + "'s"
     for name, other, score, against in (
+        ("MFA-RR", _BASE, "mean", f"mean accuracy against {mean}"),
         ("FedFairMMFL", _BASE, "worst", f"worst model against {mean}"),
         ("LVR", _BASE, "mean", "mean accuracy against that of uniform sampling"),
         ("GVR", _BASE, "mean", "mean accuracy against that of uniform sampling"),
