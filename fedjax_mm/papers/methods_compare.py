@@ -50,20 +50,19 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.experiments.fields import Count, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.local import LocalSGD, local_sgd
 from fedjax_mm.metrics import estimate
 from fedjax_mm.optimizers import fedadam
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.multi_compare import choose
 from fedjax_mm.papers.multi_problems import deal
-from fedjax_mm.papers.rulings import LEVEL, check, compare
+from fedjax_mm.papers.rulings import LEVEL, compare
 from fedjax_mm.papers.schema import Check, Outcome, Table
+from fedjax_mm.papers.selection import Selecting, best_point, check_inner, searched
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.papers.training import described, staged, train
+from fedjax_mm.papers.training import Make, described, stages, train
 from fedjax_mm.papers.values import Several
-from fedjax_mm.results.labels import places
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import classification
@@ -133,7 +132,7 @@ METHODS: Mapping[str, Way] = {
 """All compared methods by name. To add a method, add a line."""
 
 
-class MethodsCompare(Seeded):
+class MethodsCompare(Selecting):
     """The data, clients, methods, candidates and run lengths of the comparison."""
 
     problems: Several[Data] = ("synthetic", "digits", "images")
@@ -151,7 +150,6 @@ class MethodsCompare(Seeded):
     batch_size: Count = 20
     num_examples: Count = 2_000
     """The most examples of a problem, training and testing together."""
-    selection_seeds: Count = 3
     num_rounds: Count = 40
     num_seeds: Count = 20
     record_every: Count = 2
@@ -192,6 +190,23 @@ class MethodsCompare(Seeded):
         """The settings of the runs that choose rates, which use different draws."""
         others = self.model_copy(update={"seed": self.seed ^ 2**31})
         return others.with_seeds(0, self.selection_seeds)
+
+    @property
+    def alone(self) -> dict[tuple[str, str, str], Self]:
+        """The settings of each method on each problem, with some or all clients."""
+        return {
+            (problem, clients, method): self.model_copy(
+                update={
+                    "problems": (name,),
+                    "alphas": (alpha,),
+                    "clients": (clients,),
+                    "methods": (method,),
+                }
+            )
+            for problem, (name, alpha) in self.chosen.items()
+            for clients in self.clients
+            for method in self.methods
+        }
 
     def data(self, problem: str) -> FederatedData:
         """The draws of a problem's data, one for each seed."""
@@ -248,12 +263,14 @@ def run(config: MethodsCompare, execution: Execution | None = None) -> xr.Datase
     `selection_accuracy` holds the accuracies that chose them, over all candidates.
     """
     how = execution or Execution()
-    found = _stages(
-        *("selection", config.selecting, config.selecting.build, how),
-        lambda name: {"rate": config.rates, "own": METHODS[name].values},
-    )
+
+    def search(grid: Any, saving: Execution) -> xr.Dataset:
+        axes = {name: {"rate": grid.rates, "own": METHODS[name].values} for name in grid.methods}
+        return _joined(stages("grid", grid.alone, saving, _trainer(grid, grid.build, axes)))
+
+    found = searched(config.selecting, how, search)
     accuracy = _last(found["accuracy"])
-    best = choose(accuracy, _CHOSEN)
+    best = accuracy.isel(best_point(accuracy, _CHOSEN))
 
     def at_best(
         problem: str,
@@ -268,51 +285,44 @@ def run(config: MethodsCompare, execution: Execution | None = None) -> xr.Datase
         rate, own = (best[name].sel(at).item() for name in _CHOSEN)
         return config.build(**at, rate=rate, own=own, data=data, seed=seed)
 
-    judged = _stages("judged", config, at_best, how, lambda _: {})
-    added = {f"chosen_{name}": best[name] for name in _CHOSEN}
+    judged = _joined(stages("judged", config.alone, how, _trainer(config, at_best, {})))
+    added = {f"chosen_{name}": best[name].drop_vars(_CHOSEN) for name in _CHOSEN}
     added["selection_accuracy"] = accuracy.rename(seed="selection_seed")
     return described(judged.assign(added), [judged, found])
 
 
-def _stages(
-    stage: str,
+def _trainer(
     config: MethodsCompare,
     build: Callable[..., Setup],
-    execution: Execution,
-    axes: Callable[[str], Mapping[str, Sequence[float]]],
-) -> xr.Dataset:
-    """Runs every method on every problem with some or all clients, each triple as a stage."""
+    axes: Mapping[str, Mapping[str, Sequence[float]]],
+) -> Make:
+    """Runs one method on one problem with some or all clients; settings share draws of data."""
     drawn = cache(config.data)
 
     def make(alone: Any, saving: Execution) -> xr.Dataset:
         (problem,), (clients,), (name,) = alone.chosen, alone.clients, alone.methods
         data = drawn(problem)
         points: dict[str, Any] = {"problem": [problem], "clients": [clients], "algorithm": [name]}
-        points |= {"momentum": config.momenta, **axes(name)}
+        points |= {"momentum": config.momenta, **axes.get(name, {})}
         length = config.model_dump(include={"num_rounds", "record_every"})
         part = train([data], partial(build, data=data), points, config, saving, **length)
-        part.attrs["manifest"] |= {"config": alone.model_dump(mode="json")}
         # The global model of a method with personal models is used by nobody.
         accuracy = part.get("personal_accuracy", part["test_accuracy"])
         sent = part["parameters_up"] + part["parameters_down"]
         kept = xr.Dataset({"accuracy": accuracy, "sent": sent}, attrs=part.attrs)
         return kept.isel(model=0, drop=True).assign(diverged=part["diverged"].isel(model=0))
 
-    def one(number: int, clients: str, method: str) -> xr.Dataset:
-        name, alpha = list(config.chosen.values())[number]
-        alone: dict[str, Any] = {"problems": (name,), "clients": (clients,)}
-        alone |= {"alphas": (alpha,), "methods": (method,)}
-        place = f"{stage}-{number}-{clients}-{config.methods.index(method)}"
-        return staged(place, config.model_copy(update=alone), execution, make)
+    return make
 
-    parts = [
-        [[one(number, clients, method) for method in config.methods] for clients in config.clients]
-        for number in range(len(config.chosen))
-    ]
+
+def _joined(parts: Mapping[tuple[str, str, str], xr.Dataset]) -> xr.Dataset:
+    """Joins the parts of all methods in all conditions."""
+    problems, clients, methods = (dict.fromkeys(names) for names in zip(*parts, strict=True))
+    nested = [[[parts[x, y, z] for z in methods] for y in clients] for x in problems]
     found = xr.combine_nested(
-        parts, ["problem", "clients", "algorithm"], join="outer", combine_attrs="drop_conflicts"
+        nested, ["problem", "clients", "algorithm"], join="outer", combine_attrs="override"
     )
-    return described(found, [part for each in parts for some in each for part in some])
+    return described(found, list(parts.values()))
 
 
 def _last(curves: xr.DataArray) -> xr.DataArray:
@@ -365,7 +375,8 @@ def judge(measured: xr.Dataset, config: MethodsCompare) -> Iterator[Check]:
             for clients in config.clients:
                 at = {"algorithm": name, "clients": clients}
                 yield _check(name, clients, words.sel(at), means.sel(at), config)
-    yield _inner_rates(measured, config)
+    label = "{algorithm} on {problem}, {clients} clients, beta = {momentum:g}"
+    yield check_inner(measured["rate"], config.rates, label)
 
 
 def _check(
@@ -382,19 +393,6 @@ def _check(
     return Check(
         text=text, outcome=outcome, evidence=f"{shares} of {words.size} conditions: {spread}"
     )
-
-
-def _inner_rates(measured: xr.Dataset, config: MethodsCompare) -> Check:
-    """Checks that every chosen rate lies inside its grid, so that the grid is wide enough."""
-    rates = measured["rate"]
-    is_inner = (rates > min(config.rates)) & (rates < max(config.rates))
-    ends = [
-        f"{', '.join(words)}: {rates.sel(at).item():g}"
-        for at, words in places(rates, *_CONDITION, "algorithm")
-        if not is_inner.sel(at)
-    ]
-    text = "every chosen rate lies inside the grid"
-    return check(text, is_inner.values if len(config.rates) > 2 else None, "; ".join(ends))
 
 
 def table(measured: xr.Dataset, config: MethodsCompare) -> Sequence[Table]:
