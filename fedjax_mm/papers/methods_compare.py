@@ -59,7 +59,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_problems import deal
 from fedjax_mm.papers.rulings import LEVEL, compare
 from fedjax_mm.papers.schema import Check, Outcome, Table
-from fedjax_mm.papers.selection import Selecting, best_point, check_inner, searched
+from fedjax_mm.papers.selection import Selecting, at_edge, best_point, check_inner, searched
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.training import Make, described, stages, train
 from fedjax_mm.papers.values import Several
@@ -354,20 +354,26 @@ def measure(result: xr.Dataset, config: MethodsCompare) -> xr.Dataset:
     return xr.Dataset(found)
 
 
-def _outcomes(lead: xr.DataArray) -> xr.DataArray:
-    """Returns whether a method is ahead, level or behind in every condition, or undecided."""
+def _outcomes(measured: xr.Dataset, config: MethodsCompare) -> xr.DataArray:
+    """Whether a method is ahead, level or behind in every condition, or undecided.
+
+    A comparison is undecided if the rate of one of the two is at the edge of the grid.
+    """
     outcomes = np.vectorize(
         lambda samples: compare("", xr.DataArray(samples, dims="seed"), _MARGIN).outcome,
         signature="(n)->()",
         otypes=[object],
     )
-    return xr.apply_ufunc(outcomes, lead, input_core_dims=[["seed"]])
+    found: xr.DataArray = xr.apply_ufunc(outcomes, measured["lead"], input_core_dims=[["seed"]])
+    ends = at_edge(measured["rate"], config.rates)
+    both = ends | ends.sel(algorithm=_BASE, drop=True)
+    return found.where(~both | (len(config.rates) <= 2), "undecided")
 
 
 def judge(measured: xr.Dataset, config: MethodsCompare) -> Iterator[Check]:
     """Compares every method with FedAvg over all conditions."""
     if "lead" in measured:
-        words = _outcomes(measured["lead"])
+        words = _outcomes(measured, config)
         means = measured["difference"]
         for name in config.methods:
             if name == _BASE:
@@ -399,7 +405,7 @@ def table(measured: xr.Dataset, config: MethodsCompare) -> Sequence[Table]:
     """Returns the numbers of conditions by outcome, and then the numbers of every condition."""
     tables = []
     if "lead" in measured:
-        words = _outcomes(measured["lead"])
+        words = _outcomes(measured, config)
         over = list(_CONDITION)
         counts = {
             word: (words == word).sum(over).astype(str)
