@@ -1,11 +1,16 @@
 """Comparison of the methods of a single model: a small run, and verdicts on made-up accuracies."""
 
+import json
+import tomllib
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 import xarray as xr
 
 from fedjax_mm import fedprox, local_sgd, mfa_rand, simulate
+from fedjax_mm.cli import main
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.methods_compare import METHODS
@@ -90,3 +95,36 @@ def test_methods_are_compared_with_fedavg_seed_by_seed():
     checks = list(ITEM.judge(ITEM.measure(made, config), config))
     assert [check.outcome for check in checks] == ["ahead", "level", "passed"]
     assert "ahead in 2 of 2 conditions" in checks[0].evidence
+
+
+ROOT = Path(__file__).parent.parent.parent
+TUNED = sorted((ROOT / "fedjax_mm/cli/templates/methods-compare").iterdir())
+
+
+def test_a_file_to_start_from_has_the_published_settings():
+    summary = json.loads((ROOT / "docs/summaries/methods-compare.json").read_text())
+    at = {"problem": "digits, Dirichlet(0.1)", "clients": "some", "momentum": 0.9}
+    chosen = xr.Dataset.from_dict(summary["measured"]).sel(at)
+    assert len(TUNED) == len(METHODS)
+    for path in TUNED:
+        (name, table), *_ = tomllib.loads(path.read_text())["algorithms"].items()
+        here = chosen.sel(algorithm=name)
+        np.testing.assert_allclose(table["learning_rate"], 0.1 * here["rate"])
+        if key := METHODS[name].setting:
+            own = table.get(key) or table["server_optimizer"]["learning_rate"]
+            np.testing.assert_allclose(own, here["own"])
+
+
+def test_a_file_to_start_from_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        return ended.value.code
+
+    assert call("init", "mine.toml", "--like", "methods-compare/fedprox") == 0
+    small = [f"--set={x}" for x in ("num_rounds=2", "num_seeds=1", "task.num_clients=5")]
+    assert call("run", "mine.toml", *small) == 0
+    assert call("init", "other.toml", "--like", "fedprox") == 2
+    assert "take one of experiment, methods-compare/afl" in capsys.readouterr().err
