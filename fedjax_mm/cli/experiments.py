@@ -30,6 +30,9 @@ from fedjax_mm.sweeps.errors import RefusedError, refusing
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]")] = Path("experiment.toml"),
+    like: Annotated[
+        str, typer.Option(metavar="NAME", help="A tuned method, such as methods-compare/fedprox.")
+    ] = "experiment",
 ) -> None:
     """Write an experiment file to start from.
 
@@ -38,6 +41,9 @@ def init(
 
         fedjax-mm init mine.toml
         fedjax-mm run mine.toml
+
+    With `--like methods-compare/fedprox` the file has this method and FedAvg with the settings that
+    `methods-compare` chose for them.
 
     Next to FILE goes experiment.schema.json, this version's JSON schema of all experiment files,
     with which editors complete, explain and check settings. A file that begins with the line
@@ -48,7 +54,12 @@ def init(
 
     if file.exists():
         raise RefusedError(f"{file} exists and was not changed; give another FILE, or remove it")
-    text = resources.files("fedjax_mm.cli").joinpath("templates/experiment.toml").read_text()
+    templates = resources.files("fedjax_mm.cli").joinpath("templates")
+    tuned = sorted(each.name[:-5] for each in (templates / "methods-compare").iterdir())
+    names = ["experiment", *(f"methods-compare/{each}" for each in tuned)]
+    if like not in names:
+        raise RefusedError(f"there is no {like} to start from; take one of {', '.join(names)}")
+    text = templates.joinpath(f"{like}.toml").read_text()
     for_editors, there = json.dumps(schema(), indent=1), file.with_name(FILE)
     with refusing((OSError, ValueError)):
         if there.exists() and MADE_BY not in there.read_text():
