@@ -42,7 +42,8 @@ class ExamplesTask(Task, Protocol):
     def examples(self, params: Params, batch: Any) -> tuple[Any, Float[Array, " batch"]]:
         """Batches of one example, along a leading axis, and the examples' weights, 0 for padding.
 
-        The loss of the batch is the weighted mean of theirs.
+        The loss of the batch is the weighted mean of theirs. In private training every positive
+        weight counts as 1.
         """
 
 

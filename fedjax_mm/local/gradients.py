@@ -59,8 +59,11 @@ def loss_and_gradient(task: Task) -> GradientFn:
     It is the task's own, if the task has one. It raises `TypeError` if the loss is not one float,
     or if parameters are integers.
     """
-    if isinstance(task, GradientTask):
-        return task.loss_and_gradient
+    return task.loss_and_gradient if isinstance(task, GradientTask) else differentiated(task)
+
+
+def differentiated(task: Task) -> GradientFn:
+    """The derivative of a task's loss, also if the task has a gradient of its own."""
     name = type(task).__name__
 
     def loss(params: Params, batch: Any) -> Float[Array, ""]:

@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import (
@@ -29,7 +31,7 @@ from fedjax_mm.checks.annotations import Count, Fraction, checked
 from fedjax_mm.checks.instances import check_assignment
 from fedjax_mm.local import Epochs, LocalSGD, local_sgd, loss_and_gradient
 from fedjax_mm.privacy.accounting import UncoveredError, sampling_of, spent_on
-from fedjax_mm.privacy.gaussian import clipped, with_noise
+from fedjax_mm.privacy.gaussian import check_real, clipped, with_noise
 from fedjax_mm.tasks.view import View
 from fedjax_mm.wrap import layers, wrap_algorithm
 
@@ -70,8 +72,11 @@ class PrivateExamples(View):
 
     def loss_and_gradient(self, params: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
         """Mean loss, and the mean of clipped gradients with noise."""
+        check_real(params)
         batch, rng_key = batch
         ones, weights = needs(self.task, ExamplesTask).examples(params, batch)
+        # Other weights would let an example move the sum by more than 2 C.
+        weights = (weights > 0).astype(weights.dtype)
         both = jax.vmap(loss_and_gradient(self.task), in_axes=(None, 0))
         losses, gradients = both(params, ones)
         gradients, _ = jax.vmap(clipped, in_axes=(0, None))(gradients, self.clip)
@@ -165,7 +170,9 @@ def _local_of(algorithm: Algorithm) -> LocalSGD:
     Raises:
       ValueError: if the method is not, or its batches are drawn with replacement.
     """
-    call = layers(algorithm)[-1].call
+    *wrappers, inside = layers(algorithm)
+    _check_wrappers(wrappers)
+    call = inside.call
     name = "one that no part made" if call is None else call.factory.__name__
     if call is None or name not in COVERED:
         reason = UNCOVERED.get(name, "nothing is known about what its clients send")
@@ -205,14 +212,17 @@ def example_epsilon(
 
     Two neighboring runs have the same assignment, clients and numbers of examples; one example of
     one client is replaced, which moves the sum of a step's clipped gradients by up to 2 C. All
-    messages of the client are assumed to be published, and the client to train in every round, as
+    updates of the client are assumed to be published, and the client to train in every round, as
     many models as `Assignment.sampling` allows.
 
     - Without a batch size, a step is one Gaussian mechanism on all examples.
     - With ``order="epochs"``, an example is in one batch of an epoch, so that an epoch, also one
       that a round only begins, is one Gaussian mechanism. The order does not amplify privacy.
     - With a schedule of sample sizes m(t), a step draws m(t) of the examples without replacement,
-      which amplifies privacy.
+      which amplifies privacy. If the clients' data drift, the examples are those of the window.
+
+    Reported and recorded losses and metrics, and the round in which a target ends a run, are not
+    covered.
 
     Args:
       algorithm: the private method, whose noise and local training are known from its call.
@@ -250,15 +260,28 @@ def example_epsilon(
         raise ValueError("noise_multiplier is 0, so epsilon is infinite; give noise")
     steps: Counter[int] = Counter()
     for t in range(1, num_rounds + 1):
-        size = int(local.batch_size(t)) if callable(local.batch_size) else num_examples
-        steps[min(size, num_examples)] += models * _steps_with(local, num_examples)
+        size = local.batch_size(np.int32(t)) if callable(local.batch_size) else num_examples
+        # As they are drawn: at least one example, and one more for a fraction.
+        drawn = min(max(math.ceil(size), 1), num_examples)
+        steps[drawn] += models * _steps_with(local, num_examples)
     return spent_on(z, num_examples, steps, delta)
 
 
+def _check_wrappers(wrappers: Sequence[Algorithm]) -> None:
+    """Raises `UncoveredError` if others than the package's wrap an algorithm, or changed ones."""
+    for each in wrappers:
+        if each.call is None or not each.call.factory.__module__.startswith("fedjax_mm."):
+            raise UncoveredError(
+                f"epsilon is infinite: nothing is known about the wrapper {each.name!r}, or a "
+                "function of it was replaced; use the package's wrappers as they are"
+            )
+
+
 def _private_call(algorithm: Algorithm) -> Call:
-    for each in layers(algorithm):
+    for number, each in enumerate(layers(algorithm)):
         call = each.call
         if call and call.factory.__name__ == "private" and call.arguments["per"] == "example":
+            _check_wrappers(layers(algorithm)[:number])
             return call
     raise UncoveredError(
         "epsilon is infinite: the algorithm does not print as private(..., per='example'), so its "

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, PRNGKeyArray
 
-from fedjax_mm.base import Scalar
+from fedjax_mm.base import Params, Scalar
 from fedjax_mm.base.sums import root
 
 
@@ -23,6 +23,16 @@ def clipped(update: Any, clip: Scalar) -> tuple[Any, Bool[Array, ""]]:
         return jnp.where(is_finite, x * factor.astype(x.dtype), jnp.zeros_like(x))
 
     return jax.tree.map(shorten, update), is_finite & (norm <= clip)
+
+
+def check_real(params: Params) -> None:
+    """Raises `ValueError` if parameters are complex, because the noise is real."""
+    for leaf in jax.tree.leaves(params):
+        if jnp.iscomplexobj(leaf):
+            raise ValueError(
+                f"private: the model has {leaf.dtype} parameters, but the noise is real; use real "
+                "parameters, such as real and imaginary parts"
+            )
 
 
 def with_noise(rng_key: PRNGKeyArray, tree: Any, deviation: Scalar) -> Any:

@@ -21,7 +21,7 @@ from fedjax_mm.checks.annotations import NonNegative, Positive, check_argument, 
 from fedjax_mm.checks.instances import check_algorithm, check_instance
 from fedjax_mm.compression import of_weight_one
 from fedjax_mm.privacy.examples import with_private_examples
-from fedjax_mm.privacy.gaussian import clipped, with_noise
+from fedjax_mm.privacy.gaussian import check_real, clipped, with_noise
 from fedjax_mm.wrap import Hidden, names_of, wrap_algorithm
 
 
@@ -134,12 +134,7 @@ def private(
 
     def init(task: Task, params: Params, server: Any, state: Any) -> tuple[Any, Any]:
         del task, server, state
-        for leaf in jax.tree.leaves(params):
-            if jnp.iscomplexobj(leaf):
-                raise ValueError(
-                    f"private: the model has {leaf.dtype} parameters, but the noise is real; use "
-                    "real parameters, such as real and imaginary parts"
-                )
+        check_real(params)
         return jnp.asarray(clip, float), ()
 
     def send(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedjax_mm.checks.annotations import Count
+from fedjax_mm.checks.annotations import Count, checked
 from fedjax_mm.checks.values import described
 
 
@@ -115,6 +115,7 @@ def accuracy(
     return _of_examples(is_right.astype(outputs.dtype))
 
 
+@checked
 def top_k_accuracy(
     outputs: Float[Array, "batch ... classes"], targets: Shaped[Array, "batch ..."], *, k: Count = 5
 ) -> Float[Array, " batch"]:
@@ -232,6 +233,7 @@ def r2(
     return jnp.mean(1 - rest / jnp.where(total > 0, total, jnp.nan))
 
 
+@checked
 def calibration_error(
     outputs: Float[Array, "batch ... classes"],
     targets: Shaped[Array, "batch ..."],

@@ -22,6 +22,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.capabilities import EpochTask, ExamplesTask, FeaturesTask, RoundTask
+from fedjax_mm.local.gradients import differentiated, loss_and_gradient
 
 
 @runtime_checkable
@@ -152,6 +153,12 @@ class View:
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """Loss of a batch."""
         return self.task.loss(params, batch)
+
+    def loss_and_gradient(self, params: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+        """Loss of a batch and its gradient: those of the task, unless the loss is another."""
+        is_same = type(self).loss is View.loss
+        gradient_fn = loss_and_gradient(self.task) if is_same else differentiated(self)
+        return gradient_fn(params, batch)
 
     def examples(self, params: Params, batch: Any) -> tuple[Any, Float[Array, " batch"]]:
         """Batches of one example, and the examples' weights."""

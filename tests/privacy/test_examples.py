@@ -22,6 +22,7 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
+from fedjax_mm import noisy as lost
 from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Batching
 from fedjax_mm.privacy import epsilon, example_epsilon, private
@@ -172,6 +173,8 @@ def test_samples_without_replacement_amplify():
         return example_epsilon(algorithm, full_participation(20), **given)
 
     assert spent(10) < spent(100) < spent(1000)
+    # A step draws at least one example, and one more for a fraction.
+    assert 0 < spent(0.0) == spent(1) < spent(2.2) == spent(3)
     assert spent(1000) == pytest.approx(gaussian(math.sqrt(50) / 2, 1e-5), rel=1e-3)
     # The same law as that of a cohort of 100 clients, of whom one is replaced.
     cohort = mfa_rand(1000, 1, cohort_size=100)
@@ -231,6 +234,10 @@ def test_runs_that_read_the_data_are_refused():
         (fedavg(STEPS), mfa_rand(4, 1), "does not print as private"),
         (noisy(fedavg(STEPS), 1.0)._replace(steps_idle=True), mfa_rand(4, 1), "does not print"),
         (
+            lost(noisy(fedavg(STEPS), 1.0), [True] * 4)._replace(steps_idle=True),
+            *(mfa_rand(4, 1), "nothing is known about the wrapper 'noisy', or a function"),
+        ),
+        (
             noisy(fedavg(STEPS), 1.0),
             bandit(4, 2, cohort_size=2),
             "learns from the clients' reports",
@@ -241,3 +248,19 @@ def test_runs_that_read_the_data_are_refused():
 def test_epsilon_is_not_claimed_for_what_is_not_known(algorithm, assignment, words):
     with pytest.raises(ValueError, match=words):
         example_epsilon(algorithm, assignment, num_examples=9, num_rounds=3, delta=1e-5)
+
+
+def test_an_example_counts_once_whatever_its_weight():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Heavy(Quiet):
+        def examples(self, params, batch):
+            ones, weights = self.task.examples(params, batch)
+            return ones, 10 * weights
+
+    found = [
+        simulate(0, kind(regression().task, N), noisy(fedavg(STEPS), 1.0), full_participation(N), 2)
+        for kind in (Quiet, Heavy)
+    ]
+    (plain, _), (heavy, _) = found
+    np.testing.assert_array_equal(plain.models[0].params, heavy.models[0].params)
