@@ -406,7 +406,9 @@ class Assignment(Part):
     assign: AssignFn
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
-    eligible: Bool[np.ndarray, "models clients"] | None = None
+    eligible: Bool[np.ndarray, "models clients"] | None = dataclasses.field(
+        default=None, compare=False
+    )
     name: str = ""
     inner: Self | None = None
     sampling: ClassVar[Sampling | None] = None

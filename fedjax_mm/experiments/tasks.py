@@ -211,7 +211,7 @@ class _Network(_Learning, WithFiles):
     @model_validator(mode="after")
     def _network_fits(self, info: ValidationInfo) -> Self:
         for key, given in {"dropout_rate": self.dropout_rate, "hidden": self.hidden}.items():
-            if given and self.model != "mlp":
+            if given not in (None, 0.0) and self.model != "mlp":
                 raise ValueError(
                     f"{key} is {given}, but model is {self.model!r}; only 'mlp' has {key}"
                 )

@@ -51,7 +51,7 @@ from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import Count, Positive
-from fedjax_mm.local import LocalSGD, local_sgd
+from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
 from fedjax_mm.optimizers import fedadam
 from fedjax_mm.papers.figures import dots
@@ -88,7 +88,7 @@ class Way(NamedTuple):
       values: the candidates for it.
     """
 
-    make: Callable[[LocalSGD, Scalar], Algorithm]
+    make: Callable[[Any, Scalar], Algorithm]
     setting: str = ""
     values: tuple[float, ...] = (1.0,)
 

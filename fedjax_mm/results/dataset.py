@@ -137,8 +137,8 @@ def _share_personal(dataset: xr.Dataset) -> None:
         return
     for name in [str(name) for name in dataset.data_vars if str(name).startswith(PREFIX)]:
         short = name.removeprefix(PREFIX)
-        common = f"test_{short}" if f"train_{short}" in dataset else short
-        if common in dataset:
+        common = next((name for name in (short, f"test_{short}") if name in dataset), None)
+        if common is not None:
             has_own = dataset[name].notnull().any("round")
             dataset[name] = dataset[name].where(has_own, dataset[common])
 

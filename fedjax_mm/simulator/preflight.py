@@ -504,6 +504,12 @@ def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
                 f"the assignment looks at the metric {wanted}; {type(first.task).__name__} has "
                 f"{there}: choose another assignment, or give the task that metric"
             )
+        shape = next(found[name].shape for name in names if name in found)
+        if shape:
+            raise ValueError(
+                f"the assignment looks at {' or '.join(map(repr, names))}, an array {list(shape)} "
+                "for each model; give a metric that is a number"
+            )
     return asked.metric(*names)
 
 

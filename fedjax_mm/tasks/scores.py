@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from fedjax_mm.checks.annotations import Count, checked
@@ -111,6 +112,7 @@ def accuracy(
       >>> accuracy(jnp.eye(2), jnp.array([0, 0])).tolist()
       [1.0, 0.0]
     """
+    _check_labels(outputs, targets)
     is_right = jnp.argmax(jnp.moveaxis(outputs, -1, 0), axis=0) == targets
     return _of_examples(is_right.astype(outputs.dtype))
 
@@ -133,7 +135,8 @@ def top_k_accuracy(
     logits, chosen = _by_class(outputs, targets)
     picked = jnp.sum(jnp.where(chosen, logits, 0), axis=0)
     is_before = jnp.cumsum(chosen, axis=0) == 0
-    rank = jnp.sum((logits > picked) | (is_before & (logits == picked)), axis=0)
+    # Not `>`, so that NaN counts as wrong.
+    rank = jnp.sum(~(logits <= picked) | (is_before & (logits == picked)), axis=0)
     return _of_examples((rank < k).astype(outputs.dtype))
 
 
@@ -187,10 +190,10 @@ def auc(
 ) -> Float[Array, ""]:
     """Area under the ROC curve, exact, where equal outputs count half.
 
-    The scores of classes are their probabilities, the softmax of the outputs, and the area is the
-    mean over classes, each against the rest. A class without examples, or without others, is left
-    out; without any other the area is NaN. Outputs of the targets' shape are scores of binary
-    targets, one area for each column.
+    The scores of classes are in the order of their probabilities, the softmax of the outputs, and
+    the area is the mean over classes, each against the rest. A class without examples, or without
+    others, is left out; without any other the area is NaN. Outputs of the targets' shape are scores
+    of binary targets, one area for each column.
 
     Args:
       outputs: logits of classes, or scores.
@@ -205,7 +208,8 @@ def auc(
     if jnp.size(outputs) == jnp.size(targets):
         scores, is_positive = outputs, _like(targets, outputs) > 0
     else:
-        scores = jax.nn.softmax(outputs)
+        _check_labels(outputs, targets)
+        scores = _log_odds(outputs)
         is_positive = targets[:, None] == jnp.arange(outputs.shape[-1])
     columns = [x.reshape(len(weights), -1).T for x in (scores, is_positive)]
     areas = jax.vmap(_area, (0, 0, None))(columns[0], columns[1], weights)
@@ -230,7 +234,10 @@ def r2(
     mean = jnp.sum(share * targets, axis=0)
     total = jnp.sum(share * (targets - mean) ** 2, axis=0)
     rest = jnp.sum(share * (targets - outputs) ** 2, axis=0)
-    return jnp.mean(1 - rest / jnp.where(total > 0, total, jnp.nan))
+    is_there = share > 0
+    low = jnp.min(jnp.where(is_there, targets, jnp.inf), axis=0)
+    high = jnp.max(jnp.where(is_there, targets, -jnp.inf), axis=0)
+    return jnp.mean(1 - rest / jnp.where(high > low, total, jnp.nan))
 
 
 @checked
@@ -258,13 +265,15 @@ def calibration_error(
 
     Reference: Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks" (2017).
     """
+    _check_labels(outputs, targets)
     confidence = jnp.max(jax.nn.softmax(outputs), axis=-1)
     gap = (jnp.argmax(outputs, axis=-1) == targets) - confidence
     # Bins are open below and closed above.
     place = jnp.clip(jnp.ceil(confidence * bins).astype(jnp.int32) - 1, 0, bins - 1)
     share = _of_positions(weights, gap)
     share /= jnp.sum(share)
-    sums = jnp.zeros(bins, gap.dtype).at[place.ravel()].add(share * gap.ravel())
+    parts = share * gap.ravel()
+    sums = jnp.zeros(bins, parts.dtype).at[place.ravel()].add(parts)
     return jnp.sum(jnp.abs(sums))
 
 
@@ -272,7 +281,31 @@ def _of_examples(values: Array) -> Float[Array, " batch"]:
     return values.reshape(len(values), -1).mean(1) if values.ndim > 1 else values
 
 
+def _check_labels(outputs: Array, targets: Array) -> None:
+    if jnp.shape(outputs)[:-1] != jnp.shape(targets):
+        raise ValueError(
+            f"outputs have shape {list(jnp.shape(outputs))} and targets {list(jnp.shape(targets))}"
+            "; give one label for each row of outputs, or take another metric"
+        )
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise ValueError(
+            f"targets are {targets.dtype}; give labels, which are integers, or take another metric"
+        )
+
+
+def _log_odds(outputs: Float[Array, "batch classes"]) -> Float[Array, "batch classes"]:
+    """Logits against all other classes, which do not round to 1 as probabilities do."""
+
+    def against_others(label: Array) -> Array:
+        is_other = jnp.arange(outputs.shape[1]) != label
+        others = jnp.where(is_other, outputs, -jnp.inf)
+        return outputs[:, label] - jax.nn.logsumexp(others, axis=1)
+
+    return lax.map(against_others, jnp.arange(outputs.shape[1])).T
+
+
 def _by_class(outputs: Array, targets: Array) -> tuple[Array, Array]:
+    _check_labels(outputs, targets)
     # Put examples on the last axis, because XLA vectorizes along it on CPUs.
     logits = jnp.moveaxis(outputs, -1, 0)
     classes = jnp.arange(len(logits)).reshape(-1, *[1] * jnp.ndim(targets))
@@ -296,6 +329,7 @@ def _of_positions(weights: Array, like: Array) -> Array:
 
 def _counts(outputs: Array, targets: Array, weights: Array) -> tuple[Array, Array, Array]:
     """The weights of each class's hits, predictions and targets."""
+    _check_labels(outputs, targets)
     predicted = jnp.argmax(outputs, axis=-1).ravel()
     actual, each = targets.ravel(), _of_positions(weights, targets)
     zeros = jnp.zeros(outputs.shape[-1], weights.dtype)

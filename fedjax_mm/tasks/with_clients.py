@@ -133,7 +133,8 @@ def check_has(task: Task, metric: str) -> None:
             "examples; record 'loss'"
         )
     name = metric.partition("_")[2]
-    if isinstance(inside, Supervised) and name not in ("loss", *dict(inside.scores)):
+    means = [key for key, score in getattr(inside, "scores", ()) if score.is_mean]
+    if isinstance(inside, Supervised) and name not in ("loss", *means):
         raise ValueError(
             f"the task has no {name}, so clients have no {metric!r}; record 'test_loss'"
         )

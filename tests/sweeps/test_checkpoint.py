@@ -416,13 +416,13 @@ def check_equal(actual, expected):
         assert one.tobytes() == other.tobytes()
 
 
-def test_arrays_are_loaded_as_they_were_saved(tmp_path):
-    for arrays in [some_arrays(4), [], [np.zeros(0)], [jnp.ones(3)]]:
-        with Checkpoints(tmp_path) as checkpoints:
-            checkpoints.save(3, 5, arrays, {"of": [1, 2.5, "x"]})
-            rounds, loaded, about = checkpoints.load(3)
-        assert (rounds, about) == (5, {"of": [1, 2.5, "x"]})
-        check_equal(loaded, arrays)
+@pytest.mark.parametrize("arrays", [some_arrays(4), [], [np.zeros(0)], [jnp.ones(3)]])
+def test_arrays_are_loaded_as_they_were_saved(tmp_path, arrays):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, 5, arrays, {"of": [1, 2.5, "x"]})
+        rounds, loaded, about = checkpoints.load(3)
+    assert (rounds, about) == (5, {"of": [1, 2.5, "x"]})
+    check_equal(loaded, arrays)
 
 
 def test_the_last_two_states_of_a_part_are_kept(tmp_path):
