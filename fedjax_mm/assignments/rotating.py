@@ -1,4 +1,7 @@
-"""Rotations and draws that favour pairs of clients and models by statistics of their data."""
+"""Rotations and draws that favour pairs of clients and models by statistics of their data.
+
+MFA-RR, whose groups rotate regardless of data, is in `partitions.py`.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias

@@ -1,4 +1,7 @@
-"""Weights of updates by their staleness, the steps that a model took during the job."""
+"""Weights of updates by their staleness, the steps that a model took during the job.
+
+`simulator/asynchronous.py` applies them.
+"""
 
 from typing import Any, Protocol
 

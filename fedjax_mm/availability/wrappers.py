@@ -1,4 +1,7 @@
-"""Assignment wrappers for absent clients and lost messages."""
+"""Assignment wrappers for absent clients and lost messages.
+
+Late clients are dropped by the clock, in `asynchrony/clock.py`.
+"""
 
 import dataclasses
 from typing import Any, Literal

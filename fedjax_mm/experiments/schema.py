@@ -1,4 +1,7 @@
-"""The JSON schema of experiment files, with which editors complete, explain and check them."""
+"""The JSON schema of experiment files, with which editors complete, explain and check them.
+
+Files are read and validated in `overrides.py`.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Plans: a grid's compiled programs, their batches and their memory."""
+"""Plans: a grid's compiled programs, their batches and their memory.
+
+`program.py` groups the points into programs, by the parts that `stacking.py` finds alike.
+"""
 
 import dataclasses
 import hashlib
