@@ -51,6 +51,7 @@ def test_ids_are_unique_and_in_order():
     """The order is by paper, with theory last, and by the numbers in an id."""
     own = (
         "compression-curve",
+        "methods-compare",
         "multi-attributes",
         "multi-compare",
         "multi-jct",
