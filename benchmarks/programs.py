@@ -189,7 +189,8 @@ def table_1(changes: Mapping[str, Any]) -> Made:
 
     settings = ITEMS["maxfl-table1"].settings
     settings = type(settings).model_validate(settings.model_dump() | dict(changes))
-    grid, clock = settings.selection or settings, 0.0
+    grid, clock = settings.selecting, 0.0
+    grid = grid if grid.methods else settings
     drawn, plans = draw(grid, Execution()), list[Plan]()
 
     def note(plan: Plan) -> None:

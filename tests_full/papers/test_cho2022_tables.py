@@ -195,7 +195,6 @@ def test_the_grid_of_table_1_has_two_programs_per_method(monkeypatch):
         raise StopIteration
 
     monkeypatch.setattr(execute, "make_plan", count)
-    monkeypatch.setattr(runs, "warm_up", lambda config, *_: dict.fromkeys(config.requirement.kinds))
     config = config_of("maxfl-table1", num_clients=4, num_unseen=3, cohort_size=2)
     with pytest.raises(StopIteration):
         select(config, Execution())

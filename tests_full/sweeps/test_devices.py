@@ -299,11 +299,12 @@ def test_collectives_have_no_timeout():
 
 
 def test_stopping_one_process_while_it_compiles_stops_all(monkeypatch):
-    def compiling(*args):
+    def placing(*args):
         signal.raise_signal(signal.SIGTERM)
+        return [], None, 0.0, 0.0
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(plan, "_make_plan", compiling)
+    monkeypatch.setattr(plan, "_place", placing)
     monkeypatch.setattr(plan, "agree", lambda *numbers: list(numbers))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(InterruptedRunError, match="SIGTERM: stopped before it computed anything"):
