@@ -170,7 +170,7 @@ class ClientContext(NamedTuple):
 
     @property
     def scale(self) -> Scalar:
-        """The factor that multiplies the client's weight; 0 if the client does not participate."""
+        """The factor that multiplies the client's weight, 0 if the client does not participate."""
         factor = 1.0 if self.factor is None else self.factor
         return factor if self.takes_part is True else jnp.where(self.takes_part, factor, 0)
 
@@ -291,7 +291,7 @@ class Algorithm(Part):
       download: returns the part of the parameters that a client receives, whose size counts as
         downloaded; None means all.
       name: the name of the wrapper or of the factory, for messages.
-      inner: the algorithm inside a wrapper; None if there is no wrapper.
+      inner: the algorithm inside a wrapper; None without a wrapper.
     """
 
     init: InitFn
@@ -395,7 +395,7 @@ class Assignment(Part):
         is not active: its server never steps, and its rounds are not idle.
       eligible: which clients may train each model; None means all.
       name: the name of the wrapper or of the factory, for messages.
-      inner: the assignment inside a wrapper; None if there is no wrapper.
+      inner: the assignment inside a wrapper; None without a wrapper.
       sampling: how clients are sampled, as stated by `sampled`; None if unknown or data-dependent.
         Privacy accounting relies on it, so ``assignment._replace(...)`` has none.
     """

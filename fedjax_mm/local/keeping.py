@@ -13,7 +13,7 @@ from fedjax_mm.local.settings import STATE, Kept, LocalSGD
 
 
 class Keeping(NamedTuple):
-    """State of a client or of a server, with what is kept of local optimizers.
+    """State of a client or of a server, with kept states of local optimizers.
 
     Attributes:
       own: the method's state.

@@ -296,7 +296,7 @@ def _trainer(
     build: Callable[..., Setup],
     axes: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> Make:
-    """Runs one method on one problem with some or all clients; settings share draws of data."""
+    """Runs a method on a problem with some or all clients, on draws of data that settings share."""
     drawn = cache(config.data)
 
     def make(alone: Any, saving: Execution) -> xr.Dataset:

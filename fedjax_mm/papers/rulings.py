@@ -144,7 +144,7 @@ def check(text: str, passed: Any, evidence: str = "") -> Check:
 
 
 def finding(text: str, holds: Any, evidence: str = "") -> Check:
-    """The outcome of a check of a property that need not hold; see `check`."""
+    """The outcome of a check of a property that need not hold, see `check`."""
     return _checked(text, holds, evidence, ("holds", "does not hold"))
 
 

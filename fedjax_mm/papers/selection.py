@@ -86,7 +86,7 @@ def best_point(
 
 
 def at_edge(chosen: xr.DataArray, grid: Sequence[float]) -> xr.DataArray:
-    """Tells which chosen values are the smallest or the largest of their grid."""
+    """Marks chosen values that are the smallest or the largest of their grid."""
     return (chosen <= min(grid)) | (chosen >= max(grid))
 
 

@@ -137,7 +137,7 @@ def _refuse(what: str) -> NoReturn:
 def with_private_examples(
     algorithm: Algorithm, clip: Scalar, noise_multiplier: Scalar, *of_clients: Any
 ) -> Algorithm:
-    """Lets the clients of a method train by DP-SGD; see `private`."""
+    """Lets the clients of a method train by DP-SGD, see `private`."""
     _local_of(algorithm)
     if any(each is not None for each in of_clients):
         raise ValueError(
@@ -261,7 +261,7 @@ def example_epsilon(
     steps: Counter[int] = Counter()
     for t in range(1, num_rounds + 1):
         size = local.batch_size(np.int32(t)) if callable(local.batch_size) else num_examples
-        # As they are drawn: at least one example, and one more for a fraction.
+        # At least one example is drawn, and one more for a fraction.
         drawn = min(max(math.ceil(size), 1), num_examples)
         steps[drawn] += models * _steps_with(local, num_examples)
     return spent_on(z, num_examples, steps, delta)

@@ -294,7 +294,7 @@ def _dense(
 def _by_staleness(
     is_model: bool, send: SendFn, factor: Scalar | None, params: Params
 ) -> tuple[Contribution, base.ClientState]:
-    """Multiplies the update, and not its weight in the mean; or sends the client's model."""
+    """Multiplies the update but not its weight in the mean, or sends the client's model."""
     sent, state = _dense(send, None, params)
     found: Any = jax.tree.structure(sent.update)
     if found != jax.tree.structure(params):

@@ -145,7 +145,7 @@ def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
 
 
 def best_candidates(scores: xr.Dataset, chosen_by: str) -> xr.Dataset:
-    """The scores and the point of each method's best candidate; see `best_points`."""
+    """The scores and the point of each method's best candidate, see `best_points`."""
     if not scores:
         return scores
     names = scores["candidate_algorithm"].values
