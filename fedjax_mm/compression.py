@@ -28,6 +28,7 @@ from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import dense_update, is_stacked, root
 from fedjax_mm.checks.annotations import TracedCount, checked, part
 from fedjax_mm.checks.instances import check_algorithm, check_instance, check_task
+from fedjax_mm.tools.selection import kth_largest
 from fedjax_mm.wrap import Hidden, names_of, sent_by, wrap_algorithm, zero_message
 
 __all__ = [
@@ -360,7 +361,7 @@ def _number(share: Scalar, size: int) -> Any:
 
 def _largest(values: Array, k: Any) -> Bool[Array, " d"]:
     """Marks the k largest values, with ties going to the lower index."""
-    least = jnp.sort(values)[values.size - k]
+    least = kth_largest(values, k)
     is_above, is_tied = values > least, values == least
     room = k - jnp.sum(is_above, dtype=jnp.int32)
     return is_above | (is_tied & (jnp.cumsum(is_tied) <= room))

@@ -2,13 +2,13 @@
 
 A rule gets one row of each array per slot of the cohort. Rows without a participant are padding:
 their numbers are 0, and no rule may depend on how many there are. The number n of participants may
-be traced. Ties go to the lower slot. Distances are sums of squared differences, because
-``|x|^2 + |y|^2 - 2 x y`` loses all digits if updates have a large common part.
+be traced. Ties go to the lower slot.
 
 Axes:  ``slots`` of a model's cohort · ``d`` numbers of an update, as one vector
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
@@ -23,6 +23,7 @@ from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import root as root_of
 from fedjax_mm.checks.annotations import Count, Positive, TracedCount, part
 from fedjax_mm.checks.instances import check_instance, check_task
+from fedjax_mm.tools.selection import argsort_rows, sort_rows
 
 Attackers = Annotated[Steps, Interval(ge=0, lt=2**31)]
 """The number of attackers that a rule tolerates, which may be traced."""
@@ -199,8 +200,12 @@ def multi_krum(
         del rng_key
         n, f = jnp.sum(here), num_attackers
         m = n - f if num_selected is None else num_selected
-        scores = _krum_scores(_distances(x, here), here, n - f - 2)
-        return _mean_of(x, _least(scores, here, m), weights if weighted else 1), state
+
+        def scores(distances: Array) -> Float[Array, "slots 1"]:
+            return _krum_scores(distances, here, n - f - 2)[:, None]
+
+        chosen = _nearest(x, here, scores, len(x), m)[0]
+        return _mean_of(x, chosen, weights if weighted else 1), state
 
     return Rule(aggregate, 2 * num_attackers + 3)
 
@@ -236,18 +241,18 @@ def bulyan(num_attackers: Attackers) -> Rule:
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
         del rng_key, weights
         f, theta = num_attackers, jnp.sum(here) - 2 * num_attackers
-        distances = _distances(x, here)
+        distances = _distances(lax.stop_gradient(x), here)
 
         def choose(left: Array, _: None) -> tuple[Array, Array]:
             among = jnp.where(left[:, None] & left, distances, jnp.inf)
             scores = _krum_scores(among, left, jnp.maximum(1, jnp.sum(left) - f - 2))
-            best = _least(scores, left, 1)
+            best = _least(scores[:, None], left, 1)[:, 0]
             return left & ~best, jnp.argmax(best)
 
         _, order = lax.scan(choose, here, length=len(x))
         chosen, rank = x[order], jnp.arange(len(x))
         away = jnp.abs(chosen - _median_of(chosen, rank < theta))
-        nearest = jnp.argsort(jnp.where((rank < theta)[:, None], away, jnp.inf), axis=0)
+        nearest = argsort_rows(jnp.where((rank < theta)[:, None], away, jnp.inf))
         ranked = jnp.take_along_axis(chosen, nearest, axis=0)
         return _mean_of(ranked, rank < theta - 2 * f), state
 
@@ -397,7 +402,7 @@ def nearest_neighbor_mixing(rule: Rule, num_attackers: Attackers) -> Rule:
 
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
         number = jnp.sum(here) - num_attackers
-        nearest = jax.vmap(_least, (0, None, None))(_distances(x, here), here, number)
+        nearest = _nearest(x, here, lambda distances: distances, 1, number)
         mixed = jnp.matmul(nearest.astype(x.dtype), x, precision=lax.Precision.HIGHEST)
         mixed = mixed / jnp.maximum(number, 1).astype(x.dtype)
         return rule.aggregate(rng_key, jnp.where(here[:, None], mixed, 0), weights, here, state)
@@ -454,7 +459,7 @@ def _mean_of(x: Array, chosen: Array, weights: Any = 1) -> Float[Array, " d"]:
 
 
 def _sorted(x: Array, here: Array) -> Float[Array, "slots d"]:
-    return jnp.sort(jnp.where(here[:, None], x, jnp.inf), axis=0)
+    return sort_rows(jnp.where(here[:, None], x, jnp.inf))
 
 
 def _median_of(x: Array, here: Array) -> Float[Array, " d"]:
@@ -477,11 +482,48 @@ def _distances(x: Array, here: Array) -> Float[Array, "slots slots"]:
     return jnp.where(here[:, None] & here, squares, jnp.inf)
 
 
+def _nearest(
+    x: Array, here: Array, values: Callable[[Array], Array], terms: int, number: Any
+) -> Bool[Array, "columns slots"]:
+    """Marks the participants with the least values in each column, one row for each column.
+
+    The distances are those of a matrix product, unless its rounding may change a mark.
+
+    Args:
+      x: the updates.
+      here: which slots have a participant.
+      values: maps distances ``[slots, slots]`` to values ``[slots, columns]``.
+      terms: the largest number of distances whose sum is a value.
+      number: the number of marks in each column.
+    """
+    x = lax.stop_gradient(x)
+    centered = jnp.where(here[:, None], x - _mean_of(x, here), 0)
+    squares = jnp.sum(centered**2, axis=1)
+    products = jnp.matmul(centered, centered.T, precision=lax.Precision.HIGHEST)
+    distances = squares[:, None] + squares - (products + products.T)  # symmetric to the last bit
+    distances = jnp.where(jnp.eye(len(x), dtype=bool), 0, jnp.maximum(distances, 0))
+    near = values(jnp.where(here[:, None] & here, distances, jnp.inf))
+    chosen = _least(near, here, number)
+    # Differences decide if updates have a large common part, because the products then cancel, and
+    # if values are tied.
+    largest = 4 * terms * jnp.max(squares)
+    rounding = 2 * jnp.finfo(x.dtype).eps * math.sqrt(x.shape[1]) * largest
+    last = jnp.max(jnp.where(chosen, near, -jnp.inf), axis=0)
+    after = jnp.min(jnp.where(here[:, None] & ~chosen, near, jnp.inf), axis=0)
+    is_decided = jnp.isfinite(largest) & jnp.all((after - last > rounding) | jnp.isposinf(last))
+
+    def by_differences(_: Any) -> Any:
+        return jnp.bool_(True), _least(values(_distances(x, here)), here, number).T
+
+    # A loop of at most one step, because `vmap` makes `lax.cond` compute both branches.
+    return lax.while_loop(lambda carry: ~carry[0], by_differences, (is_decided, chosen.T))[1]
+
+
 def _krum_scores(distances: Array, here: Array, number: Any) -> Float[Array, " slots"]:
     """Sums of the squared distances to the nearest others."""
     others = jnp.where(jnp.eye(len(here), dtype=bool), jnp.inf, distances)
     is_near = jnp.arange(len(here)) < number
-    return jnp.sum(jnp.where(is_near, jnp.sort(others, axis=1), 0), axis=1)
+    return jnp.sum(jnp.where(is_near, sort_rows(others).T, 0), axis=1)
 
 
 def _rank(values: Array, here: Array) -> Array:
@@ -490,9 +532,13 @@ def _rank(values: Array, here: Array) -> Array:
     return jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
 
 
-def _least(values: Array, here: Array, number: Any) -> Bool[Array, " slots"]:
-    """Marks the participants with the least values."""
-    return here & (_rank(values, here) < number)
+def _least(values: Array, here: Array, number: Any) -> Bool[Array, "slots columns"]:
+    """Marks the participants with the least values in each column, NaNs counting as infinite."""
+    values = jnp.where(here[:, None] & ~jnp.isnan(values), values, jnp.inf)
+    last = sort_rows(values)[jnp.clip(number - 1, 0, len(values) - 1)]
+    is_below, is_tied = values < last, (values == last) & here[:, None]
+    room = number - jnp.sum(is_below, axis=0, dtype=jnp.int32)
+    return is_below | (is_tied & (jnp.cumsum(is_tied, axis=0, dtype=jnp.int32) <= room))
 
 
 def _larger(one: Any, other: Any) -> Any:
