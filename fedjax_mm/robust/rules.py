@@ -23,7 +23,7 @@ from fedjax_mm.base.calls import Part
 from fedjax_mm.base.sums import root as root_of
 from fedjax_mm.checks.annotations import Count, Positive, TracedCount, part
 from fedjax_mm.checks.instances import check_instance, check_task
-from fedjax_mm.tools.selection import argsort_rows, sort_rows
+from fedjax_mm.tools.selection import argsort_rows, kth_largest, sort_rows
 
 Attackers = Annotated[Steps, Interval(ge=0, lt=2**31)]
 """The number of attackers that a rule tolerates, which may be traced."""
@@ -533,9 +533,13 @@ def _rank(values: Array, here: Array) -> Array:
 
 
 def _least(values: Array, here: Array, number: Any) -> Bool[Array, "slots columns"]:
-    """Marks the participants with the least values in each column, NaNs counting as infinite."""
+    """Marks the participants with the least values in each column.
+
+    Values are not negative, and NaNs count as infinite.
+    """
     values = jnp.where(here[:, None] & ~jnp.isnan(values), values, jnp.inf)
-    last = sort_rows(values)[jnp.clip(number - 1, 0, len(values) - 1)]
+    k = jnp.clip(len(values) - number + 1, 1, len(values))
+    last = jax.vmap(kth_largest, (1, None))(values, k)
     is_below, is_tied = values < last, (values == last) & here[:, None]
     room = number - jnp.sum(is_below, axis=0, dtype=jnp.int32)
     return is_below | (is_tied & (jnp.cumsum(is_tied, axis=0, dtype=jnp.int32) <= room))
