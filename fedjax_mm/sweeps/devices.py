@@ -1,8 +1,10 @@
 """Multiple devices: splits a program's replicas, or the clients of a cohort, over a mesh."""
 
+import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +19,16 @@ from fedjax_mm.tools.compiler import PATIENT, add_flags
 
 _MOST_DEVICES = 512  # limits CPU devices, because each has its own threads and memory
 _HEARTBEAT_SECONDS = 30  # after which a silent process counts as lost; JAX's default is 100
+
+# The variables for a process's rank on its node, and for the number of processes there. Open MPI is
+# first, because inside a Slurm job its processes inherit the variables of the step of its daemon.
+_RANKS = (
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+    ("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 # The extras of this package, each with a file of the driver and the package of its JAX plugin.
 _ACCELERATORS = {
@@ -64,6 +76,10 @@ def join_processes(address: str | None = None) -> None:
     Call it once in every process, before any computation. JAX aborts a process that has waited five
     minutes for the others, or has not heard from one of them for half a minute.
 
+    A process that is alone on its node uses all of the node's devices. Of several, each uses the
+    GPUs that the scheduler reserved for it (``--gpus-per-task``), or else the one with its local
+    rank. JAX_LOCAL_DEVICE_IDS, such as "0,1", overrides this.
+
     Args:
       address: ``I/N@HOST:PORT``, with this process's index, the number of processes, and the
         address of process 0. None takes them from the cluster's scheduler (Slurm, Open MPI,
@@ -77,9 +93,13 @@ def join_processes(address: str | None = None) -> None:
     """
     # Disable JAX's SIGTERM handler, because a run saves its state on SIGTERM and exits.
     jax.config.update("jax_enable_preemption_service", False)
+    settings: dict[str, Any] = {
+        "local_device_ids": _local_ids(os.environ),
+        "heartbeat_timeout_seconds": _HEARTBEAT_SECONDS,
+    }
     if address is None:
         try:
-            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+            jax.distributed.initialize(**settings)
         except ValueError as error:
             raise ValueError(
                 f"no cluster's scheduler was found ({error}); give every process its I/N@HOST:PORT"
@@ -96,9 +116,50 @@ def join_processes(address: str | None = None) -> None:
         socket.getaddrinfo(host.strip("[]"), int(port))
     except OSError as error:
         raise ValueError(f"the process is {address!r}; its host is unknown: {error}") from error
-    jax.distributed.initialize(
-        f"{host}:{port}", int(count), int(number), heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+    jax.distributed.initialize(f"{host}:{port}", int(count), int(number), **settings)
+
+
+def _local_ids(environ: Mapping[str, str]) -> list[int] | None:
+    """The GPUs that this process uses, of those that it sees: all if empty, or JAX's choice."""
+    # By default JAX gives every process of Slurm and Open MPI one GPU, also if it is alone on its
+    # node. An empty list is neither replaced by that default, nor does it hide any device.
+    found = [names for names in _RANKS if environ.keys() >= {*names}]
+    if environ.get("JAX_LOCAL_DEVICE_IDS") or not found:
+        return None
+    rank, tasks = found[0]
+    # Slurm's "2(x3),1" means two tasks on each of the first three nodes, and one on the last.
+    numbers = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ[tasks])
+    per_node = [int(each) for each, times in numbers for _ in range(int(times or 1))]
+    node = int(environ.get("SLURM_NODEID", "0")) if len(per_node) > 1 else 0
+    visible = _num_visible(environ)
+    reserved = re.search(r"\d+$", environ.get("SLURM_GPUS_PER_TASK", ""))
+    is_bound = visible is not None and (
+        visible < per_node[node] or (reserved is not None and int(reserved[0]) == visible)
     )
+    return [] if per_node[node] == 1 or is_bound else [int(environ[rank])]
+
+
+def _num_visible(environ: Mapping[str, str]) -> int | None:
+    """The number of GPUs that the environment makes visible to this process, if it is limited."""
+    given = next((environ[name] for name in _VISIBLE if name in environ), None)
+    return None if given is None else len([each for each in given.split(",") if each])
+
+
+def hosts_and_devices() -> tuple[int, int]:
+    """The numbers of hosts of this run and of their devices, including those hidden from JAX.
+
+    All processes must call it, because they exchange their numbers.
+    """
+    here = jax.local_device_count()
+    if jax.default_backend() == "gpu" and jax.distributed.is_initialized():
+        visible = _num_visible(os.environ)
+        installed = len([*Path("/proc/driver/nvidia/gpus").glob("*")])
+        here = int(os.environ.get("SLURM_GPUS_ON_NODE", installed if visible is None else visible))
+    host = zlib.crc32(socket.gethostname().encode())
+    row = np.array([host, jax.local_device_count(), here], np.uint32)
+    rows = row[None] if jax.process_count() == 1 else multihost_utils.process_allgather(row)
+    hosts = [rows[rows[:, 0] == host] for host in np.unique(rows[:, 0])]
+    return len(hosts), sum(int(max(own[:, 1].sum(), own[:, 2].max())) for own in hosts)
 
 
 class Layout(NamedTuple):

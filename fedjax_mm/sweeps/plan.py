@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ import psutil
 from fedjax_mm.base import Params
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.simulator.record import Record, check_dims
-from fedjax_mm.sweeps.devices import Layout, agree, layout
+from fedjax_mm.sweeps.devices import Layout, agree, hosts_and_devices, layout
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import (
@@ -98,6 +99,8 @@ class Plan:
       compile_seconds: the total compile time of all programs; NaN for an outline.
       process_bytes: the memory of this process, including programs, before the first run.
       limit: the memory limit in bytes; on accelerators, per device.
+      num_hosts: the number of hosts.
+      num_devices: the number of all their devices, whether used or not.
     """
 
     grid: Grid
@@ -106,6 +109,8 @@ class Plan:
     compile_seconds: float
     process_bytes: int
     limit: float
+    num_hosts: int
+    num_devices: int
 
     __repr__ = in_short
 
@@ -162,9 +167,9 @@ class Plan:
     def lines(self) -> list[str]:
         """The work and the memory as lines of text."""
         kind = self.where.mesh.devices.flat[0].device_kind
-        shared = (
-            f"on {self.where.mesh.size} devices ({kind}), which share out the {self.where.axis}"
-        )
+        used = f"{self.where.mesh.size} of {self.num_devices} devices"
+        used += f" on {_hosts(self.num_hosts)} ({kind})"
+        shared = f"on {used}, which share out the {self.where.axis}"
         number = f"{len(self.compiled)} program{'s'[: len(self.compiled) > 1]}"
         work = f"{self.client_updates:,} local trainings {shared}"
         if not self.is_compiled:
@@ -240,7 +245,15 @@ def make_plan(
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
         raise InterruptedRunError(int(stop), None)
-    return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
+    hosts, devices = hosts_and_devices()
+    if jax.device_count() < devices and jax.process_index() == 0:
+        warnings.warn(
+            f"JAX sees {jax.device_count()} of {devices} devices on {_hosts(hosts)}; start "
+            "one process on each (srun --ntasks-per-node=1), or one for each device",
+            stacklevel=2,
+        )
+    used = psutil.Process().memory_info().rss
+    return Plan(grid, where, compiled, seconds, used, limit, hosts, devices)
 
 
 def _compile(
@@ -513,6 +526,10 @@ def _result_bytes(grid: Grid, programs: Sequence[Program]) -> int:
     kept = runs * num_bytes(kept_shapes(programs))
     num_models = max(program.num_models for program in programs)
     return cells * num_models * (metrics + _RECORD_BYTES) + kept
+
+
+def _hosts(number: int) -> str:
+    return f"{number} host{'s'[: number > 1]}"
 
 
 def _in_gib(num_bytes: float) -> str:

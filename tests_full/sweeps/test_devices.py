@@ -210,7 +210,7 @@ def test_two_processes_agree_with_one(tmp_path, cases):
 
     codes, outputs = in_two_processes(tmp_path, commands)
     assert codes == [0, 0], outputs
-    assert outputs[0][1].count("on 2 devices") == len(cases)
+    assert outputs[0][1].count("on 2 of 2 devices on 1 host (") == len(cases)
     assert outputs[0][0].count("result.nc, manifest.json") == len(cases)
     said = [line for line in outputs[1][0].splitlines() if not line.startswith("[Gloo]")]
     assert said == []  # only the first process prints and writes
