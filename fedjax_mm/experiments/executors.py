@@ -47,7 +47,8 @@ class Submitit(_Executor):
     Attributes:
       cluster: "slurm", or "local" for processes on this machine.
       folder: the directory of submitit's files.
-      at_once: the maximum number of parts at a time; defaults to all of them, or 2 on this machine.
+      at_once: the maximum number of parts at a time; defaults to submitit's 256, or 2 on this
+        machine.
       parameters: passed to submitit's `update_parameters`, such as `timeout_min` or
         `slurm_partition`.
     """
@@ -111,7 +112,7 @@ class Dask(_Executor):
                 distributed.LocalCluster(**here, **quiet) as cluster,
                 distributed.Client(cluster) as client,
             ):
-                yield client.get_executor(pure=False)
+                yield client
             return
         try:
             client = distributed.Client(self.address)
@@ -120,7 +121,7 @@ class Dask(_Executor):
                 f"executor.address: no scheduler at {self.address}: {error}"
             ) from error
         with client:
-            yield client.get_executor(pure=False)
+            yield client
 
 
 AnyExecutor = Annotated[Submitit | Dask, Field(discriminator="name")]

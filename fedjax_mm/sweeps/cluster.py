@@ -9,8 +9,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from functools import cached_property, lru_cache
+from contextlib import closing, contextmanager
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -349,15 +349,19 @@ def compute_parts(
 ) -> Generator[Saved]:
     """Computes parts on an executor, and yields their results as they finish.
 
+    Executors of submitit submit them as one job array, with the pickled sweep in a file in their
+    folder, and a Dask client sends it to its workers once. Others send it with each part.
+
     If a worker dies, its part is submitted again, at most three times including the first.
 
     Args:
       compute: computes one part; it is pickled for the workers with everything it references.
       parts: the parts.
       executor: has ``submit(fn, *args)``, as a `concurrent.futures.Executor` has; its workers need
-        this package.
+        this package, and those of submitit its folder.
       report: called with the number of finished parts.
-      at_once: the maximum number of parts submitted at a time; defaults to all of them.
+      at_once: the maximum number of parts submitted at a time, or of tasks that run in an array on
+        Slurm; defaults to all of them.
 
     Raises:
       RefusedError, DivergenceError: if a part itself fails, which cancels the others.
@@ -366,15 +370,18 @@ def compute_parts(
     sent, is_double = _pickled(compute), jnp.result_type(float) == np.float64
     left, running = list(parts), list[tuple[Part, Any]]()
     tries, ended = Counter[Part](), 0
-    try:
+    if at_once is not None and getattr(executor, "cluster", None) == "slurm":
+        executor.update_parameters(slurm_array_parallelism=at_once)
+        at_once = None
+    with _shared(executor, sent) as shared, _cancelling(running):
         while left or running:
-            while left and (at_once is None or len(running) < at_once):
-                part = left.pop(0)
-                tries[part] += 1
-                running.append((part, _given(executor, sent, part, is_double)))
+            room = len(left) if at_once is None else at_once - len(running)
+            now, left = left[:room], left[room:]
+            tries.update(now)
+            running.extend(_submitted(executor, shared, now, is_double))
             report(ended)
             over = [each for each in running if each[1].done()]
-            running = [each for each in running if each not in over]
+            running[:] = [each for each in running if each not in over]
             problem: Exception | None = None
             for part, job in over:  # check all of them, because good results are saved
                 try:
@@ -394,29 +401,71 @@ def compute_parts(
                 raise problem
             time.sleep(_POLL_SECONDS if running and not over else 0)
         report(ended)
+
+
+@contextmanager
+def _cancelling(running: list[tuple[Part, Any]]) -> Iterator[None]:
+    """Cancels the jobs that still run on exit."""
+    try:
+        yield
     finally:
         for _, job in running:
             if cancel := getattr(job, "cancel", None):
                 cancel()
 
 
-def _given(executor: Any, sent: bytes, part: Part, is_double: bool) -> Any:
-    """Submits a part.
+@contextmanager
+def _shared(executor: Any, sent: bytes) -> Iterator[Any]:
+    """Yields the pickled sweep as the argument of every job: a Dask future, a file, or itself."""
+    if _is_dask(executor):
+        # A task, because Dask computes lost ones again, whereas scattered data are lost for good.
+        yield executor.submit(bytes, sent, pure=False)
+    elif folder := getattr(executor, "folder", None):
+        # Submitit replaces %j in the folder's name by the job's number.
+        places = (Path(folder).absolute(), *Path(folder).absolute().parents)
+        place = next(each for each in places if "%" not in str(each))
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"sweep-{os.urandom(8).hex()}.pkl"
+        path.write_bytes(sent)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+    else:
+        yield sent
+
+
+def _is_dask(executor: Any) -> bool:
+    return hasattr(executor, "scatter")
+
+
+def _submitted(
+    executor: Any, shared: Any, parts: Sequence[Part], is_double: bool
+) -> Iterator[tuple[Part, Any]]:
+    """Submits parts, as one job array if the executor has `batch`.
 
     Raises:
-      ChildProcessError: if the executor rejects it.
+      ChildProcessError: if the executor rejects them.
     """
+    submit = partial(executor.submit, **{"pure": False} if _is_dask(executor) else {})
     try:
-        return executor.submit(_work, sent, part, is_double)
+        if parts and (batch := getattr(executor, "batch", None)):
+            with batch():
+                jobs = [submit(_work, shared, part, is_double) for part in parts]
+            yield from zip(parts, jobs, strict=True)
+        else:
+            for part in parts:
+                yield part, submit(_work, shared, part, is_double)
     except Exception as error:  # raised by a pool with killed processes, or by a scheduler
-        raise ChildProcessError(f"the executor rejected part {part}: {error}") from error
+        numbers = listed([part.number for part in parts])
+        raise ChildProcessError(f"the executor rejected parts {numbers}: {error}") from error
 
 
-def _work(sent: bytes, part: Part, is_double: bool) -> Saved | Exception:
+def _work(shared: bytes | Path, part: Part, is_double: bool) -> Saved | Exception:
     """Computes a part in a worker, or returns an error that would recur on every worker."""
     with jax.enable_x64(is_double):
         try:
-            return _received(sent)(part)
+            return _received(shared)(part)
         except OSError:  # a disk or connection error may not recur on other workers
             raise
         except Exception as error:
@@ -430,9 +479,10 @@ def _work(sent: bytes, part: Part, is_double: bool) -> Saved | Exception:
 # Keep one, because a worker gets many parts of one sweep, and loading its data and building its
 # points may take longer than a part.
 @lru_cache(1)
-def _received(sent: bytes) -> Callable[[Part], Saved]:
+def _received(shared: bytes | Path) -> Callable[[Part], Saved]:
     import cloudpickle
 
+    sent = shared.read_bytes() if isinstance(shared, Path) else shared
     compute: Callable[[Part], Saved] = cloudpickle.loads(sent)
     return compute
 

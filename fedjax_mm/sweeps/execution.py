@@ -96,7 +96,7 @@ class Execution(NamedTuple):
         workers compute the parts of the sweep; callbacks then report only finished parts. None
         computes all runs in this process.
       num_parts: N, the number of parts for an executor.
-      at_once: the maximum number of parts submitted at a time; defaults to all of them.
+      at_once: the maximum number of parts at a time; defaults to all of them.
       progress: whether a terminal or a notebook shows the progress of work over two seconds.
     """
 

@@ -245,6 +245,5 @@ def test_killed_workers_of_dask_are_replaced(record_property, monkeypatch):
 
         with killing(victims, (2, 5)) as killed:
             parts = [Part(k, number) for k in range(1, number + 1)]
-            executor = client.get_executor(pure=False)
-            check_all(list(compute_parts(slowly, parts, executor, at_once=4)), number)
+            check_all(list(compute_parts(slowly, parts, client, at_once=4)), number)
     told({"dask: parts": number, "dask: kills": killed.total()}, record_property)

@@ -278,6 +278,56 @@ def test_an_experiment_is_sent_as_its_settings(change):
 # Real executors
 
 
+SLURM = {
+    "sbatch": "echo $@ >> calls; cp $1 script; echo Submitted batch job 7",
+    "srun": "",
+    "scancel": "",
+    "sacct": "echo 'JobID|State|NodeList|'",
+}
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(None, 200), (16, 16)])
+def test_slurm_gets_one_job_array_and_the_data_once(tmp_path, monkeypatch, at_once, most):
+    for name, code in SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    executor = submitit.AutoExecutor("jobs", cluster="slurm")
+
+    def submitted(ended):
+        raise InterruptedError
+
+    compute = partial(np.take, np.zeros(250_000, np.float32))
+    with pytest.raises(InterruptedError):
+        list(compute_parts(compute, parts(200), executor, submitted, at_once))
+    assert len(Path("calls").read_text().splitlines()) == 1
+    assert f"#SBATCH --array=0-199%{most}\n" in Path("script").read_text()
+    pickles = [path.stat().st_size for path in Path("jobs").glob("*.pkl")]
+    assert len(pickles) == 200
+    assert sum(pickles) < 200_000
+    assert not list(Path("jobs").glob("sweep-*"))
+
+
+class Client(Here):
+    """Like Dask's, it accepts results as arguments before they are known."""
+
+    scatter = None
+
+    def submit(self, fn, *args, pure):
+        assert not pure
+        if fn is not bytes:
+            job, part, is_double = args
+            return super().submit(fn, job.result(), part, is_double)
+        job = Job(self)
+        job.set_result(fn(*args))
+        return job
+
+
+def test_dask_gets_the_sweep_as_a_future():
+    assert numbers(compute_parts(empty, parts(3), Client())) == parts(3)
+
+
 def kill_once(path, part):
     """Kills the first worker that computes the second part."""
     if part.number == 2 and not path.exists():
@@ -308,7 +358,7 @@ def test_dask_repeats_a_part_whose_worker_was_killed(cheap, tmp_path):
         distributed.Client(here) as client,
     ):
         compute = partial(kill_once, tmp_path / "killed")
-        pieces = list(compute_parts(compute, parts(3), client.get_executor(pure=False)))
+        pieces = list(compute_parts(compute, parts(3), client))
     assert numbers(pieces) == parts(3)
     assert (tmp_path / "killed").exists()
 
