@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 import tomllib
 from collections import Counter
 from operator import attrgetter
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import get_args
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import typer
 from jsonschema import Draft7Validator
 
 import fedjax_mm
 from docs import hooks
-from fedjax_mm import Experiment, sweeps
+from fedjax_mm import Experiment, open_result, sweep, sweeps
 from fedjax_mm.cli import app, collected, page
 from fedjax_mm.experiments.executors import EXECUTORS
 from fedjax_mm.experiments.grid_of import grid_of
@@ -288,6 +290,7 @@ SHORTER = {  # replacements that make the code on a page small
 ELSEWHERE = {
     "extending.md",
     "how-to/tuning.md",
+    "how-to/clusters.md",
 }  # tested in tests_full/simulator/test_extending.py and below
 
 
@@ -322,6 +325,33 @@ def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
         code = code.replace(old, new)
     exec(compile(code, name, "exec"), {"__name__": "page"})
     plt.close("all")
+
+
+def test_the_script_of_the_clusters_page_computes_and_merges_parts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = PAGES["how-to/clusters.md"]
+    code = "\n".join(code for language, code in blocks(page) if language == "python")
+    (first, last) = re.findall(r"#SBATCH --array=(\d+)-(\d+) ", page.read_text())[-1]
+    array = {"MIN": first, "MAX": last, "COUNT": last}
+
+    def run(*words, **variables):
+        monkeypatch.setattr(sys, "argv", ["study.py", *words])
+        for name, value in variables.items():
+            monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+        names = {"__name__": "page"}
+        exec(compile(code, page.name, "exec"), names)
+        return names
+
+    for task in range(int(first), int(last) + 1):
+        run(**array, ID=str(task))
+    Path("results/mine/parts/2-of-4.npz").rename("kept")
+    with pytest.raises(ValueError, match="part number 2 of 4 is missing: compute with"):
+        run("merge")
+    Path("kept").rename("results/mine/parts/2-of-4.npz")
+    names = run("merge")
+    found, expected = open_result("results/mine"), sweep(names["grid"])
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
 
 
 def test_all_trials_on_the_tuning_page_share_a_program(monkeypatch):

@@ -4,6 +4,7 @@ Invalid input raises `RefusedError` before anything is computed or written.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,22 +14,21 @@ from rich.text import Text
 
 from fedjax_mm.base import Params
 from fedjax_mm.cli.directories import Existing, alone, finished, leave_alone, saving
-from fedjax_mm.cli.part_files import parts_in, run_part
 from fedjax_mm.cli.results import show_end, show_last
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments.executors import AnyExecutor, by, executor_of, split_off
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
-from fedjax_mm.experiments.run import gridded
+from fedjax_mm.experiments.run import given, gridded
 from fedjax_mm.experiments.run import run as run_experiment
 from fedjax_mm.results.dataset import join_seeds, load_dataset, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, open_result
 from fedjax_mm.results.manifest import manifest, read_about, save_about
 from fedjax_mm.results.params import save_params
-from fedjax_mm.sweeps.checkpoint import Saved
-from fedjax_mm.sweeps.cluster import Part, all_programs, join_parts, load_part, programs_in
+from fedjax_mm.sweeps.cluster import Part, all_programs, load_part, programs_in
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution
+from fedjax_mm.sweeps.part_files import compute_into, file_of, is_complete, join_files, parts_in
 from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.tools.files import plain
 
@@ -71,7 +71,7 @@ def run(
         return
     plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
     if which.part:
-        run_part(experiment, directory, which.part, before, how, plan, with_params)
+        _run_part(experiment, directory, which.part, before, how, plan, with_params)
     else:
         with saving(directory, before, how) as how, by(workers, how) as how:
             how = how._replace(callbacks=[*plan, *how.callbacks])
@@ -137,26 +137,56 @@ def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) 
     return True
 
 
+def _run_part(
+    experiment: Experiment,
+    directory: Path,
+    part: Part,
+    before: Existing,
+    how: Execution,
+    callbacks: Sequence[Callback],
+    with_params: bool,
+) -> None:
+    """Computes a part of an experiment's runs and saves it for `merge`, unless it exists."""
+    keep: Any = "params" if with_params else None
+    path = file_of(directory, part, experiment.first_seed, overwrite=before == "overwrite")
+    made = manifest({}, seed=experiment.seed, data="")
+    wanted = {
+        "config": experiment.model_dump(),
+        "keep": keep,
+        "first_seed": experiment.first_seed,
+        "versions": made["versions"],
+        "revision": made["git_revision"],
+    }
+    if before != "overwrite" and is_complete(path, wanted, lambda words: say(words, notes)):
+        leave_alone(path)
+        return
+    with saving(path.with_suffix(""), before, how) as how:
+        how = how._replace(callbacks=[*callbacks, *how.callbacks])
+        say(f"part {part}", notes)
+        with gridded(experiment, how.memory, keep) as grid:
+            settings = given(experiment)
+            compute_into(path, grid, part, how, experiment.on_divergence, settings=settings)
+    with suppress(OSError):
+        path.with_suffix("").rmdir()
+    more = f" --first-seed {experiment.first_seed}" * (experiment.first_seed > 0)
+    say(f"part {part} is in {path}; when all parts are there: fedjax-mm merge {directory}{more}")
+
+
 def merge(directory: Path, before: Existing, first_seed: int) -> None:
     """Joins the parts in a directory into the result that a single machine would have written."""
     with refusing():
         paths = parts_in(directory, first_seed)
         about = load_part(paths[0]).about
         if "settings" not in about:
-            raise ValueError(f"{paths[0]} is of a grid in Python; join it there, by `join_parts`")
+            raise ValueError(f"{paths[0]} is of a grid in Python; join it there, by `merge`")
         experiment = validate(Experiment, about["settings"])
         experiment = experiment.with_seeds(first_seed, experiment.num_seeds)
     if _is_there(experiment, directory, before, with_params=about["keep"] is not None):
         leave_alone(directory)
         return
     with alone(directory), refusing(), shown_progress() as report:
-
-        def loaded(number: int, path: Path) -> Saved:
-            report(f"joining {path.name}", number, len(paths))
-            return load_part(path)
-
         with gridded(experiment, keep=about["keep"]) as grid:
-            dataset, params = join_parts(grid, map(loaded, range(len(paths)), paths))
+            dataset, params = join_files(grid, paths, report)
         dataset = _save(experiment, directory, dataset, params)
     _show(dataset, directory)
 

@@ -1,13 +1,14 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .checkpoint import Checkpoints, Saved
-from .cluster import Part, compute_part, join_parts, load_part, part_of, save_part
+from .cluster import Part
 from .devices import agree, join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError, RefusedError, refusing
 from .execution import Callback, Execution, progress
 from .grid import Grid, Setup
 from .plan import Segment
 from .program import state_bytes
+from .sweep import merge
 from .until import Until
 
 __all__ = [
@@ -24,15 +25,11 @@ __all__ = [
     "Setup",
     "Until",
     "agree",
-    "compute_part",
-    "join_parts",
     "join_processes",
     "layout",
-    "load_part",
-    "part_of",
+    "merge",
     "progress",
     "refusing",
-    "save_part",
     "state_bytes",
     "use_cpu_devices",
 ]

@@ -293,8 +293,7 @@ def join_parts(
     plan = make_plan(grid, limit=_ENDLESS, programs=programs, compiles=False)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
-    result, about = Result(plan), _about(grid, programs)
-    wanted = {name: about[name] for name in _ALIKE if name in about}
+    result, wanted = Result(plan), alike(grid, programs)
     seconds, devices = {"compile": 0.0, "run": 0.0}, list[Mapping[str, Any]]()
     found, of = set[int](), 0
     for saved in parts:
@@ -320,6 +319,12 @@ def join_parts(
     kinds = " and ".join(sorted({each["kind"] for each in devices}))
     device = {**devices[0], "kind": kinds}
     return result.dataset(wall_seconds=seconds, device=device, parts=of), result.params
+
+
+def alike(grid: Grid, programs: Sequence[Program]) -> dict[str, Any]:
+    """The identity that all parts of a grid share."""
+    about = _about(grid, programs)
+    return {name: about[name] for name in _ALIKE if name in about}
 
 
 def changes_of(saved: Saved, wanted: Mapping[str, Any]) -> str:

@@ -2,16 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks.annotations import checked
-from fedjax_mm.sweeps.cluster import by_executor
+from fedjax_mm.sweeps.cluster import Part, by_executor, part_of
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution, watched
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.part_files import join_files, parts_in, sweep_part
 
 
 @overload
@@ -22,6 +24,8 @@ def sweep(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: None = None,
+    part: None = None,
+    out: None = None,
     **settings: Any,
 ) -> xr.Dataset: ...
 
@@ -34,8 +38,24 @@ def sweep(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: Literal["params"],
+    part: None = None,
+    out: None = None,
     **settings: Any,
 ) -> tuple[xr.Dataset, list[Params]]: ...
+
+
+@overload
+def sweep(
+    what: Grid | Setup | Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]] | Execution | None = None,
+    *,
+    execution: Execution | None = None,
+    on_divergence: Literal["mark", "stop"] = "mark",
+    keep: Literal["params"] | None = None,
+    part: Part | str,
+    out: Path | str,
+    **settings: Any,
+) -> Path: ...
 
 
 @checked
@@ -46,8 +66,10 @@ def sweep(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: Literal["params"] | None = None,
+    part: Part | str | None = None,
+    out: Path | str | None = None,
     **settings: Any,
-) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
+) -> xr.Dataset | tuple[xr.Dataset, list[Params]] | Path:
     """Simulates every point of a grid with every seed, in one compiled program per structure.
 
     Replicas of a program run on all devices, in batches that fit in memory. The last batch is
@@ -65,6 +87,9 @@ def sweep(
         ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target, they are the
         parameters at the record that met it. Parameters of unused models are NaN, or 0 if they are
         not floats.
+      part: the part to compute into a file in `out`, for `merge`: "K/N", `Part`, or "slurm" for
+        the task of a Slurm job array. Its unfinished work is saved there too, and continued.
+      out: the directory of the parts.
       **settings: settings of `Grid`, such as `num_rounds` and `num_seeds`.
 
     Returns:
@@ -73,7 +98,7 @@ def sweep(
       it also has ``ended``, the first recorded round that met the target, or -1. If the number of
       models varies, unused models have NaN metrics and zero counts, so that sums over models are
       correct. The attribute ``manifest`` holds versions, devices, seed, axes, and the wall time of
-      compiling and running.
+      compiling and running. With `part`, only the path of its file.
 
     Raises:
       ValueError: if the grid is invalid, does not fit in memory, or differs from the unfinished
@@ -106,6 +131,71 @@ def sweep(
     """
     if isinstance(axes, Execution):
         axes, execution = None, axes
+    grid, how = _grid(what, axes, keep, settings), execution or Execution()
+    if (part is None) != (out is None):
+        raise TypeError("give both part and out, as in sweep(..., part='1/4', out='results/mine')")
+    if part is not None and (how.executor is not None or how.checkpoints is not None):
+        raise TypeError(
+            "part computes one part here and saves its unfinished work in `out`; give no executor "
+            "and no checkpoints"
+        )
+    with watched(how) as how:
+        if part is not None and out is not None:
+            chosen = part_of(part) if isinstance(part, str) else part
+            return sweep_part(grid, chosen, Path(out), how, on_divergence)
+        if how.executor is None:
+            dataset, params = carry_out(plan_for(grid, how), how, on_divergence=on_divergence)
+        else:
+            dataset, params = by_executor(grid, how, on_divergence)
+    return dataset if params is None else (dataset, params)
+
+
+def merge(
+    out: Path | str,
+    what: Grid | Setup | Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    keep: Literal["params"] | None = None,
+    **settings: Any,
+) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
+    """Joins the parts in a directory into the result that `sweep` would have returned.
+
+    Args:
+      out: the directory that was given to `sweep` with each part.
+      what: the runs, as given to `sweep`; so are `axes`, `keep` and `settings`.
+      axes: names and values, unless there is a `Grid`.
+      keep: "params" if the parts have parameters.
+      **settings: settings of `Grid`.
+
+    Raises:
+      ValueError: if a part is missing or damaged, or belongs to another run or number of parts.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> from tempfile import TemporaryDirectory
+      >>> def build(learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
+      >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=3, num_seeds=2)
+      >>> with TemporaryDirectory() as out:
+      ...     files = [sweep(grid, part=part, out=out).name for part in ("1/2", "2/2")]
+      ...     dict(merge(out, grid).sizes)
+      {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
+    """
+    grid = _grid(what, axes, keep, settings)
+    dataset, params = join_files(grid, parts_in(Path(out), grid.first_seed))
+    return dataset if params is None else (dataset, params)
+
+
+def _grid(
+    what: Grid | Setup | Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]] | None,
+    keep: Literal["params"] | None,
+    settings: Mapping[str, Any],
+) -> Grid:
+    """The grid of `what`, with axes and settings if it is none yet."""
     if isinstance(what, Grid) and (axes is not None or settings):
         given = ", ".join(["axes"] * (axes is not None) + [*settings])
         raise TypeError(f"{given} cannot change a Grid; give its build and axes to sweep, instead")
@@ -115,12 +205,4 @@ def sweep(
                 "num_rounds is missing; give it, as in sweep(build, axes, num_rounds=20)"
             )
         what = Grid(what, {} if axes is None else axes, **settings)
-    grid, how = what, execution or Execution()
-    if keep is not None and keep != grid.keep:
-        grid = dataclasses.replace(grid, keep=keep)
-    with watched(how) as how:
-        if how.executor is None:
-            dataset, params = carry_out(plan_for(grid, how), how, on_divergence=on_divergence)
-        else:
-            dataset, params = by_executor(grid, how, on_divergence)
-    return dataset if params is None else (dataset, params)
+    return what if keep in (None, what.keep) else dataclasses.replace(what, keep=keep)

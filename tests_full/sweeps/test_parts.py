@@ -11,7 +11,15 @@ import pytest
 from fedjax_mm import open_result, sweep
 from fedjax_mm.results.dataset import load_dataset
 from fedjax_mm.results.params import load_params
-from fedjax_mm.sweeps import Callback, Checkpoints, Until
+from fedjax_mm.sweeps import (
+    Callback,
+    Checkpoints,
+    Execution,
+    InterruptedRunError,
+    RefusedError,
+    Until,
+    merge,
+)
 from fedjax_mm.sweeps.cluster import (
     Part,
     compute_part,
@@ -19,6 +27,7 @@ from fedjax_mm.sweeps.cluster import (
     load_part,
 )
 from tests.sweeps.test_parts import (
+    AXES,
     FILE,
     _quick,  # noqa: F401
     build,
@@ -58,6 +67,47 @@ def test_parts_of_another_run_are_named(pieces, change, message):
     with pytest.raises(ValueError, match="part 1/3 is from another run") as error:
         join_parts(make(**change), pieces)
     assert message in str(error.value)
+
+
+def test_a_part_in_python_is_continued_or_left_alone(tmp_path):
+    stop = Callback(on_segment=lambda segment: os.kill(os.getpid(), signal.SIGTERM))
+    how = Execution(callbacks=[stop], save_every=0)
+    with pytest.raises(InterruptedRunError):
+        sweep(make(), how, part="1/2", out=tmp_path)
+    assert (tmp_path / "parts/1-of-2/unfinished").exists()
+    path = sweep(make(), part="1/2", out=tmp_path)
+    assert [each.name for each in path.parent.iterdir()] == ["1-of-2.npz"]
+    before = path.stat().st_mtime_ns
+    assert sweep(make(), part=Part(1, 2), out=str(tmp_path)) == path
+    assert path.stat().st_mtime_ns == before
+    with pytest.raises(RefusedError, match="num_rounds was 4, is 8; choose another directory"):
+        sweep(make(num_rounds=8), part="1/2", out=tmp_path)
+    with pytest.raises(RefusedError, match="has parts of 2; give part K/N with that N"):
+        sweep(make(), part="1/3", out=tmp_path)
+    with pytest.raises(ValueError, match='or part="2/2" in Python'):
+        merge(tmp_path, make())
+    sweep(make(), part="2/2", out=tmp_path)
+    found, params = merge(tmp_path, build, AXES, num_rounds=4, num_seeds=2, keep="params")
+    expected, wanted = sweep(make())
+    check_equal(found, expected)
+    for mine, theirs in zip(params, wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"part": "1/2"}, "give both part and out"),
+        ({"out": "results"}, "give both part and out"),
+        (
+            {"part": "1/2", "out": "results", "execution": Execution(executor=1)},
+            "give no executor and no checkpoints",
+        ),
+    ],
+)
+def test_wrong_options_of_a_part_are_refused(options, message):
+    with pytest.raises(TypeError, match=message):
+        sweep(make(), **options)
 
 
 def test_commands_compute_parts_and_merge_them(folder, capsys):
@@ -133,7 +183,7 @@ def test_a_part_of_another_run_is_kept(folder, capsys):
 def test_parts_of_another_split_are_kept(folder, capsys):
     """A Slurm array task that is repeated alone must not count as the only part."""
     assert part(folder, "1/1") == 2
-    assert "has parts of 3; give --part K/N with that N, or delete them" in capsys.readouterr().err
+    assert "has parts of 3; give part K/N with that N, or delete them" in capsys.readouterr().err
 
 
 def test_an_interrupted_part_resumes(folder, capsys, monkeypatch):
@@ -145,7 +195,7 @@ def test_an_interrupted_part_resumes(folder, capsys, monkeypatch):
         return compute_part(grid, part, how._replace(callbacks=[*how.callbacks, stop]), **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedjax_mm.cli.part_files.compute_part", watched)
+        patch.setattr("fedjax_mm.sweeps.part_files.compute_part", watched)
         assert part(folder, "1/3", *change, "--overwrite") == 128 + signal.SIGTERM
     assert (folder / "cut/grid/parts/1-of-3/unfinished").exists()
     assert part(folder, "1/3", *change) == 2
