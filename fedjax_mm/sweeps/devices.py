@@ -131,6 +131,8 @@ def _local_ids(environ: Mapping[str, str]) -> list[int] | None:
     numbers = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ[tasks])
     per_node = [int(each) for each, times in numbers for _ in range(int(times or 1))]
     node = int(environ.get("SLURM_NODEID", "0")) if len(per_node) > 1 else 0
+    if node >= len(per_node):  # a heterogeneous job, whose components count their own nodes
+        return None
     visible = _num_visible(environ)
     reserved = re.search(r"\d+$", environ.get("SLURM_GPUS_PER_TASK", ""))
     is_bound = visible is not None and (
