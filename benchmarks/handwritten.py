@@ -50,7 +50,7 @@ def learning_rounds(
         cohort, draw = round
         if batches is None:
             own = jax.random.fold_in(draw, lax.axis_index("clients"))
-            draw = jax.random.randint(own, size, 0, workload.num_examples, jnp.int32)
+            draw = _drawn(jax.random.key_data(own), size, workload.num_examples)
         rows = cohort[:, None, None] * workload.num_examples + draw
         total = train(params, *data, rows, workload.learning_rate)
         return jax.tree.map(lambda x: lax.psum(x, "clients") / workload.cohort_size, total), None
@@ -75,6 +75,17 @@ def learning_rounds(
         return [(np.asarray(w), np.asarray(b)) for w, b in play(start, data, rounds)]
 
     return run
+
+
+def _drawn(words: Any, shape: tuple[int, ...], most: int) -> Any:
+    """Draws numbers below `most` by a hash of their places, in less time than `jax.random`."""
+    x = jnp.arange(np.prod(shape), dtype=jnp.uint32).reshape(shape) * jnp.uint32(0x9E3779B9)
+    for word in words:
+        x = x ^ word
+        x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+        x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+        x = x ^ (x >> 16)
+    return ((x >> 16) * most >> 16).astype(jnp.int32)
 
 
 def _rows(x: Any, rows: Any) -> Any:
