@@ -58,6 +58,7 @@ from fedjax_mm.simulator.returned import (
     two,
 )
 from fedjax_mm.simulator.round import Rounds, State, draw_params, look, received
+from fedjax_mm.simulator.rows import num_own
 from fedjax_mm.simulator.stacks import Stack, StackState, stacks_of
 from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
@@ -135,7 +136,8 @@ def _check_kind(run: Run, state: State) -> None:
 
 def _check_began(run: Run, state: State) -> None:
     """Raises `ValueError` if a state differs in structure or shape from the states of a run."""
-    wanted = jax.eval_shape(run.start, state.rng_key)
+    alone: Run = run._replace(options=run.options._replace(client_axis=None))
+    wanted = jax.eval_shape(alone.start, state.rng_key)
     remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
     given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))
     if given != have:
@@ -383,8 +385,8 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
         check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
         check_metrics(f"metrics of {name_of(first.algorithm)}", others, MESSAGE_BITS)
         _check_personal(first)
-        states = _alike(first.client, first.task.num_clients)
-        given = first.algorithm, first.task, first.params, states, run.options.client_map
+        states = _alike(first.client, num_own(num_clients, run.options.client_axis))
+        given = first.algorithm, first.task, first.params, states, run.options
         others = others | personal_metrics(*given)
         check_no_repeats(metrics, others)
         for name, value in (metrics | others).items():
@@ -472,7 +474,7 @@ def _assign(
 
 def _look(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now) -> Look:
     """Functions that evaluate the models, and refuse metrics that a model does not have."""
-    models = [_models(first) for first in firsts]
+    models = [_models(first, run.options.client_axis) for first in firsts]
     asked = look(run.stacks, rng_key, now.round, models, run.options)
     return asked._replace(metric=partial(_metric, firsts, asked))
 
@@ -486,11 +488,12 @@ def _observe_lifetimes(
     between_rounds(run.dispatch, clock, clock_key, now.round, _look(run, firsts, look_key, now))
 
 
-def _models(first: _First) -> StackState:
+def _models(first: _First, client_axis: str | None) -> StackState:
     """State of a stack whose models all equal its first."""
-    models, num_clients = first.stack.models, first.task.num_clients
+    models = first.stack.models
+    num_rows = num_own(first.task.num_clients, client_axis)
     params, server = _alike((first.params, first.server), len(models))
-    return StackState(params, server, _alike(first.client, len(models), num_clients), models)
+    return StackState(params, server, _alike(first.client, len(models), num_rows), models)
 
 
 def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
