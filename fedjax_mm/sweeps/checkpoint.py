@@ -477,7 +477,7 @@ class Saving:
         number = self.signals[-1] if self.signals else 0
         # Agree first, because saving is collective but a signal may reach only one process.
         due, stop = agree(is_due, number)
-        grid, fetch = self.plan.grid, self.plan.where.fetch
+        grid = self.plan.grid
         rows = jax.tree.leaves(segment.records)
         is_last = segment.rounds == grid.num_rounds
         # Keep finished batches for the next save, because short ones finish many times a second.
@@ -489,7 +489,8 @@ class Saving:
                 self.checkpoints.save(each, grid.num_rounds, arrays)
             self.finished.clear()
             if not is_last:
-                state = jax.tree.leaves(fetch(segment.replica))
+                whole = segment.program.fetch(self.plan.where, segment.replica)
+                state = jax.tree.leaves(whole)
                 self.checkpoints.save(segment.batch, segment.rounds, [*rows, *state])
             self.last_save = time.perf_counter()
         if stop:
