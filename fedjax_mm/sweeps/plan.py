@@ -309,7 +309,8 @@ def _compile(
                 if call is None or (approve and not code):
                     lowered = _lower(program, block, where)
                     if approve:
-                        code = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+                        text = _text_alone(program, block, where) or lowered.as_text()
+                        code = hashlib.sha256(text.encode()).hexdigest()
                     call = call or threads.submit(lowered.compile)
                 if approve:
                     approve(program, code)
@@ -487,6 +488,18 @@ def jitted(program: Program, block: Block, where: Layout) -> Any:
 
 def _lower(program: Program, block: Block, where: Layout) -> Any:
     return jitted(program, block, where).lower(*program.inputs(where, block, 0))
+
+
+def _text_alone(program: Program, block: Block, where: Layout) -> str | None:
+    """The text of a program whose clients are split, as one device would compute it.
+
+    A run can then be resumed on another number of devices.
+    """
+    if where.client_axis is None:
+        return None
+    given, rounds, _ = program.inputs(where, block, 0)
+    shapes = jax.eval_shape(lambda: (given, rounds, program.no_replica(block.size)))
+    return jax.jit(partial(program.segment, None, block)).lower(*shapes).as_text()
 
 
 def memory_of(call: Any) -> float:
