@@ -1,10 +1,11 @@
 """Bytes that devices exchange in a round, and the memory of each, if they share out the clients.
 
 `python -m benchmarks.traffic FILE.json` compiles one round for 1 to 32 host devices, without
-running it, and counts the collectives of the compiled program. It writes a JSON file, and prints
-tables in Markdown. Nothing is timed.
+running it, and counts the collectives of the compiled program. It writes a JSON file, whose rows it
+does not compute again, and prints them in Markdown. Nothing is timed.
 """
 
+import itertools
 import json
 import math
 import re
@@ -18,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_mm import apfl, fedavg, init, local_sgd, mfa_rand, mifa, scaffold
 from fedjax_mm.base import Algorithm, Task
-from fedjax_mm.cli.workloads import MCMAHAN_CNN, PERCEPTRON, LearningWorkload
+from fedjax_mm.cli.workloads import PERCEPTRON, LearningWorkload
 from fedjax_mm.simulator.preflight import run_of
 from fedjax_mm.simulator.round import State
 from fedjax_mm.simulator.stacks import StackState
@@ -37,10 +38,7 @@ ALGORITHMS = {
     "APFL": apfl(SGD, alpha=0.5),
     "MIFA": mifa(SGD),
 }
-WORKLOADS = {
-    "perceptron": (LearningWorkload("W3", PERCEPTRON, 1000, 10, 64, 5, 10), tuple(ALGORITHMS)),
-    "CNN": (LearningWorkload("W4", MCMAHAN_CNN, 1000, 10, 64, 5, 10), ("FedAvg", "SCAFFOLD")),
-}
+WORKLOAD = LearningWorkload("W3", PERCEPTRON, 1000, 10, 64, 5, 10)
 KINDS = ("all-gather", "all-to-all", "all-reduce", "reduce-scatter", "collective-permute")
 
 
@@ -136,30 +134,24 @@ def compile_round(
     return jax.jit(program, donate_argnums=1).lower(*given).compile()
 
 
-def measure() -> Iterator[dict[str, Any]]:
-    """The rows of the table."""
-    for model, (workload, names) in WORKLOADS.items():
-        task = classification(workload.data(), workload.model.module())
-        size = sum(x.size for x in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
-        for name in names:
-            for number in DEVICES:
-                sizes = workload.num_clients, workload.cohort_size
-                compiled = compile_round(task, ALGORITHMS[name], *sizes, jax.devices()[:number])
-                sent = dict.fromkeys(KINDS, 0.0)
-                for each in collectives(compiled.as_text()):
-                    sent[each.kind] += each.sent(number)
-                row = {
-                    "model": model,
-                    "parameters": size,
-                    "algorithm": name,
-                    "clients": workload.num_clients,
-                    "cohort": workload.cohort_size,
-                    "devices": number,
-                    "sent": {kind: round(value) for kind, value in sent.items() if value},
-                    "memory": round(memory_of(compiled)),
-                }
-                print(json.dumps(row), file=sys.stderr, flush=True)
-                yield row
+def measure(name: str, num_devices: int) -> dict[str, Any]:
+    """A row of the table."""
+    task = classification(WORKLOAD.data(), WORKLOAD.model.module())
+    sizes = WORKLOAD.num_clients, WORKLOAD.cohort_size
+    compiled = compile_round(task, ALGORITHMS[name], *sizes, jax.devices()[:num_devices])
+    sent = dict.fromkeys(KINDS, 0.0)
+    for each in collectives(compiled.as_text()):
+        sent[each.kind] += each.sent(num_devices)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    return {
+        "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "algorithm": name,
+        "clients": WORKLOAD.num_clients,
+        "cohort": WORKLOAD.cohort_size,
+        "devices": num_devices,
+        "sent": {kind: round(value) for kind, value in sent.items() if value},
+        "memory": round(memory_of(compiled)),
+    }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -170,23 +162,26 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
     kinds = [kind for kind in KINDS if any(kind in row["sent"] for row in rows)]
     lines = [
-        f"| model, method | devices | memory | sent | {' | '.join(kinds)} |",
+        f"| method | devices | memory | sent | {' | '.join(kinds)} |",
         f"|---|---:|---:|---:|{'---:|' * len(kinds)}",
     ]
     for row in rows:
         sent = [mib(row["sent"][kind]) if kind in row["sent"] else "" for kind in kinds]
-        name = f"{row['model']}, {row['algorithm']}"
         numbers = row["devices"], mib(row["memory"]), mib(sum(row["sent"].values())), *sent
-        lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
+        lines.append(f"| {row['algorithm']} | {' | '.join(map(str, numbers))} |")
     return "\n".join(lines)
 
 
 def main(path: str) -> None:
     """Writes the rows to a JSON file, and prints them in Markdown."""
     use_cpu_devices(max(DEVICES))
-    rows = list(measure())
-    Path(path).write_text(json.dumps(rows, indent=1) + "\n")
-    print(table(rows))
+    file = Path(path)
+    rows = json.loads(file.read_text()) if file.exists() else []
+    known = {(row["algorithm"], row["devices"]): row for row in rows}
+    for each in itertools.product(ALGORITHMS, DEVICES):
+        known[each] = known.get(each) or measure(*each)
+        file.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    print(table([known[each] for each in itertools.product(ALGORITHMS, DEVICES)]))
 
 
 if __name__ == "__main__":

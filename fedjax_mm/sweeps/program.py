@@ -524,9 +524,13 @@ class Program:
         return whole
 
     def no_replica(self, size: int) -> Replica:
-        """Allocates the state of `size` replicas, filled with zeros."""
+        """The state of `size` replicas, filled with zeros, which take no memory on the host."""
         plain = jax.eval_shape(without_keys, self.traced.replica)
-        empty: Replica = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
+
+        def zeros(x: Any) -> np.ndarray:
+            return np.broadcast_to(np.zeros((), x.dtype), (size, *x.shape))
+
+        empty: Replica = jax.tree.map(zeros, plain)
         return empty
 
     def segment(
