@@ -546,11 +546,11 @@ def _train(
         message = total.update
     states = _alike(first.client, first.task.num_clients)
     given = now.next, first.task, first.params, first.server, states, total, server_key
-    context = ServerContext(*given)
-    _serve(first, context)
+    seen = ServerContext(*given)
+    _serve(first, seen)
 
     def serve(states: ClientState) -> Any:
-        return first.algorithm.server(context._replace(client_states=states))
+        return first.algorithm.server(seen._replace(client_states=states))
 
     is_read = bool(jax.tree.leaves(states)) and reads(serve, states)
     return total._replace(update=message, report=sent.report), is_read

@@ -235,7 +235,7 @@ class Layout(NamedTuple):
                 *first, number = shape[:3]
                 shape = (*first, -(-number // self.mesh.size) * self.mesh.size, *shape[3:])
 
-            def part(index: tuple[slice, ...]) -> np.ndarray:
+            def part(index: Any) -> np.ndarray:
                 some = array[index]
                 ends = zip(index, shape, some.shape, strict=True)
                 pad = [(0, len(range(*each.indices(size))) - old) for each, size, old in ends]

@@ -513,7 +513,7 @@ class Program:
             return whole
         return whole - self.client_bytes + -(-self.client_bytes // where.mesh.size)
 
-    def fetch(self, where: Layout, replica: Replica) -> Replica:
+    def fetch(self, where: Layout, replica: Any) -> Replica:
         """Fetches the state of a batch, as one device would have it, to the first process."""
         plain = jax.eval_shape(without_keys, self.traced.replica)
         whole: Replica = jax.tree.map(
