@@ -136,7 +136,7 @@ class Arrivals(NamedTuple):
 
     def start(self, rng_key: PRNGKeyArray) -> State:
         """State at time 0."""
-        models = start_models(rng_key, self.stacks, self.params)
+        models = start_models(rng_key, self.stacks, self.params, self.options.client_axis)
         stores = tuple(map(partial(first_store, self.dispatch), self.stacks, models))
         clock = AsyncState(first_jobs(self.dispatch, rng_key), stores)
         return State(rng_key, jnp.asarray(0), models, clock)
@@ -167,7 +167,7 @@ class Arrivals(NamedTuple):
         """Evaluates all models after a round, and the clock with the work since the last record."""
         own = clock_metrics(self.dispatch, state.assignment.clock, work)
         at = state.rng_key, state.round, state.models
-        return measure(self.stacks, *at, self.options.client_map, own)
+        return measure(self.stacks, *at, self.options, own)
 
 
 class _Progress(NamedTuple):

@@ -9,7 +9,9 @@ from jax import lax
 from jaxtyping import Array
 
 from fedjax_mm.base import Algorithm, ClientState, Index, Metrics, Params, Task
-from fedjax_mm.base.chunks import ClientMap, chunk_size_of
+from fedjax_mm.base.chunks import chunk_size_of
+from fedjax_mm.simulator.rows import all_rows, own_clients
+from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.with_clients import (
     ClientMetric,
     client_examples,
@@ -23,7 +25,7 @@ PREFIX = "personal_"
 
 
 def personal_metrics(
-    algorithm: Algorithm, task: Task, params: Params, states: ClientState, client_map: ClientMap
+    algorithm: Algorithm, task: Task, params: Params, states: ClientState, options: Options
 ) -> Metrics:
     """Metrics of all clients' personal models, if the algorithm has some and the task losses.
 
@@ -36,8 +38,8 @@ def personal_metrics(
       algorithm: the algorithm.
       task: the learning problem of one model.
       params: w, of one model.
-      states: the states of all N clients.
-      client_map: as in `simulate`.
+      states: the states of all N clients, or of this device's own.
+      options: the options of the run.
     """
     personal = algorithm.personal
     if personal is None or not measures_clients(task):
@@ -50,9 +52,10 @@ def personal_metrics(
         return _values(task, personal(params, state), client, names)
 
     one = jax.tree.map(lambda x: x[None], params)
-    at_once = chunk_size_of(client_map, task, one, task.num_clients) or task.num_clients
-    clients = jnp.arange(task.num_clients, dtype=jnp.int32)
-    values = lax.map(of_client, (clients, states), batch_size=min(at_once, task.num_clients))
+    clients = own_clients(task.num_clients, options.client_axis)
+    at_once = chunk_size_of(options.client_map, task, one, len(clients)) or len(clients)
+    values = lax.map(of_client, (clients, states), batch_size=min(at_once, len(clients)))
+    values = all_rows(values, task.num_clients, options.client_axis)
     made: Metrics = {}
     tested = [name for name in values if name.startswith("test_")] * has_own_tests(task)
     for name in ("loss", *(each for each in tested if each != "test_loss")):

@@ -31,7 +31,7 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.base.capabilities import AnalyticTask
-from fedjax_mm.base.chunks import ClientMap, chunk_size_of
+from fedjax_mm.base.chunks import ClientMap, chunk_size_of, reads
 from fedjax_mm.base.cohorts import places_of
 from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked
 from fedjax_mm.checks import values as checks
@@ -58,6 +58,7 @@ from fedjax_mm.simulator.returned import (
     two,
 )
 from fedjax_mm.simulator.round import Rounds, State, draw_params, look, received
+from fedjax_mm.simulator.rows import num_own
 from fedjax_mm.simulator.stacks import Stack, StackState, stacks_of
 from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
@@ -78,6 +79,7 @@ class Facts:
       message_sizes: the sizes of each model's messages.
       has_closed_form: whether every task has a closed form of local updates.
       is_synchronous: whether devices can share the clients of a round.
+      reads_states: whether a server reads the states of all clients.
       per_client: the names of metrics with one number per client.
       vectorizes: whether a CPU device computes replicas faster under `vmap`. If local trainings
         differ in length, replicas would wait for the longest. If clients are computed in chunks,
@@ -88,6 +90,7 @@ class Facts:
     message_sizes: MessageSizes
     has_closed_form: bool
     is_synchronous: bool
+    reads_states: bool
     per_client: tuple[str, ...]
     vectorizes: bool
 
@@ -135,7 +138,8 @@ def _check_kind(run: Run, state: State) -> None:
 
 def _check_began(run: Run, state: State) -> None:
     """Raises `ValueError` if a state differs in structure or shape from the states of a run."""
-    wanted = jax.eval_shape(run.start, state.rng_key)
+    alone: Run = run._replace(options=run.options._replace(client_axis=None))
+    wanted = jax.eval_shape(alone.start, state.rng_key)
     remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
     given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))
     if given != have:
@@ -290,13 +294,15 @@ def _rehearse(
             cohort, chosen = _assign(run, firsts, fold(2), now, own)
             if not trains:
                 return None
-            sent = [_train(cohort, first, fold(3), now) for first in firsts]
+            trained = [_train(cohort, first, fold(3), now) for first in firsts]
+            sent = [each for each, _ in trained]
             _observe(run.assignment, cohort, [each.report for each in sent], now, own, chosen)
         updates = min(cohort.clients.size, run.assignment.num_clients)
     else:
         with tracing("an arrival"):
             _observe_lifetimes(run, firsts, fold(2), now)
-            sent = [_train(None, first, fold(3), now) for first in firsts]
+            trained = [_train(None, first, fold(3), now) for first in firsts]
+            sent = [each for each, _ in trained]
         updates = run.dispatch.arrivals_per_round
     ups, downs = [each.update for each in sent], [_downloaded(first) for first in firsts]
     return Facts(
@@ -304,6 +310,7 @@ def _rehearse(
         message_sizes=MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs)),
         has_closed_form=all(isinstance(stack.task, AnalyticTask) for stack in run.stacks),
         is_synchronous=isinstance(run, Rounds),
+        reads_states=any(reads for _, reads in trained),
         per_client=metrics_per_client(run.stacks),
         vectorizes=all(
             first.stack.has_equal_steps(first.server)
@@ -383,8 +390,8 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
         check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
         check_metrics(f"metrics of {name_of(first.algorithm)}", others, MESSAGE_BITS)
         _check_personal(first)
-        states = _alike(first.client, first.task.num_clients)
-        given = first.algorithm, first.task, first.params, states, run.options.client_map
+        states = _alike(first.client, num_own(num_clients, run.options.client_axis))
+        given = first.algorithm, first.task, first.params, states, run.options
         others = others | personal_metrics(*given)
         check_no_repeats(metrics, others)
         for name, value in (metrics | others).items():
@@ -472,7 +479,7 @@ def _assign(
 
 def _look(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now) -> Look:
     """Functions that evaluate the models, and refuse metrics that a model does not have."""
-    models = [_models(first) for first in firsts]
+    models = [_models(first, run.options.client_axis) for first in firsts]
     asked = look(run.stacks, rng_key, now.round, models, run.options)
     return asked._replace(metric=partial(_metric, firsts, asked))
 
@@ -486,11 +493,12 @@ def _observe_lifetimes(
     between_rounds(run.dispatch, clock, clock_key, now.round, _look(run, firsts, look_key, now))
 
 
-def _models(first: _First) -> StackState:
+def _models(first: _First, client_axis: str | None) -> StackState:
     """State of a stack whose models all equal its first."""
-    models, num_clients = first.stack.models, first.task.num_clients
+    models = first.stack.models
+    num_rows = num_own(first.task.num_clients, client_axis)
     params, server = _alike((first.params, first.server), len(models))
-    return StackState(params, server, _alike(first.client, len(models), num_clients), models)
+    return StackState(params, server, _alike(first.client, len(models), num_rows), models)
 
 
 def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
@@ -513,8 +521,14 @@ def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
     return asked.metric(*names)
 
 
-def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now) -> Contribution:
-    """Trains one client, takes the server step, and returns what the client sends, dense."""
+def _train(
+    cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now
+) -> tuple[Contribution, bool]:
+    """Trains one client, and takes the server step.
+
+    Returns:
+      What the client sends, dense, and whether the server reads the states of all clients.
+    """
     has_factor = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None
     client_key, server_key = jax.random.split(jax.random.fold_in(rng_key, first.stack.models[0]))
@@ -532,8 +546,14 @@ def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _No
         message = total.update
     states = _alike(first.client, first.task.num_clients)
     given = now.next, first.task, first.params, first.server, states, total, server_key
-    _serve(first, ServerContext(*given))
-    return total._replace(update=message, report=sent.report)
+    seen = ServerContext(*given)
+    _serve(first, seen)
+
+    def serve(states: ClientState) -> Any:
+        return first.algorithm.server(seen._replace(client_states=states))
+
+    is_read = bool(jax.tree.leaves(states)) and reads(serve, states)
+    return total._replace(update=message, report=sent.report), is_read
 
 
 def _stacked(cohort: Cohort | None, first: _First, sent: Contribution) -> Contribution:

@@ -23,12 +23,13 @@ from fedjax_mm.base import (
     keys,
 )
 from fedjax_mm.base.calls import in_html, in_short
-from fedjax_mm.base.chunks import ClientMap, chunk_size_of
+from fedjax_mm.base.chunks import chunk_size_of
 from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.checks.values import check_alike
 from fedjax_mm.simulator.personal import personal_metrics, personal_per_client
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
+from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import per_client
 
 T = TypeVar("T")
@@ -232,7 +233,7 @@ def measure(
     rng_key: PRNGKeyArray,
     round: Round,
     states: Sequence[StackState],
-    client_map: ClientMap,
+    options: Options,
     own: Metrics,
 ) -> Measured:
     """Evaluates all models' metrics after a round, with NaN for metrics that a task lacks.
@@ -242,7 +243,7 @@ def measure(
       rng_key: the key of the seed.
       round: t.
       states: the models' states.
-      client_map: as in `simulate`.
+      options: the options of the run.
       own: metrics ``[models, ...]`` that do not come from the tasks.
     """
 
@@ -256,13 +257,13 @@ def measure(
     ) -> Measured:
         metrics = task.metrics(key, params)
         of_algorithm = algorithm.metrics(task, params, server) if algorithm.metrics else {}
-        of_algorithm |= personal_metrics(algorithm, task, params, clients, client_map)
+        of_algorithm |= personal_metrics(algorithm, task, params, clients, options)
         leaves = jax.tree.leaves(params) + ([metrics["loss"]] if "loss" in metrics else [])
         is_finite = jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves]))
         return Measured(metrics | of_algorithm, is_finite)
 
     def of_stack(stack: Stack, state: StackState) -> Measured:
-        chunk_size = chunk_size_of(client_map, stack.task, state.params, len(stack.models))
+        chunk_size = chunk_size_of(options.client_map, stack.task, state.params, len(stack.models))
         key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
         each = key, state.params, state.server, state.clients
         one = partial(of_model, stack.algorithm)

@@ -34,6 +34,7 @@ from fedjax_mm.base import (
 from fedjax_mm.base.calls import in_html, in_short
 from fedjax_mm.base.contract import ACTIVE
 from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
+from fedjax_mm.simulator.rows import all_rows, num_own
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.simulator.train import (
     Jobs,
@@ -82,7 +83,7 @@ class Rounds(NamedTuple):
         """State before round 1."""
         zero = jnp.int32(0)
         stacks = stacks_at(self.stacks, zero)
-        models = start_models(rng_key, stacks, self.params)
+        models = start_models(rng_key, stacks, self.params, self.options.client_axis)
         asked = look(stacks, rng_key, zero, models, self.options)
         own = self.assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)), asked)
         return State(rng_key, jnp.asarray(0), models, own)
@@ -97,7 +98,7 @@ class Rounds(NamedTuple):
         now = CurrentRound(t, rng_key, cohort)
         trained = train_cohort(stacks, now, models, self.options)
         active = self.active(own)
-        models = aggregate(stacks, now, models, trained, active)
+        models = aggregate(stacks, now, models, trained, active, self.options.client_axis)
         own = observe(assignment, stacks, now, own, trained)
         return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained, active))
 
@@ -125,7 +126,7 @@ class Rounds(NamedTuple):
         measured = self.assignment.metrics
         own = measured(state.assignment) if measured else {}
         at = state.rng_key, state.round, state.models
-        return measure(stacks_at(self.stacks, state.round), *at, self.options.client_map, own)
+        return measure(stacks_at(self.stacks, state.round), *at, self.options, own)
 
 
 def in_turn(
@@ -151,13 +152,17 @@ class CurrentRound(NamedTuple):
 
 
 def start_models(
-    rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Sequence[Params] | None
+    rng_key: PRNGKeyArray,
+    stacks: Sequence[Stack],
+    params: Sequence[Params] | None,
+    client_axis: str | None,
 ) -> tuple[StackState, ...]:
     """Models before round 1, with parameters given by the user or drawn by tasks."""
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         server, client = stack.algorithm.init(task, params)
-        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
+        size = num_own(task.num_clients, client_axis)
+        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), client)
         return StackState(params, server, own, stack.models)
 
     drawn = [draw_params(stack, rng_key) for stack in stacks] if params is None else params
@@ -285,6 +290,7 @@ def aggregate(
     states: Sequence[StackState],
     trained: Sequence[Trained],
     active: Bool[Array, " models"],
+    client_axis: str | None,
 ) -> tuple[StackState, ...]:
     """Applies the server step to every model.
 
@@ -307,7 +313,9 @@ def aggregate(
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
             old, states = (model.params, model.server), trained.client_states
             server_key = keys.server_key(key)
-            given = base.ServerContext(now.round, task, *old, states, total, server_key)
+            # XLA removes this gather if the server does not read the states.
+            everybody = all_rows(states, task.num_clients, client_axis)
+            given = base.ServerContext(now.round, task, *old, everybody, total, server_key)
             new = stack.algorithm.server(given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return StackState(params, server_state, states, stack.models)

@@ -6,6 +6,7 @@ number in the task or the algorithm. Eager calls share a program if they differ 
 `round.py`, and records in `record.py`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from fedjax_mm.checks.instances import check_instance, key_of
 from fedjax_mm.simulator.preflight import Facts, Run, preflight, run_of
 from fedjax_mm.simulator.record import Bundle, Record, Trace, Work, make_trace
 from fedjax_mm.simulator.round import State
+from fedjax_mm.simulator.rows import all_rows, own_rows
 from fedjax_mm.simulator.stacks import each_params
 
 T = TypeVar("T")
@@ -65,8 +67,9 @@ def simulate(
       params: the initial parameters: those of one model, shared by all; a list with one entry per
         model, as returned by `params_of`; or arrays with a leading models axis. None lets the tasks
         draw them.
-      client_axis: inside `jax.shard_map`, the mesh axis over which clients are split; everything
-        else is replicated over it. Take gradients outside `jax.shard_map`.
+      client_axis: inside `jax.shard_map`, the mesh axis over which local trainings and the states
+        of clients are split; everything else is replicated over it, and so is the final state.
+        Take gradients outside `jax.shard_map`.
 
     Returns:
       The final state, and the trace with ``1 + num_rounds / record_every`` records. The trace of an
@@ -180,7 +183,7 @@ def _advance(
 ) -> tuple[State, Trace]:
     run = run_of(tasks, algorithm, assignment, None, client_map, client_axis)
     facts = preflight(state.rng_key, run, began=state)
-    return _recorded(run, facts, state, num_rounds, record_every)
+    return _recorded(run, facts, _divided(run, state), num_rounds, record_every)
 
 
 def _recorded(
@@ -200,7 +203,28 @@ def _recorded(
     first = record(state, run.no_work())
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
     later, sizes = rest.records(), facts.message_sizes
-    return state, make_trace(rounds, first, later, sizes, facts.per_client)
+    trace = make_trace(rounds, first, later, sizes, facts.per_client)
+    return _gathered(run, state), trace
+
+
+def _divided(run: Run, state: State) -> State:
+    """A state with this device's rows of clients, as rounds expect it."""
+    axis = run.options.client_axis
+    models = [
+        dataclasses.replace(each, clients=own_rows(each.clients, stack.num_clients, axis, 1))
+        for stack, each in zip(run.stacks, state.models, strict=True)
+    ]
+    return state._replace(models=tuple(models))
+
+
+def _gathered(run: Run, state: State) -> State:
+    """A state with all clients, as without a client axis."""
+    axis = run.options.client_axis
+    models = [
+        dataclasses.replace(each, clients=all_rows(each.clients, stack.num_clients, axis, 1))
+        for stack, each in zip(run.stacks, state.models, strict=True)
+    ]
+    return state._replace(models=tuple(models))
 
 
 @brief

@@ -31,6 +31,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.base.sums import is_stacked
+from fedjax_mm.simulator.rows import read_rows, write_rows
 from fedjax_mm.simulator.stacks import Stack, StackState, over_models
 
 
@@ -213,6 +214,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     # Compute and sum `chunk_size` clients at a time, and write only participants' rows of the
     # client states. Memory then does not grow with the list.
     num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
+    nobody = how.stack.num_clients + (0 if axis is None else lax.axis_size(axis))
 
     @partial(jax.jit, inline=True)  # traces once for `eval_shape` and all chunks
     def train_one(job: Jobs, state: ClientState) -> Trained:
@@ -223,16 +225,15 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         present = jobs.client >= 0
         jobs = chunks.repeat_first(present, jobs)
         known = so_far.client_states if how.keeps_states else states
-        own = jax.tree.map(itemgetter((*_row(jobs), jobs.client)), known)
+        own = read_rows(known, (*_row(jobs), jobs.client), axis)
         new = chunks.compute_chunk(train_one, present, jobs, own, skip=may_skip)
         # Use an out-of-range index, which is dropped, because -1 would write to the last client.
-        client = jnp.where(present, jobs.client, how.stack.num_clients)
-        rows: Any = (*_row(jobs), client), jnp.where(present, slot, num_slots)
-        made: Any = new.client_states, (new.reports, new.stacked)
+        client = jnp.where(present, jobs.client, nobody)
+        kept = write_rows(so_far.client_states, (*_row(jobs), client), new.client_states, axis)
+        place, made = jnp.where(present, slot, num_slots), (new.reports, new.stacked)
         if axis is not None and jax.tree.leaves(made):
-            rows, made = lax.all_gather((rows, made), axis, tiled=True)
-        old = so_far.client_states, (so_far.reports, so_far.stacked)
-        kept, by_slot = [chunks.put_rows(*each) for each in zip(old, rows, made, strict=True)]
+            place, made = lax.all_gather((place, made), axis, tiled=True)
+        by_slot = chunks.put_rows((so_far.reports, so_far.stacked), place, made)
         sum_of = _row(jobs) if how.num_segments is None else (*_row(jobs), jobs.segment)
         total = sums.add_chunk(so_far.total, new.total, present, *sum_of)
         return Trained(total, kept, *by_slot), None
