@@ -258,6 +258,7 @@ def make_plan(
         clock = time.perf_counter()
         first = blocks or [_block(program, where, room) for program in mine]
         if compiles:
+            _check_disk(mine, directory)
             calls = _compile(mine, first, where, report, approve)
             # A resumed run whose blocks do not fit is refused by the caller, not here.
             approve = None if blocks else approve
@@ -391,7 +392,6 @@ def _place(
         split = "replicas"
     if any(program.in_files for program in programs):
         where = _one_device(split)
-        _check_disk(programs, client_states)
     else:
         where = layout(max(map(len, programs)), axis=split)
     return programs, where, *_room(_result_bytes(grid, programs), where, limit)
@@ -441,10 +441,11 @@ def _one_device(split: str | None) -> Layout:
 
 def _check_disk(programs: Sequence[Program], directory: Path | None) -> None:
     """Raises `ValueError` if the disk is too small for the states of one replica."""
-    if directory is None:
+    sizes = [states_in_files(each, 1).file // 2 for each in programs if each.in_files]
+    if directory is None or not sizes:
         return
     prepare_directory(directory)
-    needed = max(states_in_files(each, 1).file for each in programs if each.in_files) // 2
+    needed = max(sizes)
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise ValueError(
