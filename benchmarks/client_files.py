@@ -69,7 +69,8 @@ def measure(num_clients: int, num_rounds: int, directory: str | None) -> str:
 
 def main(directory: str, num_rounds: str = "300", num_clients: str = "20000") -> None:
     """Runs all rows."""
-    print("| clients | states | peak GiB | s/round | CPU s/round | digest |\n|---|---|---|---|---|---|")
+    print("| clients | states | peak GiB | s/round | CPU s/round | digest |")
+    print("|---|---|---|---|---|---|")
     few = str(int(num_clients) // 10)
     for clients, where in ((few, ""), (few, directory), (num_clients, directory)):
         child = [sys.executable, "-m", "benchmarks.client_files", "one", clients, num_rounds, where]

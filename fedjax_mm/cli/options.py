@@ -47,7 +47,7 @@ ClientStates = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Keep the states of clients, such as SCAFFOLD's, in files there; by default in memory.",
+        help="Keep the states of clients, such as SCAFFOLD's, in files there, not in memory.",
     ),
 ]
 DryRun = Annotated[

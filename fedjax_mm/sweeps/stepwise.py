@@ -60,6 +60,7 @@ class Stepwise:
             return where.put(jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain), 0)
 
         chosen = some(program.chosen)
+
         def rows(stack: int, width: int) -> Any:
             plain = jax.eval_shape(without_keys, program.traced.replica.models[stack].clients)
             return jax.tree.map(
