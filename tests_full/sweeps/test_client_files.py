@@ -19,7 +19,7 @@ from fedjax_mm import (
     variance_reduced,
 )
 from fedjax_mm.base import Assignment, Cohort
-from fedjax_mm.sweeps import Checkpoints, Execution, Grid, Setup, Target
+from fedjax_mm.sweeps import Checkpoints, Execution, Grid, Setup, Until
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks import least_squares, quadratic
@@ -75,7 +75,7 @@ def test_records_of_some_rounds_and_targets(tmp_path):
     setup = Setup(TASK, scaffold(LOCAL), FEW)
     for stop, settings in (
         (4, {"record_every": 3}),
-        (3, {"until": Target("loss", 1.0, above=True)}),
+        (3, {"until": Until("gradients", at_least=18)}),
     ):
         found = stopped_and_resumed(setup, tmp_path / str(stop), stop, **settings)
         check_same(found, sweep(setup, **RUNS, **settings))
