@@ -80,7 +80,11 @@ def mifa(
     def mean(context: base.ServerContext) -> tuple[Params, ServerState]:
         weights = all_weights(context.task, weighted)
         if memory == "clients":
-            new = jax.tree.map(jnp.add, context.server_state, context.total.update)
+            # Asking for the dtype of the h_k reads none, and lets wrappers refuse that hide them
+            # because they change the updates: the sum would no longer be that of the h_k.
+            dtypes = jax.tree.map(lambda h: h.dtype, context.client_states)
+            old, changes = context.server_state, context.total.update
+            new = jax.tree.map(lambda x, y, dtype: (x + y).astype(dtype), old, changes, dtypes)
             return scale_update(new, 1 / weights.sum()), new
         # Adding only differences would accumulate rounding errors over rounds.
         return weighted_sum(context.client_states, weights), context.server_state

@@ -19,6 +19,8 @@ from fedjax_mm import (
     variance_reduced,
 )
 from fedjax_mm.base import Assignment, Cohort
+from fedjax_mm.compression import compressed, top_k
+from fedjax_mm.robust import median, robust
 from fedjax_mm.sweeps import Checkpoints, Execution, Grid, Setup, Until
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.plan import make_plan
@@ -98,6 +100,15 @@ def test_mifa_with_the_memory_of_clients_is_its_loop(memory):
         0, task, mifa(local_sgd(0.1, steps=3)), mfa_rand(6, 1, cohort_size=2), rounds
     )
     np.testing.assert_allclose(state.models[0].params, again.models[0].params, rtol=1e-5, atol=1e-6)
+
+
+def test_mifa_with_the_memory_of_clients_refuses_what_changes_updates():
+    for wrapped in (
+        compressed(mifa(LOCAL, memory="clients"), top_k(0.5)),
+        robust(mifa(LOCAL, memory="clients"), median()),
+    ):
+        with pytest.raises(ValueError, match="states"):
+            simulate(0, TASK, wrapped, mfa_rand(N, 1), 1)
 
 
 REFUSED = {
