@@ -491,15 +491,15 @@ def _look(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now) 
     """Functions that evaluate the models, and refuse metrics that a model does not have."""
     models = [_models(first, run.options.client_axis) for first in firsts]
     asked = look(run.stacks, rng_key, now.round, models, run.options)
-    if any(first.stack.homes is not None and jax.tree.leaves(first.client) for first in firsts):
-        asked = asked._replace(updates=partial(_refuse_updates, run))
+    in_files = (first.stack.homes is not None and jax.tree.leaves(first.client) for first in firsts)
+    if isinstance(run, Rounds) and any(in_files):
+        asked = asked._replace(updates=partial(_refuse_updates, run.assignment))
     return asked._replace(metric=partial(_metric, firsts, asked))
 
 
-def _refuse_updates(run: Run) -> Updates:
-    chooses = run.assignment if isinstance(run, Rounds) else run.dispatch
+def _refuse_updates(assignment: Assignment) -> Updates:
     raise ValueError(
-        f"{name_of(chooses)} looks at the updates of all clients, which takes the states of all, "
+        f"{name_of(assignment)} looks at the updates of all clients, which need all their states, "
         f"so that they cannot be in files; {_IN_MEMORY}, or use another one, such as mfa_rand"
     )
 

@@ -11,8 +11,9 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ class Rows:
       num_rows: the number of rows of each owner, such as a model of a replica.
     """
 
-    def __init__(self, file: BinaryIO, path: Path, initial: np.ndarray, num_rows: int) -> None:
+    def __init__(self, file: FileIO, path: Path, initial: np.ndarray, num_rows: int) -> None:
         """Starts without written rows."""
         self._file, self._path, self._initial, self._each = file, path, initial, num_rows
         owners, self.num_bytes = initial.shape
@@ -57,7 +58,7 @@ class Rows:
             if place < 0:
                 continue
             self._file.seek(self._offset(place))
-            length = self._file.readinto(content)  # type: ignore[attr-defined]
+            length = self._file.readinto(content)
             if length != self.num_bytes or zlib.crc32(content) != self._checksum[row]:
                 raise OSError(f"{self._path} is damaged at byte {self._offset(place)}; {_REMEDY}")
         return found
@@ -264,7 +265,7 @@ class ClientFiles:
                     path.unlink(missing_ok=True)
 
 
-def _opened(path: Path | None, directory: Path, is_new: bool) -> BinaryIO:
+def _opened(path: Path | None, directory: Path, is_new: bool) -> FileIO:
     """Opens or creates a file of states, without a buffer."""
     if path is None:
         file: Any = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
@@ -278,7 +279,7 @@ def _opened(path: Path | None, directory: Path, is_new: bool) -> BinaryIO:
     if is_new:
         # Replace what an earlier start of the same run left, which no checkpoint needs.
         write_aside(path, lambda aside: aside.write_bytes(_HEADER))
-    return path.open("r+b", buffering=0)
+    return FileIO(path, "r+")
 
 
 def _has_header(path: Path) -> bool:
@@ -304,4 +305,4 @@ def _placed(first: Any, width: int, place: Sequence[np.ndarray], rows: np.ndarra
         array[tuple(place)] = content.reshape(len(rows), *leaf.shape[3:])
         made.append(array)
         start += number
-    return structure.unflatten(made)
+    return jax.tree.unflatten(structure, made)
