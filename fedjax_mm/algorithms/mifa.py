@@ -69,7 +69,7 @@ def mifa(
         del server_state
         trained, weight = local.train(context), weight_of(context)
         new, update = context.next_state(trained.update, client_state), trained.update
-        if memory == "clients":  # d_k has no factor, which would change the sum for good
+        if memory == "clients":  # without the factor, which would stay in the sum
             change = jax.tree.map(jnp.subtract, new, client_state)
             update = scale_update(change, weight_of(context._replace(factor=None, takes_part=True)))
         else:
