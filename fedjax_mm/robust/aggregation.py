@@ -1,5 +1,7 @@
 """Robust aggregation: a wrapper whose server applies a rule to the updates of all participants."""
 
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -140,8 +142,9 @@ def robust(algorithm: Algorithm, rule: Rule) -> Algorithm:
         # Numbers of a step that is not taken must be finite, too, for gradients.
         weight = jnp.where(is_enough, jnp.sum(weights), 1)
         vector = jnp.where(is_enough, update, 0) * weight.astype(update.dtype)
-        states = jax.tree.map(lambda x: x[0], context.client_states)
-        given = context.task, context.params, context.server_state, states
+        # Ask for the shapes alone, because rows of other devices would have to travel.
+        one = jax.eval_shape(partial(jax.tree.map, itemgetter(0)), context.client_states)
+        given = context.task, context.params, context.server_state, one
         _, unravel = ravel_pytree(zero_message(algorithm, *given).update)
         total = context.total._replace(update=unravel(vector), weight=weight)
         seen = context._replace(total=total, client_states=Hidden(_NOT_AGGREGATED))

@@ -85,6 +85,7 @@ class Facts:
       message_sizes: the sizes of each model's messages.
       has_closed_form: whether every task has a closed form of local updates.
       is_synchronous: whether devices can share the clients of a round.
+      reads_states: whether a server reads the states of all clients.
       per_client: the names of metrics with one number per client.
       vectorizes: whether a CPU device computes replicas faster under `vmap`. If local trainings
         differ in length, replicas would wait for the longest. If clients are computed in chunks,
@@ -97,6 +98,7 @@ class Facts:
     message_sizes: MessageSizes
     has_closed_form: bool
     is_synchronous: bool
+    reads_states: bool
     per_client: tuple[str, ...]
     vectorizes: bool
 
@@ -300,13 +302,15 @@ def _rehearse(
             cohort, chosen = _assign(run, firsts, fold(2), now, own)
             if not trains:
                 return None
-            sent = [_train(cohort, first, fold(3), now) for first in firsts]
+            trained = [_train(cohort, first, fold(3), now) for first in firsts]
+            sent = [each for each, _ in trained]
             _observe(run.assignment, cohort, [each.report for each in sent], now, own, chosen)
         updates, slots = min(cohort.clients.size, run.assignment.num_clients), cohort.clients.size
     else:
         with tracing("an arrival"):
             _observe_lifetimes(run, firsts, fold(2), now)
-            sent = [_train(None, first, fold(3), now) for first in firsts]
+            trained = [_train(None, first, fold(3), now) for first in firsts]
+            sent = [each for each, _ in trained]
         updates, slots = run.dispatch.arrivals_per_round, 0
     ups, downs = [each.update for each in sent], [_downloaded(first) for first in firsts]
     return Facts(
@@ -316,6 +320,7 @@ def _rehearse(
         message_sizes=MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs)),
         has_closed_form=all(isinstance(stack.task, AnalyticTask) for stack in run.stacks),
         is_synchronous=isinstance(run, Rounds),
+        reads_states=any(reads for _, reads in trained),
         per_client=metrics_per_client(run.stacks),
         vectorizes=all(
             first.stack.has_equal_steps(first.server)
@@ -541,8 +546,14 @@ def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
     return asked.metric(*names)
 
 
-def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now) -> Contribution:
-    """Trains one client, takes the server step, and returns what the client sends, dense."""
+def _train(
+    cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now
+) -> tuple[Contribution, bool]:
+    """Trains one client, and takes the server step.
+
+    Returns:
+      What the client sends, dense, and whether the server reads the states of all clients.
+    """
     has_factor = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None
     client_key, server_key = jax.random.split(jax.random.fold_in(rng_key, first.stack.models[0]))
@@ -560,8 +571,14 @@ def _train(cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _No
         message = total.update
     states = _alike(first.client, first.task.num_clients)
     given = now.next, first.task, first.params, first.server, states, total, server_key
-    _serve(first, ServerContext(*given))
-    return total._replace(update=message, report=sent.report)
+    seen = ServerContext(*given)
+    _serve(first, seen)
+
+    def serve(states: ClientState) -> Any:
+        return first.algorithm.server(seen._replace(client_states=states))
+
+    is_read = bool(jax.tree.leaves(states)) and reads(serve, states)
+    return total._replace(update=message, report=sent.report), is_read
 
 
 def _stacked(cohort: Cohort | None, first: _First, sent: Contribution) -> Contribution:

@@ -391,6 +391,8 @@ def identity(
 ) -> dict[str, Any]:
     """Everything except code that determines the exact bits of a sweep's result.
 
+    A run whose clients are split may be resumed on other devices, which add in another order.
+
     Args:
       grid: the runs.
       split: the requested axis to split over devices.
@@ -402,6 +404,12 @@ def identity(
     # sum.
     about = manifest({}, seed=grid.seed, data="")
     device = about["device"]
+    kind = {name: device[name] for name in ("platform", "kind")}
+    where: dict[str, Any] = {"device": kind}
+    if split != "clients":  # otherwise states are saved as on one device
+        where["--devices"] = device["count"]
+        # XLA's CPU client has one thread per core, or per device if there are more devices.
+        where["threads"] = device["platform"] == "cpu" and max(device["cpu_cores"], device["count"])
     runs = hashlib.sha256()
     for program in programs or ():
         runs.update(f"{program.label} {[places.tolist() for places in program.index]}".encode())
@@ -417,10 +425,7 @@ def identity(
         "client_states": None if client_states is None else "in files",
         "precision": str(jnp.result_type(float)),
         **{name: about[name] for name in ("versions", "prng")},
-        "device": {name: device[name] for name in ("platform", "kind")},
-        "--devices": device["count"],
-        # XLA's CPU client has one thread per core, or per device if there are more devices.
-        "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
+        **where,
         "XLA_FLAGS": flags_of_results(),
         "keep": grid.keep,
         "share": None if programs is None else runs.hexdigest(),
@@ -498,7 +503,7 @@ class Saving:
         number = self.signals[-1] if self.signals else 0
         # Agree first, because saving is collective but a signal may reach only one process.
         due, stop = agree(is_due, number)
-        grid, fetch, files = self.plan.grid, self.plan.where.fetch, segment.files
+        grid, files = self.plan.grid, segment.files
         rows = jax.tree.leaves(segment.records)
         is_last = segment.rounds == grid.num_rounds
         # Keep finished batches for the next save, because short ones finish many times a second.
@@ -510,7 +515,8 @@ class Saving:
                 self.checkpoints.save(each, grid.num_rounds, arrays)
             self.finished.clear()
             if not is_last:
-                state = jax.tree.leaves(fetch(segment.replica))
+                whole = segment.program.fetch(self.plan.where, segment.replica)
+                state = jax.tree.leaves(whole)
                 state += files.to_save() if files else []
                 self.checkpoints.save(segment.batch, segment.rounds, [*rows, *state])
             if files and is_last:

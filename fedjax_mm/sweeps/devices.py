@@ -5,17 +5,24 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from fedjax_mm.results.manifest import cpu_cores
 from fedjax_mm.tools.compiler import PATIENT, add_flags
+
+CLIENTS = "clients"
+"""The axis, in `Layout.over`, of arrays with the states of all clients."""
 
 _MOST_DEVICES = 512  # limits CPU devices, because each has its own threads and memory
 _HEARTBEAT_SECONDS = 30  # after which a silent process counts as lost; JAX's default is 100
@@ -199,6 +206,8 @@ class Layout(NamedTuple):
             most simply ``jax.vmap(one_replica, in_axes)``. With the client axis, take gradients
             outside the function, because inside it a device does not see the gradients of others.
           in_axes: the position of each argument's replicas axis, or None, as in `jax.vmap`.
+            `CLIENTS` are arrays ``[replicas, models, clients, ...]``, of which each device has its
+            own clients if these are split.
           out_axes: the same for the result.
         """
         # Disable the check, because carries initialized with zeros would need casts to varying
@@ -211,37 +220,87 @@ class Layout(NamedTuple):
             check_vma=False,
         )
 
-    def put(self, tree: Any, axis: int | None) -> Any:
+    def put(self, tree: Any, axes: Any) -> Any:
         """Puts host arrays, equal in all processes, on the devices with the sharding for `over`.
 
         Python's floats are kept, because only they are weakly typed.
         """
-        sharding = NamedSharding(self.mesh, self._specs(axis))
 
-        def place(array: Any) -> Any:
+        def place(axis: Any, array: Any) -> Any:
             if type(array) is float:
                 return array
             array = np.asarray(array)
-            return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+            shape = array.shape
+            if axis == CLIENTS and self.client_axis:  # pad to blocks of equal size
+                *first, number = shape[:3]
+                shape = (*first, -(-number // self.mesh.size) * self.mesh.size, *shape[3:])
 
-        return jax.tree.map(place, tree)
+            def part(index: Any) -> np.ndarray:
+                some = array[index]
+                ends = zip(index, shape, some.shape, strict=True)
+                pad = [(0, len(range(*each.indices(size))) - old) for each, size, old in ends]
+                return np.pad(some, pad) if np.any(pad) else some
 
-    def fetch(self, tree: Any) -> Any:
-        """Fetches whole arrays to the host in every process."""
+            sharding = NamedSharding(self.mesh, self._specs(axis))
+            return jax.make_array_from_callback(shape, sharding, part)
+
+        return _over_parts(place, axes, tree)
+
+    def fetch(self, tree: Any, axes: Any = 0) -> Any:
+        """Fetches whole arrays, with the padding of `put`, to the host.
+
+        Every process gets them, except those of `CLIENTS`, which only the first process keeps, so
+        that no device and no other host has to hold the states of all clients.
+        """
         if jax.process_count() == 1:
             return jax.device_get(tree)
-        return multihost_utils.process_allgather(tree, tiled=True)
+
+        def of_part(axis: Any, array: Any) -> Any:
+            if axis != CLIENTS or not self.client_axis:
+                return multihost_utils.process_allgather(array, tiled=True)
+            blocks = []
+            for device in range(self.mesh.size):
+                block = np.asarray(self._block_of(array, device).addressable_data(0))
+                blocks.append(block if jax.process_index() == 0 else block[:, :, :0])
+            return np.concatenate(blocks, 2)
+
+        return _over_parts(of_part, axes, tree)
+
+    def _block_of(self, array: Array, device: int) -> Array:
+        """One device's clients, on every device."""
+
+        def send(own: Array, device: Array) -> Array:
+            # Add integers, because adding 0 changes the sign of -0.0.
+            is_bool = own.dtype == bool
+            bits = own.astype(np.uint8) if is_bool else lax.bitcast_convert_type(own, np.uint8)
+            is_mine = lax.axis_index(self.client_axis) == device
+            bits = lax.psum(jnp.where(is_mine, bits, 0), self.client_axis)
+            return bits.astype(bool) if is_bool else lax.bitcast_convert_type(bits, own.dtype)
+
+        return jax.jit(self.over(send, (CLIENTS, None), None))(array, jnp.int32(device))
 
     def _specs(self, axes: Any) -> Any:
         """The partition of each axis over the devices."""
-        # Split only replicas, because `chunks.in_chunks` distributes clients inside the program.
+        # Of clients, split only the states, because `chunks.in_chunks` distributes those that train
+        # inside the program.
 
-        def spec(axis: int | None) -> PartitionSpec:
-            if axis is None or self.axis == "clients":
+        def spec(axis: Any) -> PartitionSpec:
+            if self.axis == "clients":
+                return PartitionSpec(None, None, "clients") if axis == CLIENTS else PartitionSpec()
+            if axis is None:
                 return PartitionSpec()
-            return PartitionSpec(*[None] * axis, "replicas")
+            return PartitionSpec(*[None] * (0 if axis == CLIENTS else axis), "replicas")
 
         return jax.tree.map(spec, axes, is_leaf=lambda axis: axis is None)
+
+
+def _over_parts(function: Callable[[Any, Any], Any], axes: Any, tree: Any) -> Any:
+    """Maps a function over the axis of each array, given by a prefix of the tree, and the array."""
+
+    def of_part(axis: Any, part: Any) -> Any:
+        return jax.tree.map(partial(function, axis), part)
+
+    return jax.tree.map(of_part, axes, tree, is_leaf=lambda axis: axis is None)
 
 
 def layout(

@@ -1,6 +1,7 @@
 """Executes a sweep in segments, with callbacks in between, and labels its result."""
 
 import time
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -42,7 +43,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
         run.
     """
     check_callbacks(how.callbacks)
-    saved, blocks = how.checkpoints, None
+    saved, blocks, choices = how.checkpoints, None, None
     if saved:
         how.report("looking for what was saved")
         choices = saved.claim(identity(grid, how.split, programs, how.client_states))
@@ -64,8 +65,15 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
             f"the unfinished run has batches of {old}, and now {new} fit the memory; use the "
             "memory limit of the unfinished run"
         )
+    number = plan.where.mesh.size
     if saved and blocks is None:
-        saved.begin({"blocks": now})
+        saved.begin({"blocks": now, "devices": number})
+    elif saved and choices and choices["devices"] != number:
+        warnings.warn(
+            f"the number of devices was {choices['devices']} and is {number}; they add in another "
+            "order, so the result is that of an uninterrupted run up to rounding",
+            stacklevel=2,
+        )
     return plan
 
 

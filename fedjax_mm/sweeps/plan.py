@@ -188,6 +188,7 @@ class Plan:
                 f"{_in_gib(self.result_bytes)} the result; {_in_gib(self.limit)} may be used",
                 "a program's own memory is known once it is compiled; batches get smaller if it "
                 "does not fit",
+                *self._of_devices,
                 *files,
             ]
         lines = [
@@ -195,6 +196,7 @@ class Plan:
             f"memory: {_in_gib(self.num_bytes)} estimated = {_in_gib(self.process_bytes)} this "
             f"process + {_in_gib(self.batch_bytes)} the largest batch + "
             f"{_in_gib(self.result_bytes)} the result; {_in_gib(self.limit)} may be used",
+            *self._of_devices,
         ]
         if self.is_split:
             lines.append("all runs of a program at once would not fit: they are split into batches")
@@ -214,6 +216,25 @@ class Plan:
             f"states of clients: at most {_in_gib(needed.file)} in {self.client_states}; "
             f"a round of a batch reads {_in_mib(needed.round)} and writes as much"
         ]
+
+    @property
+    def _of_devices(self) -> list[str]:
+        """What each device holds, if devices share out the clients."""
+        number = self.where.mesh.size
+        if self.where.client_axis is None or number == 1:
+            return []
+        most = max(self.compiled, key=lambda each: each.block.size * each.program.client_bytes)
+        whole, words = most.block.size * most.program.client_bytes, "no states of clients"
+        if whole:
+            words = f"{_in_mib(whole / number)} of {_in_mib(whole)} of the clients' states"
+        data = max(program.data_bytes for program in self.programs)
+        lines = [f"each device holds {words}, and all of the data ({_in_mib(data)})"]
+        if whole and any(program.traced.facts.reads_states for program in self.programs):
+            lines.append(
+                "the server reads the states of all clients, so every round also copies all of "
+                "them to each device"
+            )
+        return lines
 
 
 def make_plan(
@@ -266,7 +287,7 @@ def make_plan(
             parts = zip(mine, first, calls, strict=True)
             compiled = [_fit(*each, where, room, again) for each in parts]
         else:
-            compiled = list(map(_outlined, mine, first))
+            compiled = list(map(partial(_outlined, where=where), mine, first))
         seconds = time.perf_counter() - clock if compiles else math.nan
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
@@ -314,7 +335,8 @@ def _compile(
                 if call is None or (approve and not code):
                     lowered = _lower(program, block, where)
                     if approve:
-                        code = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+                        text = _text_alone(program, block, where) or lowered.as_text()
+                        code = hashlib.sha256(text.encode()).hexdigest()
                     call = call or threads.submit(lowered.compile)
                 if approve:
                     approve(program, code)
@@ -340,8 +362,8 @@ def _compile(
     return [call.result() for call in calls]
 
 
-def _outlined(program: Program, block: Block) -> Compiled:
-    needed = block.size * _replica_bytes(program)
+def _outlined(program: Program, block: Block, where: Layout) -> Compiled:
+    needed = block.size * _replica_bytes(program, where)
     return Compiled(program.of(block), block, _not_compiled, needed)
 
 
@@ -493,7 +515,7 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
 
 def _block(program: Program, where: Layout, room: float) -> Block:
     """The points and seeds per batch that fit in memory and, on CPUs, in caches."""
-    state, most = num_bytes(program.traced.replica), room / _replica_bytes(program)
+    state, most = program.state_bytes(where), room / _replica_bytes(program, where)
     if state > room:  # fail before compiling, which costs time and more memory
         raise ValueError(
             f"{program.label}: the state of one run takes {_in_gib(state)} and {_in_gib(room)} are "
@@ -548,9 +570,9 @@ def _blocks(
                 yield Block(pad[0](even), some_seeds, outer, is_flat)
 
 
-def _replica_bytes(program: Program) -> float:
+def _replica_bytes(program: Program, where: Layout) -> float:
     """Estimates a replica's memory before compiling: two states, temporaries and fetched rows."""
-    state, record = num_bytes(program.traced.replica), num_bytes(program.traced.record)
+    state, record = program.state_bytes(where), num_bytes(program.traced.record)
     if program.in_files:
         state += states_in_files(program, 1).round
     return 3 * state + (2 * program.records_kept + program.grid.num_records) * record
@@ -560,8 +582,8 @@ def jitted(program: Program, block: Block, where: Layout) -> Any:
     """`Program.segment` on all devices, as a jitted function."""
     segment = where.over(
         partial(program.segment, where.client_axis, block.share(where)),
-        in_axes=(program.in_axes(block), None, 0),
-        out_axes=(0, 1),
+        in_axes=(program.in_axes(block), None, program.state_axes),
+        out_axes=(program.state_axes, 1),
     )
     # The new state reuses the memory of the donated old state.
     return jax.jit(segment, donate_argnums=2)
@@ -571,6 +593,18 @@ def _lower(program: Program, block: Block, where: Layout) -> Any:
     if program.in_files:
         return Stepwise(program, block, where)
     return jitted(program, block, where).lower(*program.inputs(where, block, 0))
+
+
+def _text_alone(program: Program, block: Block, where: Layout) -> str | None:
+    """The text of a program whose clients are split, as one device would compute it.
+
+    A run can then be resumed on another number of devices.
+    """
+    if where.client_axis is None:
+        return None
+    given, rounds, _ = program.inputs(where, block, 0)
+    shapes = jax.eval_shape(lambda: (given, rounds, program.no_replica(block.size)))
+    return jax.jit(partial(program.segment, None, block)).lower(*shapes).as_text()
 
 
 def memory_of(call: Any) -> float:

@@ -23,7 +23,7 @@ from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
 from fedjax_mm.simulator.round import Rounds, State, look, stacks_at
 from fedjax_mm.simulator.simulate import init
 from fedjax_mm.simulator.stacks import StackState, each_params, with_clients
-from fedjax_mm.sweeps.devices import Layout
+from fedjax_mm.sweeps.devices import CLIENTS, Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.stacking import (
     Leaf,
@@ -284,13 +284,22 @@ class Program:
             run = run.with_homes(jnp.zeros(0, jnp.int32))
         return run, setup
 
-    def start(self, rng_key: PRNGKeyArray, leaves: Sequence[Any]) -> Replica:
+    def start(
+        self, client_axis: str | None, rng_key: PRNGKeyArray, leaves: Sequence[Any]
+    ) -> Replica:
         """State of one replica before round 1."""
         new = self._prepare(rng_key, leaves).new
-        return self._watched(self._start(rng_key, leaves, new), self.traced.record)
+        replica = self._start(rng_key, leaves, new, client_axis)
+        return self._watched(replica, self.traced.record)
 
-    def _start(self, rng_key: PRNGKeyArray, leaves: Sequence[Any], new: Sequence[Any]) -> Replica:
-        run, _ = self._run(leaves, new)
+    def _start(
+        self,
+        rng_key: PRNGKeyArray,
+        leaves: Sequence[Any],
+        new: Sequence[Any],
+        client_axis: str | None = None,
+    ) -> Replica:
+        run, _ = self._run(leaves, new, client_axis)
         state = run.start(rng_key)
         return Replica(state.models, state.assignment, run.no_work(), new)
 
@@ -383,13 +392,14 @@ class Program:
 
     def measure(
         self,
+        client_axis: str | None,
         rng_key: PRNGKeyArray,
         leaves: Sequence[Any],
         replica: Replica,
         round: Int[Array, ""],
     ) -> Record:
         """The record of one replica."""
-        run, setup = self._run(leaves, replica.prepared)
+        run, setup = self._run(leaves, replica.prepared, client_axis)
         measured = run.measure(replica.at(rng_key, round), replica.since)
         record = Record(measured.metrics, replica.since.counts, is_finite=measured.is_finite)
         if setup.num_models is None:
@@ -439,7 +449,7 @@ class Program:
             run, _ = self._run(leaves, new)
             facts = rehearse(run, rng_key, round)
             replica = self._start(rng_key, leaves, new)
-            record = self.measure(rng_key, leaves, replica, round)
+            record = self.measure(None, rng_key, leaves, replica, round)
             return Traced(self._watched(replica, record), record, facts)
 
         # Trace only shapes, so that nothing is computed or compiled, even for large data.
@@ -548,14 +558,58 @@ class Program:
         axes = self.in_axes(block).own
         own = [where.put(each, axis) for each, axis in zip(own, axes, strict=True)]
         root, values = where.put((np.uint32(self.grid.seed), self._values), None)
-        state = where.put(self.no_replica(len(replicas)) if state is None else state, 0)
+        state = self.no_replica(len(replicas)) if state is None else state
+        state = where.put(state, self.state_axes)
         rounds = where.put((np.int32(0), np.int32(0)), None)
         return Given(root, values, own), rounds, state
 
-    def no_replica(self, size: int) -> Replica:
-        """Allocates the state of `size` replicas, filled with zeros."""
+    @property
+    def state_axes(self) -> Replica:
+        """The axes of a state that are split over devices, as in `Layout.over`."""
+        return self._by_axis(0, CLIENTS)
+
+    def _by_axis(self, others: Any, clients: Any) -> Replica:
+        """A prefix of the state's structure that tells the clients' states from the others."""
+        models = [
+            StackState(others, others, clients, each.models) for each in self.traced.replica.models
+        ]
+        return Replica(tuple(models), *[others] * (len(Replica._fields) - 1))
+
+    @cached_property
+    def client_bytes(self) -> int:
+        """The bytes of the states of all clients of one replica."""
+        return num_bytes([each.clients for each in self.traced.replica.models])
+
+    @cached_property
+    def data_bytes(self) -> int:
+        """The bytes of the data, which every device holds."""
+        return num_bytes([x for x in self._values if not isinstance(x, float)])
+
+    def state_bytes(self, where: Layout) -> int:
+        """The bytes of one replica's state on one device, or on all CPU devices together."""
+        whole = num_bytes(self.traced.replica)
+        if where.is_cpu or where.client_axis is None:
+            return whole
+        return whole - self.client_bytes + -(-self.client_bytes // where.mesh.size)
+
+    def fetch(self, where: Layout, replica: Any) -> Replica:
+        """Fetches the state of a batch, as one device would have it, to the first process."""
         plain = jax.eval_shape(without_keys, self.traced.replica)
-        empty: Replica = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
+        whole: Replica = jax.tree.map(
+            lambda x, like: x[tuple(map(slice, (len(x), *like.shape)))],
+            where.fetch(replica, self.state_axes),
+            plain,
+        )
+        return whole
+
+    def no_replica(self, size: int) -> Replica:
+        """The state of `size` replicas, filled with zeros, which take no memory on the host."""
+        plain = jax.eval_shape(without_keys, self.traced.replica)
+
+        def zeros(x: Any) -> np.ndarray:
+            return np.broadcast_to(np.zeros((), x.dtype), (size, *x.shape))
+
+        empty: Replica = jax.tree.map(zeros, plain)
         return empty
 
     def segment(
@@ -607,8 +661,9 @@ class Program:
             start = jnp.maximum((number - 1) * every, done), replica
             _, replica = lax.while_loop(lambda now: now[0] < stop, some_rounds, start)
             is_record = stop == number * every
+            measure = partial(self.measure, client_axis)
             record = lax.cond(
-                is_record, lambda: each(self.measure, replica, round=(stop,)), lambda: nothing
+                is_record, lambda: each(measure, replica, round=(stop,)), lambda: nothing
             )
             # `records.at[place].set` would be a scatter, which compiles longer.
             put = partial(lax.dynamic_update_index_in_dim, index=number - first, axis=0)
@@ -622,7 +677,8 @@ class Program:
         )
         replica = with_keys(replica, self.traced.replica)
         # Start in a branch of this program. A separate one would be compiled as well.
-        replica = lax.cond(done == 0, lambda: each(self.start), lambda: replica)
+        start = partial(self.start, client_axis)
+        replica = lax.cond(done == 0, lambda: each(start), lambda: replica)
         # `lax.fori_loop` with a traced bound would become a `while_loop` anyway.
         _, replica, records = lax.while_loop(goes_on, one_record, (first, replica, records))
         return without_keys(replica), records.records()

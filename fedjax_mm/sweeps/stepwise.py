@@ -6,7 +6,7 @@ compiled segment took twice the time of small rounds, and would copy the rows.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -114,7 +114,8 @@ class Stepwise:
         }
 
     def _start(self, given: Given) -> Replica:
-        replica: Replica = without_keys(self.program.each(given, self.block, self.program.start))
+        start = partial(self.program.start, None)
+        replica: Replica = without_keys(self.program.each(given, self.block, start))
         return replica
 
     def _choose(self, given: Given, round: Any, replica: Replica) -> Chosen:
@@ -147,7 +148,8 @@ class Stepwise:
     def _record(self, given: Given, round: Any, replica: Replica) -> tuple[Replica, Record]:
         program = self.program
         replica = with_keys(replica, program.traced.replica)
-        record = program.each(given, self.block, program.measure, replica, round=(round,))
+        measure = partial(program.measure, None)
+        record = program.each(given, self.block, measure, replica, round=(round,))
         return without_keys(program.note(replica, record, jnp.asarray(True))), record
 
     def __call__(

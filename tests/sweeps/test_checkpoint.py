@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import fedavg, mfa_rr, plots
+from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, plots, scaffold
+from fedjax_mm.availability import dropping
 from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.cli import terminal
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.sweeps import Setup, plan
+from fedjax_mm.sweeps import Setup, layout, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import carry_out, plan_for
@@ -318,6 +319,29 @@ def test_a_run_stopped_between_two_records_resumes(tmp_path):
         rest = sweep_of(grid, Execution(checkpoints=checkpoints))
     assert whole.gradients.isel(round=-1).sum("model").values.tolist() == [72, 72]
     xr.testing.assert_identical(whole.drop_attrs(), rest.drop_attrs())
+
+
+def test_a_run_whose_clients_are_split_resumes_on_other_devices(tmp_path, monkeypatch):
+    """8 devices hold 13 clients, and only 4 of these train a model in a round."""
+
+    def build():
+        assignment = dropping(mfa_rand(13, 3), 0.3)
+        return Setup(Towards(jnp.arange(13.0)), scaffold(local_sgd(0.1, steps=2)), assignment)
+
+    def on(count, checkpoints=None, callbacks=()):
+        monkeypatch.setattr(plan, "layout", lambda n, axis: layout(n, jax.devices()[:count], axis))
+        return sweep_of(grid, Execution(callbacks, checkpoints, split="clients"))
+
+    grid = Grid(build, {}, num_rounds=9)
+    whole = on(1)
+    stop = progress(signalling(signal.SIGTERM, 0.3, []))
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
+        on(8, checkpoints, [stop])
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        assert (1, 3, 13, 3) in [x.shape for x in checkpoints.load(0).arrays]
+        with pytest.warns(UserWarning, match="the number of devices was 8 and is 2"):
+            rest = on(2, checkpoints)
+    xr.testing.assert_allclose(whole, rest, rtol=1e-5)
 
 
 """Resumes the run of every directory, and prints the exit codes."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, mfa_rand, mfa_rr, simulate
+from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, scaffold, simulate
 from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.sweeps import Grid, Setup, join_processes, layout, use_cpu_devices
 from fedjax_mm.sweeps.plan import make_plan
@@ -22,6 +22,9 @@ N = 13  # divisible by neither the number of models nor that of devices
 
 
 ASSIGNMENTS = {"mfa_rand": mfa_rand(N, 3), "mfa_rr": mfa_rr(N, 3, cohort_size=11)}
+
+
+ALGORITHMS = {"mfa_rand": fedavg(0.1, local_steps=3), "mfa_rr": scaffold(local_sgd(0.1, steps=3))}
 
 
 LAYOUTS = [(1, "clients"), (2, "clients"), (8, "clients"), (2, "replicas")]
@@ -43,7 +46,7 @@ def quadratic_run(name, client_axis=None):
         return simulate(
             rng_key,
             task,
-            fedavg(0.1, local_steps=3),
+            ALGORITHMS[name],
             ASSIGNMENTS[name],
             20,
             client_map=2,
@@ -61,7 +64,7 @@ def alone(name, precision):
         return jax.device_get(program(seed_keys(0, range(4)), quadratic(N, 2, mu=0.01)))
 
 
-QUICK = {("mfa_rand", "float32"): LAYOUTS[2:], ("mfa_rr", "float64"): LAYOUTS[1:2]}
+QUICK = {("mfa_rand", "float32"): LAYOUTS[3:], ("mfa_rr", "float64"): LAYOUTS[1:2]}
 
 
 @pytest.mark.parametrize(

@@ -14,39 +14,105 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, fedavg, mfa_rand, run, simulate
+from fedjax_mm import (
+    Experiment,
+    advance,
+    afl,
+    apfl,
+    fedavg,
+    feddyn,
+    full_participation,
+    local_sgd,
+    mfa_rand,
+    mfa_rr,
+    mifa,
+    run,
+    scaffold,
+    simulate,
+)
+from fedjax_mm.availability import dropping
 from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.compression import compressed, top_k
 from fedjax_mm.experiments.overrides import load
-from fedjax_mm.sweeps import InterruptedRunError, layout, plan
+from fedjax_mm.robust import median, robust
+from fedjax_mm.sweeps import Grid, InterruptedRunError, Setup, layout, plan
 from fedjax_mm.tools.compiler import SAFE
-from tests.helpers import Towards, counting, slow_unless
-from tests.sweeps.test_devices import ASSIGNMENTS, LAYOUTS, N, close
+from tests.helpers import Measured, Towards, counting, slow_unless
+from tests.sweeps.test_devices import ASSIGNMENTS, N, close
+
+LOCAL = local_sgd(0.1, steps=2)
+STATEFUL = {
+    "counting": (counting(), mfa_rand(N, 3)),  # all 13 clients train, in cohorts of 4 or 5
+    "scaffold": (scaffold(LOCAL), dropping(mfa_rr(N, 2, cohort_size=5), 0.4)),
+    "feddyn": (feddyn(LOCAL, alpha=0.1), mfa_rand(N, 2, cohort_size=3)),
+    "mifa": (mifa(LOCAL), dropping(mfa_rand(N, 2, cohort_size=5), 0.4)),
+    "apfl": (apfl(LOCAL, alpha=0.5), mfa_rr(N, 2, cohort_size=5)),
+    "momentum": (
+        fedavg(local_sgd(0.1, steps=2, momentum=0.9, keeps="client")),
+        mfa_rand(N, 2, cohort_size=5),
+    ),
+    "compressed": (compressed(fedavg(LOCAL), top_k(0.5)), mfa_rand(N, 2, cohort_size=5)),
+    "robust": (robust(compressed(fedavg(LOCAL), top_k(0.5)), median()), mfa_rand(N, 2)),
+    "afl": (afl(LOCAL, mixture_rate=0.1), full_participation(N)),
+}
 
 
-def counting_run(client_axis=None):
-    """The final models of several replicas."""
+def stateful_run(name, client_axis=None):
+    """The states and traces of two replicas, after a run and its continuation."""
+    algorithm, assignment = STATEFUL[name]
 
     def one(rng_key, task):
-        options = {"client_axis": client_axis}
-        return simulate(rng_key, task, counting(), mfa_rand(N, 3), 9, **options)[0].models
+        parts = task, algorithm, assignment, 4
+        state, trace = simulate(rng_key, *parts, client_map=2, client_axis=client_axis)
+        return state.models, trace, advance(state, *parts, client_axis=client_axis)[1]
 
     return jax.vmap(one, (0, None))
 
 
 @functools.cache
-def counted_alone():
-    """Two replicas on one device."""
-    return jax.jit(counting_run())(seed_keys(1, range(2)), Towards(jnp.arange(float(N))))
+def stateful_alone(name):
+    """The same on one device."""
+    return jax.jit(stateful_run(name))(*stateful_inputs())
 
 
-@pytest.mark.parametrize(
-    ("count", "axis"), [slow_unless(where in LAYOUTS[2:], *where) for where in LAYOUTS]
-)
-def test_client_states_are_gathered_from_every_device(count, axis):
-    where = layout(2, jax.devices()[:count], axis)
-    task, keys = Towards(jnp.arange(float(N))), seed_keys(1, range(2))
-    program = where.over(counting_run(where.client_axis), (0, None))
-    close(jax.jit(program)(keys, task), counted_alone(), 0)
+def stateful_inputs():
+    return seed_keys(1, range(2)), Measured(jnp.arange(float(N)) / N)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("count", [slow_unless(count == 8, count) for count in (1, 2, 8)])
+def test_states_of_clients_are_those_of_one_device(name, count):
+    """8 devices hold 2 clients each, the last one none, and are more than a cohort has clients."""
+    where = layout(2, jax.devices()[:count], "clients")
+    program = where.over(stateful_run(name, where.client_axis), (0, None))
+    actual = jax.jit(program)(*stateful_inputs())
+    close(actual, stateful_alone(name), 0 if name == "counting" else 1e-6)
+
+
+def planned(monkeypatch, algorithm, count):
+    """A plan of one run with 513 clients, of which a device holds a share."""
+    monkeypatch.setattr(plan, "layout", lambda n, axis: layout(n, jax.devices()[:count], axis))
+    setup = Setup(Measured(jnp.arange(513.0), 1000), algorithm, mfa_rand(513, 1, cohort_size=8))
+    return plan.make_plan(Grid(setup, {}, num_rounds=4), split="clients")
+
+
+def test_a_device_holds_its_share_of_the_states(monkeypatch):
+    needed = {}
+    for count in (1, 2, 4):
+        made = planned(monkeypatch, scaffold(LOCAL), count)
+        needed[count] = plan.memory_of(made.compiled[0].call)
+    whole = 513 * 1000 * 4
+    assert whole < needed[1] < 1.1 * whole
+    for count in (2, 4):
+        assert needed[count] < needed[1] / count + 0.1 * whole
+    assert made.lines[2] == (
+        "each device holds 0.5 MiB of 2.0 MiB of the clients' states, and all of the data (0.0 MiB)"
+    )
+    assert len(made.lines) == 3
+
+
+def test_a_plan_says_that_a_server_reads_all_states(monkeypatch):
+    assert "server reads the states of all clients" in planned(monkeypatch, mifa(LOCAL), 2).lines[3]
 
 
 def test_dense_updates_and_gradients_are_summed_once():
