@@ -1,5 +1,7 @@
 """MIFA: averages the latest updates of all clients, including absent ones."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -19,21 +21,26 @@ def mifa(
     *,
     server_optimizer: optax.GradientTransformation | None = None,
     weighted: bool = True,
+    memory: Literal["server", "clients"] = "server",
 ) -> Algorithm:
     """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, where h_k is client k's latest update.
 
     ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
     rounds without participants. The updates are the clients' states, which take the memory of N M
     models per run for N clients and M models. Factors from the assignment are ignored, and clients
-    that do not participate keep their h_k. `noisy` does not change the h_k.
+    that do not participate keep their h_k. `noisy` does not change the h_k, but it does change the
+    sum if `memory` is "clients".
 
     Args:
       local: eta, E and the other settings of `local_sgd`.
       server_optimizer: an optimizer that gets minus the sum above as its gradient; None adds it.
       weighted: whether d_k is as above, or else 1 / N.
+      memory: "server" adds up all h_k in every round. With "clients", each client keeps its h_k and
+        sends its change, and the server has only the sum. That is equal up to rounding errors,
+        which add up over rounds, and allows `client_states` of `Execution`.
 
     Raises:
-      ValueError: if a number is not positive.
+      ValueError: if a number is not positive, or `memory` is unknown.
 
     Example:
       >>> import jax
@@ -53,23 +60,34 @@ def mifa(
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
         del task
-        return (), jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return zeros if memory == "clients" else (), zeros
 
     def client(
         context: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
         trained, weight = local.train(context), weight_of(context)
-        update = scale_update(trained.update, weight)
+        new, update = context.next_state(trained.update, client_state), trained.update
+        if memory == "clients":  # without the factor, which would stay in the sum
+            change = jax.tree.map(jnp.subtract, new, client_state)
+            update = scale_update(change, weight_of(context._replace(factor=None, takes_part=True)))
+        else:
+            update = scale_update(update, weight)
         num_gradients = jnp.int32(local.num_steps(context.task, context.client))
-        sent = Contribution(update, weight, num_gradients, trained.report)
-        new = context.next_state(trained.update, client_state)
-        return sent, new
+        return Contribution(update, weight, num_gradients, trained.report), new
 
     def mean(context: base.ServerContext) -> tuple[Params, ServerState]:
+        weights = all_weights(context.task, weighted)
+        if memory == "clients":
+            # Asking for the dtype of the h_k reads none, and lets wrappers refuse that hide them
+            # because they change the updates: the sum would no longer be that of the h_k.
+            dtypes = jax.tree.map(lambda h: h.dtype, context.client_states)
+            old, changes = context.server_state, context.total.update
+            new = jax.tree.map(lambda x, y, dtype: (x + y).astype(dtype), old, changes, dtypes)
+            return scale_update(new, 1 / weights.sum()), new
         # Adding only differences would accumulate rounding errors over rounds.
-        step = weighted_sum(context.client_states, all_weights(context.task, weighted))
-        return step, context.server_state
+        return weighted_sum(context.client_states, weights), context.server_state
 
     made = adding(client, mean, server_optimizer, init=init, num_steps=local.num_steps)
     return keeping(made._replace(steps_idle=True), local)

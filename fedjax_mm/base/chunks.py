@@ -58,11 +58,13 @@ def longest_first(
 
 
 def reads(function: Callable[..., Any], argument: Any, *others: Any) -> bool:
-    """Whether a function reads its first argument, given arguments of the right shapes."""
+    """Whether a function's result depends on its first argument, of which shapes are enough."""
     jaxpr = jax.make_jaxpr(function)(argument, *others).jaxpr
-    used = [*jaxpr.outvars, *(value for equation in jaxpr.eqns for value in equation.invars)]
-    own = jaxpr.invars[: len(jax.tree.leaves(argument))]
-    return not {*map(id, used)}.isdisjoint(map(id, own))
+    used = {*map(id, jaxpr.outvars)}
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(map(id, equation.outvars)):
+            used.update(map(id, equation.invars))
+    return not used.isdisjoint(map(id, jaxpr.invars[: len(jax.tree.leaves(argument))]))
 
 
 def in_chunks(

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from fedjax_mm.cli.options import (
+    ClientStates,
     ConfigFile,
     DryRun,
     ExecutorName,
@@ -78,6 +79,7 @@ def run(
     save_every: SaveEvery = 30.0,
     memory: Memory = None,
     split: Split = None,
+    client_states: ClientStates = None,
     part: PartOf = None,
     first_seed: FirstSeed = 0,
     executor: ExecutorName = None,
@@ -131,7 +133,7 @@ def run(
     from fedjax_mm.cli import runs
 
     before = saving.existing(resume, overwrite)
-    how = saving.execution(memory, split, save_every)
+    how = saving.execution(memory, split, save_every)._replace(client_states=client_states)
     which = runs.Which(saving.part(part), first_seed, executor)
     if dry_run:
         runs.outline(config, overrides or [], which, how)

@@ -43,6 +43,13 @@ Split = Annotated[
         help="Axis to split over devices: seeds and points, or the clients of each cohort."
     ),
 ]
+ClientStates = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep the states of clients, such as SCAFFOLD's, in files there, not in memory.",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the plan without compiling anything, and stop.")
 ]

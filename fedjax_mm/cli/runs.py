@@ -198,9 +198,8 @@ def outline(path: Path, overrides: Sequence[str], which: Which, how: Execution) 
         programs = all_programs(grid, how.memory)
         if which.part and not (programs := programs_in(programs, which.part)):
             raise ValueError(f"part {which.part} has no runs; take fewer parts")
-        show_plan(
-            make_plan(grid, split=how.split, limit=how.memory, programs=programs, compiles=False)
-        )
+        where: Any = {"split": how.split, "limit": how.memory, "client_states": how.client_states}
+        show_plan(make_plan(grid, **where, programs=programs, compiles=False))
     if workers:
         say(f"  {workers.num_parts} parts, which {workers.name} computes", notes, "dim")
 

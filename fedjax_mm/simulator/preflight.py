@@ -29,6 +29,7 @@ from fedjax_mm.base import (
     ServerContext,
     ServerState,
     Task,
+    Updates,
 )
 from fedjax_mm.base.capabilities import AnalyticTask
 from fedjax_mm.base.chunks import ClientMap, chunk_size_of, reads
@@ -62,8 +63,11 @@ from fedjax_mm.simulator.rows import num_own
 from fedjax_mm.simulator.stacks import Stack, StackState, stacks_of
 from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
+from fedjax_mm.tasks.with_clients import measures_clients
 from fedjax_mm.tools.compiler import check_fusions
 from fedjax_mm.wrap import layers
+
+_IN_MEMORY = "keep them in memory, without client_states"
 
 Run: TypeAlias = Rounds | Arrivals
 """A run in rounds, or an asynchronous one, with the same methods."""
@@ -75,7 +79,9 @@ class Facts:
     """Static facts about a run, which `jax.eval_shape` can return.
 
     Attributes:
+      num_clients: N.
       updates_per_round: the maximum number of local trainings per round.
+      slots: the number of slots of a cohort; 0 without cohorts.
       message_sizes: the sizes of each model's messages.
       has_closed_form: whether every task has a closed form of local updates.
       is_synchronous: whether devices can share the clients of a round.
@@ -86,7 +92,9 @@ class Facts:
         replicas would share the cache, and slices of data would become gathers.
     """
 
+    num_clients: int
     updates_per_round: int
+    slots: int
     message_sizes: MessageSizes
     has_closed_form: bool
     is_synchronous: bool
@@ -297,16 +305,18 @@ def _rehearse(
             trained = [_train(cohort, first, fold(3), now) for first in firsts]
             sent = [each for each, _ in trained]
             _observe(run.assignment, cohort, [each.report for each in sent], now, own, chosen)
-        updates = min(cohort.clients.size, run.assignment.num_clients)
+        updates, slots = min(cohort.clients.size, run.assignment.num_clients), cohort.clients.size
     else:
         with tracing("an arrival"):
             _observe_lifetimes(run, firsts, fold(2), now)
             trained = [_train(None, first, fold(3), now) for first in firsts]
             sent = [each for each, _ in trained]
-        updates = run.dispatch.arrivals_per_round
+        updates, slots = run.dispatch.arrivals_per_round, 0
     ups, downs = [each.update for each in sent], [_downloaded(first) for first in firsts]
     return Facts(
+        num_clients=run.stacks[0].num_clients,
         updates_per_round=updates,
+        slots=slots,
         message_sizes=MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs)),
         has_closed_form=all(isinstance(stack.task, AnalyticTask) for stack in run.stacks),
         is_synchronous=isinstance(run, Rounds),
@@ -431,6 +441,11 @@ def _check_personal(first: _First) -> None:
     personal = first.algorithm.personal
     if personal is None:
         return
+    if first.stack.homes is not None and measures_clients(first.task):
+        raise ValueError(
+            f"records evaluate the personal models of all clients of {name_of(first.algorithm)}, "
+            f"so that their states cannot be in files; {_IN_MEMORY}"
+        )
     what = f"{name_of(first.algorithm)} returns from personal"
     with told(first.algorithm, "personal(params, client_state)"):
         found = personal(first.params, first.client)
@@ -481,7 +496,17 @@ def _look(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, now: _Now) 
     """Functions that evaluate the models, and refuse metrics that a model does not have."""
     models = [_models(first, run.options.client_axis) for first in firsts]
     asked = look(run.stacks, rng_key, now.round, models, run.options)
+    in_files = (first.stack.homes is not None and jax.tree.leaves(first.client) for first in firsts)
+    if isinstance(run, Rounds) and any(in_files):
+        asked = asked._replace(updates=partial(_refuse_updates, run.assignment))
     return asked._replace(metric=partial(_metric, firsts, asked))
+
+
+def _refuse_updates(assignment: Assignment) -> Updates:
+    raise ValueError(
+        f"{name_of(assignment)} looks at the updates of all clients, which need all their states, "
+        f"so that they cannot be in files; {_IN_MEMORY}, or use another one, such as mfa_rand"
+    )
 
 
 def _observe_lifetimes(
@@ -605,6 +630,16 @@ def _serve(first: _First, context: ServerContext) -> None:
     check_arrays(f"{what} as the server's state", state)
     check_state(what, context.params, params, "parameters", "the model has")
     check_state(what, context.server_state, state)
+
+    def step(states: ClientState) -> Any:
+        return algorithm.server(context._replace(client_states=states))
+
+    if first.stack.homes is not None and reads(step, context.client_states):
+        raise ValueError(
+            f"the server of {name_of(algorithm)} reads the states of all clients in every round, "
+            f"so that they cannot be in files; {_IN_MEMORY}, or use an algorithm whose server "
+            "reads only sums, such as scaffold or mifa(..., memory='clients')"
+        )
 
 
 def _observe(

@@ -9,7 +9,7 @@ have arrivals instead of rounds, in `asynchronous.py`.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +78,10 @@ class Rounds(NamedTuple):
     assignment: Assignment
     options: Options
     params: list[Params] | None = None
+
+    def with_homes(self, homes: Int[Array, " slots"]) -> Self:
+        """A run whose states have only rows of the next cohort's clients, see `Stack.homes`."""
+        return self._replace(stacks=[stack._replace(homes=homes) for stack in self.stacks])
 
     def start(self, rng_key: PRNGKeyArray) -> State:
         """State before round 1."""
@@ -161,7 +165,7 @@ def start_models(
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         server, client = stack.algorithm.init(task, params)
-        size = num_own(task.num_clients, client_axis)
+        size = num_own(task.num_clients, client_axis) if stack.homes is None else 1
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), client)
         return StackState(params, server, own, stack.models)
 
@@ -275,8 +279,9 @@ def train_cohort(
         return Start(key, now.round, model.params, model.server)
 
     def of_stack(stack: Stack, state: StackState) -> Trained:
-        mine, _ = stack.slots(now.cohort)
-        jobs = Jobs(mine.clients, mine.models, mine.scale, mine.takes_part)
+        mine, slots = stack.slots(now.cohort)
+        home = None if stack.homes is None else stack.homes[slots]
+        jobs = Jobs(mine.clients, mine.models, mine.scale, mine.takes_part, home=home)
         shared = keys.model_keys(now.rng_key, stack.models)
         how: Any = {"shared": shared, "message": message, "keeps_states": keeps_states}
         return train(stack, state, jobs, start, options, **how)
@@ -314,7 +319,7 @@ def aggregate(
             old, states = (model.params, model.server), trained.client_states
             server_key = keys.server_key(key)
             # XLA removes this gather if the server does not read the states.
-            everybody = all_rows(states, task.num_clients, client_axis)
+            everybody = stack.as_all(all_rows(states, task.num_clients, client_axis))
             given = base.ServerContext(now.round, task, *old, everybody, total, server_key)
             new = stack.algorithm.server(given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)

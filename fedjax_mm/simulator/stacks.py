@@ -60,6 +60,14 @@ def with_params(states: Sequence[StackState], params: Sequence[Params]) -> tuple
     return tuple(dataclasses.replace(state, params=own) for state, own in pairs)
 
 
+def with_clients(
+    states: Sequence[StackState], clients: Sequence[ClientState]
+) -> tuple[StackState, ...]:
+    """Replaces the states of each stack's clients."""
+    pairs = zip(states, clients, strict=True)
+    return tuple(dataclasses.replace(state, clients=own) for state, own in pairs)
+
+
 class Stack(NamedTuple):
     """Models with equal structure and algorithm, which are computed together.
 
@@ -68,12 +76,15 @@ class Stack(NamedTuple):
       task: the stacked tasks.
       shared: whether each leaf of the task is shared by all models and has no models axis.
       algorithm: the models' method of client training and server aggregation.
+      homes: for each slot of the cohort, the row of its client's state, if only the cohort's
+        states are here; None if all are, and client k has row k.
     """
 
     models: tuple[int, ...]
     task: Task
     shared: Any
     algorithm: Algorithm
+    homes: Int[Array, " slots"] | None = None
 
     @property
     def num_clients(self) -> int:
@@ -94,6 +105,13 @@ class Stack(NamedTuple):
     def rows(self, tree: Any) -> Any:
         """Selects this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
+
+    def as_all(self, states: ClientState) -> ClientState:
+        """States in the shape of all clients' states, for servers that do not read them."""
+        if self.homes is None:
+            return states
+        shape = (self.num_clients,)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x[0], shape + x.shape[1:]), states)
 
     def slots(self, cohort: Cohort) -> tuple[Cohort, Int[np.ndarray, " slots"]]:
         """The part of a cohort that trains this stack's models, and its slots.

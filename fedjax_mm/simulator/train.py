@@ -54,6 +54,7 @@ class Jobs(NamedTuple):
       takes_part: whether clients participate; None means all do.
       segment: the index of the model's sum to add a contribution to; None if there is only one.
       origin: additional data of a job, for `StartFn`.
+      home: the row of the client's state; None if client k has row k.
     """
 
     client: Any
@@ -62,6 +63,12 @@ class Jobs(NamedTuple):
     takes_part: Bool[Array, " slots"] | None = None
     segment: Int[Array, " slots"] | None = None
     origin: Any = ()
+    home: Int[Array, " slots"] | None = None
+
+    @property
+    def row(self) -> Any:
+        """Row of the client's state."""
+        return self.client if self.home is None else self.home
 
 
 class Start(NamedTuple):
@@ -225,11 +232,11 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         present = jobs.client >= 0
         jobs = chunks.repeat_first(present, jobs)
         known = so_far.client_states if how.keeps_states else states
-        own = read_rows(known, (*_row(jobs), jobs.client), axis)
+        own = read_rows(known, (*_row(jobs), jobs.row), axis)
         new = chunks.compute_chunk(train_one, present, jobs, own, skip=may_skip)
         # Use an out-of-range index, which is dropped, because -1 would write to the last client.
-        client = jnp.where(present, jobs.client, nobody)
-        kept = write_rows(so_far.client_states, (*_row(jobs), client), new.client_states, axis)
+        row = jnp.where(present, jobs.row, nobody)
+        kept = write_rows(so_far.client_states, (*_row(jobs), row), new.client_states, axis)
         place, made = jnp.where(present, slot, num_slots), (new.reports, new.stacked)
         if axis is not None and jax.tree.leaves(made):
             place, made = lax.all_gather((place, made), axis, tiled=True)

@@ -189,6 +189,12 @@ class Checkpoints:
             self._place.replace(self._trash)
             shutil.rmtree(self._trash, ignore_errors=True)
 
+    @property
+    def digest(self) -> str:
+        """A digest of the run's identity and of its directory, which no other run has."""
+        content = json.dumps([str(self._place.resolve()), self._identity], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
     def claim(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Checks that a run matches the saved one, and returns the saved run's choices, or None.
 
@@ -378,7 +384,10 @@ _UNSAVED_BYTES = 128 * 2**20  # maximum size of finished batches that wait to be
 
 
 def identity(
-    grid: Grid, split: str | None, programs: Sequence[Program] | None = None
+    grid: Grid,
+    split: str | None,
+    programs: Sequence[Program] | None = None,
+    client_states: Path | str | None = None,
 ) -> dict[str, Any]:
     """Everything except code that determines the exact bits of a sweep's result.
 
@@ -388,6 +397,8 @@ def identity(
       grid: the runs.
       split: the requested axis to split over devices.
       programs: the runs of a part; defaults to all runs.
+      client_states: the directory of the clients' states; whether there is one counts, because a
+        run cannot change between files and memory.
     """
     # Include versions, devices, threads and XLA flags, because each may change the last bit of a
     # sum.
@@ -411,6 +422,7 @@ def identity(
         **({"config": grid.config} if grid.config else described),
         "first_seed": grid.first_seed,
         "split": split,
+        "client_states": None if client_states is None else "in files",
         "precision": str(jnp.result_type(float)),
         **{name: about[name] for name in ("versions", "prng")},
         **where,
@@ -448,18 +460,27 @@ class Saving:
         self.finished: dict[int, list[np.ndarray]] = {}
         self.last_save = time.perf_counter()
 
-    def load(self, batch: int, records: Record) -> tuple[int, Replica | None]:
-        """Loads a batch's finished rounds and state, and fills in its records."""
+    def load(
+        self, batch: int, records: Record
+    ) -> tuple[int, Replica | None, list[np.ndarray] | None]:
+        """Loads a batch's finished rounds and states, and fills in its records.
+
+        The last is the arrays of `ClientFiles`, or None if nothing was saved.
+        """
         rows, (compiled, _) = jax.tree.leaves(records), self.plan.batches[batch]
         saved = self.checkpoints.load(batch, partial(self._check_records, rows))
         if not saved:
-            return 0, None
+            return 0, None, None
         for row, array in zip(rows, saved.arrays, strict=False):  # the state follows
             row[: len(array)] = array
         rest = saved.arrays[len(rows) :]
         if saved.rounds < self.plan.grid.num_rounds:
-            return saved.rounds, _unfinished(compiled, rest)
-        return saved.rounds, _finished(compiled, rest) if self.plan.grid.keep else None
+            number = len(jax.tree.leaves(compiled.program.traced.replica))
+            if compiled.program.in_files:
+                rest, states = rest[:number], rest[number:]
+                return saved.rounds, _unfinished(compiled, rest), states
+            return saved.rounds, _unfinished(compiled, rest), None
+        return saved.rounds, _finished(compiled, rest) if self.plan.grid.keep else None, None
 
     def _check_records(self, rows: list[np.ndarray], saved: Saved) -> None:
         """Raises `ValueError` if a saved batch does not begin with the records up to its round."""
@@ -482,21 +503,26 @@ class Saving:
         number = self.signals[-1] if self.signals else 0
         # Agree first, because saving is collective but a signal may reach only one process.
         due, stop = agree(is_due, number)
-        grid = self.plan.grid
+        grid, files = self.plan.grid, segment.files
         rows = jax.tree.leaves(segment.records)
         is_last = segment.rounds == grid.num_rounds
         # Keep finished batches for the next save, because short ones finish many times a second.
         if is_last:
             self.finished[segment.batch] = [*rows, *jax.tree.leaves(segment.params)]
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
-        if due or stop or is_much:
+        if due or stop or is_much or (is_last and files):
             for each, arrays in self.finished.items():
                 self.checkpoints.save(each, grid.num_rounds, arrays)
             self.finished.clear()
             if not is_last:
                 whole = segment.program.fetch(self.plan.where, segment.replica)
                 state = jax.tree.leaves(whole)
+                state += files.to_save() if files else []
                 self.checkpoints.save(segment.batch, segment.rounds, [*rows, *state])
+            if files and is_last:
+                files.remove()
+            elif files:
+                files.saved()
             self.last_save = time.perf_counter()
         if stop:
             raise InterruptedRunError(int(stop), segment.work_done / segment.total_work)

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Literal
 
@@ -15,6 +15,7 @@ from fedjax_mm.base import Params
 from fedjax_mm.results.dataset import check_counts
 from fedjax_mm.simulator.record import Record
 from fedjax_mm.sweeps.checkpoint import Saving, claim_program, identity
+from fedjax_mm.sweeps.client_files import ClientFiles
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution, check_callbacks
@@ -45,7 +46,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
     saved, blocks, choices = how.checkpoints, None, None
     if saved:
         how.report("looking for what was saved")
-        choices = saved.claim(identity(grid, how.split, programs))
+        choices = saved.claim(identity(grid, how.split, programs, how.client_states))
         blocks = [Block(*each) for each in choices["blocks"]] if choices else None
     plan = make_plan(
         grid,
@@ -55,6 +56,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
         report=how.report,
         approve=partial(claim_program, saved) if saved else None,
         programs=programs,
+        client_states=how.client_states,
     )
     now = [each.block for each in plan.compiled]
     if blocks not in (None, now):
@@ -116,12 +118,13 @@ def batches(
             if first.rounds < plan.grid.num_rounds:  # otherwise loaded as finished
                 for callback in callbacks:
                     callback.on_batch(first)
-            for last in _segments(first, records):
-                if on_divergence == "stop" and (words := divergence(last)):
-                    yield last
-                    raise DivergenceError(words, None)
-                for callback in callbacks:
-                    callback.on_segment(last)
+            with closing(first.files) if first.files else nullcontext():
+                for last in _segments(first, records):
+                    if on_divergence == "stop" and (words := divergence(last)):
+                        yield last
+                        raise DivergenceError(words, None)
+                    for callback in callbacks:
+                        callback.on_segment(last)
             yield last
 
 
@@ -130,9 +133,14 @@ def _first(
 ) -> Segment:
     """A batch as it was saved, or before its first segment if nothing was saved."""
     compiled, number = plan.batches[batch]
-    rounds, replica = saving.load(batch, records) if saving else (0, None)
-    so_far = _up_to(rounds, records, plan)
-    return Segment(how.in_words(compiled.label(number)), plan, batch, rounds, so_far, replica)
+    rounds, replica, states = saving.load(batch, records) if saving else (0, None, None)
+    so_far, label, files = _up_to(rounds, records, plan), compiled.label(number), None
+    if compiled.program.in_files and plan.client_states is not None:
+        name = None if saving is None else f"{saving.checkpoints.digest[:16]}-{batch}"
+        files = ClientFiles(plan.client_states, name, states)
+        if rounds == plan.grid.num_rounds:
+            files.remove()
+    return Segment(how.in_words(label), plan, batch, rounds, so_far, replica, files=files)
 
 
 def _segments(first: Segment, records: Record) -> Iterator[Segment]:
@@ -141,13 +149,14 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
     (compiled, number), where, grid = plan.batches[first.batch], plan.where, plan.grid
     given, _, replica = compiled.program.inputs(where, compiled.block, number, first.replica)
     every, step = grid.record_every, compiled.program.rounds_at_once
+    call = compiled.call if first.files is None else partial(compiled.call, first.files)
     count = step  # start with few rounds to measure their duration
     while done < grid.num_rounds:
         clock = time.perf_counter()
         most = compiled.program.records_kept * every - done % every
         count = min(count, most, grid.num_rounds - done)
         rounds = where.put((np.int32(done), np.int32(count)), None)
-        replica, rows = compiled.call(given, rounds, replica)
+        replica, rows = call(given, rounds, replica)
         rows = where.fetch(rows)
         start = 0 if done == 0 else 1 + done // every
         _write(records, slice(start, 1 + (done + count) // every), rows)

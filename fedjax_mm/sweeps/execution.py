@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -89,6 +90,9 @@ class Execution(NamedTuple):
       callbacks: called before the sweep and after each segment, such as `progress`.
       checkpoints: the store of unfinished work, opened and finally discarded by the caller.
       save_every: the seconds between saves.
+      client_states: a directory for files with the states of clients, such as SCAFFOLD's, of which
+        only those of a round's clients are then in memory.
+        Results are the same. None keeps all states on the device.
       split: "replicas" or "clients", the axis to split over devices; see `layout`.
       memory: the memory limit in bytes; defaults to 60 % of the free memory.
       label: a prefix of progress labels that distinguishes several sweeps.
@@ -103,6 +107,7 @@ class Execution(NamedTuple):
     callbacks: Sequence[Callback] = ()
     checkpoints: Checkpoints | None = None
     save_every: float = 30.0
+    client_states: Path | str | None = None
     split: Literal["replicas", "clients"] | None = None
     memory: float | None = None
     label: str = ""

@@ -7,11 +7,13 @@ import dataclasses
 import hashlib
 import math
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,6 +23,7 @@ import psutil
 from fedjax_mm.base import Params
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.simulator.record import Record, check_dims
+from fedjax_mm.sweeps.client_files import ClientFiles
 from fedjax_mm.sweeps.devices import Layout, agree, hosts_and_devices, layout
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
@@ -34,6 +37,8 @@ from fedjax_mm.sweeps.program import (
     programs_of,
 )
 from fedjax_mm.sweeps.stacking import Memory
+from fedjax_mm.sweeps.stepwise import Stepwise
+from fedjax_mm.tools.files import prepare_directory
 from fedjax_mm.tools.interrupts import noted_signals
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies
@@ -101,6 +106,7 @@ class Plan:
       limit: the memory limit in bytes; on accelerators, per device.
       num_hosts: the number of hosts.
       num_devices: the number of all their devices, whether used or not.
+      client_states: the directory with the states of clients; None if they are in memory.
     """
 
     grid: Grid
@@ -111,6 +117,7 @@ class Plan:
     limit: float
     num_hosts: int
     num_devices: int
+    client_states: Path | None = None
 
     __repr__ = in_short
 
@@ -171,6 +178,7 @@ class Plan:
         used += f" on {_hosts(self.num_hosts)} ({kind})"
         shared = f"on {used}, which share out the {self.where.axis}"
         number = f"{len(self.compiled)} program{'s'[: len(self.compiled) > 1]}"
+        files = self._lines_of_files()
         work = f"{self.client_updates:,} local trainings {shared}"
         if not self.is_compiled:
             return [
@@ -181,6 +189,7 @@ class Plan:
                 "a program's own memory is known once it is compiled; batches get smaller if it "
                 "does not fit",
                 *self._of_devices,
+                *files,
             ]
         lines = [
             f"{number}, each compiled once, in {self.compile_seconds:.1f} s; {work}",
@@ -194,7 +203,19 @@ class Plan:
         sizes = [each.block.chunk_size for each in self.compiled if each.block.chunk_size]
         if sizes:
             lines.append(f"all clients of a run would not fit: {min(sizes):,} are computed at once")
-        return lines
+        return [*lines, *files]
+
+    def _lines_of_files(self) -> list[str]:
+        """Size and traffic of the largest batch whose client states are in files."""
+        each = [of for of in self.compiled if of.program.in_files]
+        if not each:
+            return []
+        some = max(each, key=lambda of: of.batch_size * states_in_files(of.program, 1).total)
+        needed = states_in_files(some.program, some.batch_size)
+        return [
+            f"states of clients: at most {_in_gib(needed.file)} in {self.client_states}; "
+            f"a round of a batch reads {_in_mib(needed.round)} and writes as much"
+        ]
 
     @property
     def _of_devices(self) -> list[str]:
@@ -226,6 +247,7 @@ def make_plan(
     approve: Callable[[Program, str], None] | None = None,
     programs: Sequence[Program] | None = None,
     compiles: bool = True,
+    client_states: Path | str | None = None,
 ) -> Plan:
     """Compiles the programs of a grid, with batch sizes that are fast and fit in memory.
 
@@ -241,19 +263,23 @@ def make_plan(
       programs: the runs to compute; defaults to all runs of the grid.
       compiles: False makes an outline by tracing alone. Its programs cannot be called, and its
         estimates of memory, which determine the batch sizes, count only states and records.
+      client_states: as in `Execution`.
 
     Raises:
-      ValueError: if one replica per device, or the result, does not fit in memory.
+      ValueError: if one replica per device, or the result, does not fit in memory; or if states of
+        clients cannot be in files.
       InterruptedRunError: if a process of a multi-process run received a signal to stop.
     """
     # If one process stopped here, the others would hang in a collective. Agree to stop after all
     # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
-        mine, where, room, limit = _place(grid, split, limit, programs, report)
+        directory = None if client_states is None else Path(client_states)
+        mine, where, room, limit = _place(grid, split, limit, programs, report, directory)
         clock = time.perf_counter()
         first = blocks or [_block(program, where, room) for program in mine]
         if compiles:
+            _check_disk(mine, directory)
             calls = _compile(mine, first, where, report, approve)
             # A resumed run whose blocks do not fit is refused by the caller, not here.
             approve = None if blocks else approve
@@ -274,7 +300,7 @@ def make_plan(
             stacklevel=2,
         )
     used = psutil.Process().memory_info().rss
-    return Plan(grid, where, compiled, seconds, used, limit, hosts, devices)
+    return Plan(grid, where, compiled, seconds, used, limit, hosts, devices, directory)
 
 
 def _compile(
@@ -351,6 +377,7 @@ def _place(
     limit: float | None,
     programs: Sequence[Program] | None = None,
     report: Callable[[str], None] = lambda _: None,
+    client_states: Path | None = None,
 ) -> tuple[list[Program], Layout, float, float]:
     """Finds the programs, the devices, the bytes for a batch, and the total limit."""
     # Check the number of runs first, because programs list their runs, and too many would exhaust
@@ -361,6 +388,8 @@ def _place(
     remedy = "take fewer seeds or points, or record less often (record_every)"
     check_fits(what, runs * (records * _RECORD_BYTES + 8), limit, remedy)
     programs = programs_of(grid, report) if programs is None else list(programs)
+    if client_states is not None:
+        programs = list(map(_in_files, programs))
     each = [program.traced for program in programs]
     metrics = {name: x for traced in each for name, x in traced.record.metrics.items()}
     for name in metrics.keys() & grid.axes.keys():
@@ -383,8 +412,68 @@ def _place(
         for each in programs
     ):
         split = "replicas"
-    where = layout(max(map(len, programs)), axis=split)
+    if any(program.in_files for program in programs):
+        where = _one_device(split)
+    else:
+        where = layout(max(map(len, programs)), axis=split)
     return programs, where, *_room(_result_bytes(grid, programs), where, limit)
+
+
+class FileSizes(NamedTuple):
+    """Bytes of client states in files: of all rows, the most on disk, and those of a round."""
+
+    total: int
+    file: int
+    round: int
+
+
+def states_in_files(program: Program, num_replicas: int) -> FileSizes:
+    """Sizes of the files with a program's client states, and what a round reads and writes."""
+    row, models = 0, 0
+    for state in program.traced.replica.models:
+        size = num_bytes(state.clients) // (1 if program.in_files else program.num_clients)
+        row, models = max(row, size // len(state.models)), models + len(state.models) * (size > 0)
+    slots, rounds = program.traced.facts.updates_per_round * models, program.grid.num_rounds
+    slots = min(slots, models * program.num_clients, program.traced.facts.slots)
+    total = num_replicas * row * models * program.num_clients
+    most = min(total, num_replicas * row * slots * rounds)
+    # Rows that were written since the last two checkpoints have a second place.
+    return FileSizes(total, 2 * most, num_replicas * row * slots)
+
+
+def _in_files(program: Program) -> Program:
+    """A program with client states in files, if it has client states."""
+    made = dataclasses.replace(program, in_files=True)
+    models = made.traced.replica.models
+    return made if jax.tree.leaves([state.clients for state in models]) else program
+
+
+def _one_device(split: str | None) -> Layout:
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"client_states are files of one process, but there are {jax.process_count()}; run "
+            "parts of the sweep instead (part, --part), or keep the states in memory"
+        )
+    if split == "clients":
+        raise ValueError(
+            "client_states are files for one device, but split is 'clients'; give one of them"
+        )
+    return layout(1, jax.devices()[:1], "replicas")
+
+
+def _check_disk(programs: Sequence[Program], directory: Path | None) -> None:
+    """Raises `ValueError` if the disk is too small for the states of one replica."""
+    sizes = [states_in_files(each, 1).file // 2 for each in programs if each.in_files]
+    if directory is None or not sizes:
+        return
+    prepare_directory(directory)
+    needed = max(sizes)
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise ValueError(
+            f"the states of clients take {_in_gib(needed)} and {_in_gib(free)} are free in "
+            f"{directory}; make room, or give another directory"
+        )
 
 
 def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) -> None:
@@ -431,11 +520,23 @@ def _block(program: Program, where: Layout, room: float) -> Block:
         raise ValueError(
             f"{program.label}: the state of one run takes {_in_gib(state)} and {_in_gib(room)} are "
             "left for it; take fewer clients or models, or smaller ones, or allow more memory"
+            f"{_or_in_files(program, room)}"
         )
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.facts.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
     return _best_block(program, where, max(where.padded(1), int(most)))
+
+
+def _or_in_files(program: Program, room: float) -> str:
+    """The end of a message that a state is too large, if files would help."""
+    sizes = states_in_files(program, 1)
+    if program.in_files or num_bytes(program.traced.replica) - sizes.total > room:
+        return ""
+    return (
+        f", or keep the states of clients ({_in_gib(sizes.total)}) in files (client_states, "
+        f"--client-states DIR), where a round reads {_in_mib(sizes.round)} and writes as much"
+    )
 
 
 def _best_block(program: Program, where: Layout, most: int) -> Block:
@@ -472,6 +573,8 @@ def _blocks(
 def _replica_bytes(program: Program, where: Layout) -> float:
     """Estimates a replica's memory before compiling: two states, temporaries and fetched rows."""
     state, record = program.state_bytes(where), num_bytes(program.traced.record)
+    if program.in_files:
+        state += states_in_files(program, 1).round
     return 3 * state + (2 * program.records_kept + program.grid.num_records) * record
 
 
@@ -487,6 +590,8 @@ def jitted(program: Program, block: Block, where: Layout) -> Any:
 
 
 def _lower(program: Program, block: Block, where: Layout) -> Any:
+    if program.in_files:
+        return Stepwise(program, block, where)
     return jitted(program, block, where).lower(*program.inputs(where, block, 0))
 
 
@@ -566,12 +671,12 @@ def _hosts(number: int) -> str:
     return f"{number} host{'s'[: number > 1]}"
 
 
-def _in_mib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"
-
-
 def _in_gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def _in_mib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
 
 
 class Segment(NamedTuple):
@@ -586,6 +691,7 @@ class Segment(NamedTuple):
       replica: the state of the batch, ``[replicas, ...]``, on the devices; the next segment
         overwrites it. None before the first round.
       seconds: the duration of the segment in the slowest process.
+      files: the states of clients, if they are in files.
     """
 
     label: str
@@ -595,6 +701,7 @@ class Segment(NamedTuple):
     records: Record
     replica: Replica | None
     seconds: float = 0.0
+    files: ClientFiles | None = None
 
     @property
     def program(self) -> Program:

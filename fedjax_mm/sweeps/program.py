@@ -14,15 +14,15 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
-from fedjax_mm.base import Algorithm, Assignment, Params, Task, keys
+from fedjax_mm.base import Algorithm, Assignment, ClientState, Cohort, Params, Task, keys
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.chunks import ClientMap
 from fedjax_mm.checks.values import check_alike, tracing
 from fedjax_mm.simulator.preflight import Facts, Run, rehearse, run_of
 from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
-from fedjax_mm.simulator.round import State
+from fedjax_mm.simulator.round import Rounds, State, look, stacks_at
 from fedjax_mm.simulator.simulate import init
-from fedjax_mm.simulator.stacks import StackState, each_params
+from fedjax_mm.simulator.stacks import StackState, each_params, with_clients
 from fedjax_mm.sweeps.devices import CLIENTS, Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.stacking import (
@@ -76,6 +76,17 @@ class Replica(NamedTuple):
     total: Counts | tuple[()] = ()
     watch: Watch | tuple[()] = ()
     has_ended: Any = ()
+
+    def at(self, rng_key: PRNGKeyArray, round: Int[Array, ""]) -> State:
+        """State of the run after a round."""
+        return State(rng_key, round, self.models, self.assignment)
+
+
+class Chosen(NamedTuple):
+    """The cohort of a round, and the assignment's state after its choice."""
+
+    cohort: Cohort
+    own: Any
 
 
 class Traced(NamedTuple):
@@ -160,12 +171,15 @@ class Program:
       stacked: the runs, and the leaves of their setups; the seed's number comes first.
       label: a description of the structure.
       client_map: how local trainings are computed.
+      in_files: whether the states of clients are in files, see `stepwise.py`. The state of a
+        replica then has only their initial value, as if there were one client.
     """
 
     grid: Grid
     stacked: Stacked
     label: str
     client_map: ClientMap
+    in_files: bool = False
 
     __repr__ = in_short
 
@@ -265,7 +279,10 @@ class Program:
         # Make it in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self._prepared.rebuild(leaves, new)
-        return run_of(*setup[:4], self.client_map, client_axis), setup
+        run = run_of(*setup[:4], self.client_map, client_axis)
+        if self.in_files and isinstance(run, Rounds):
+            run = run.with_homes(jnp.zeros(0, jnp.int32))
+        return run, setup
 
     def start(
         self, client_axis: str | None, rng_key: PRNGKeyArray, leaves: Sequence[Any]
@@ -307,13 +324,71 @@ class Program:
         """Computes one more round of one replica."""
         run, _ = self._run(leaves, replica.prepared, client_axis)
         # The key and the round are arguments of a segment, not a part of the state.
-        state, done = run.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
+        return self.after(replica, *run.rounds(replica.at(rng_key, round), 1))
+
+    def after(self, replica: Replica, state: State, done: Work) -> Replica:
+        """State of one replica after a round, given the one before it."""
         models, since = state.models, add_counts(replica.since, done)
         if self.grid.keep is not None and self.grid.until is not None:
             # A replica that has met the target keeps its models while other replicas continue.
             stay = partial(jnp.where, replica.has_ended)
             models = jax.tree.map(stay, replica.models, models)
         return replica._replace(models=models, assignment=state.assignment, since=since)
+
+    def choose(
+        self,
+        rng_key: PRNGKeyArray,
+        leaves: Sequence[Any],
+        replica: Replica,
+        round: Int[Array, ""],
+    ) -> Chosen:
+        """Chooses the next cohort of one replica whose client states are in files."""
+        run: Any
+        run, _ = self._run(leaves, replica.prepared)
+        state, number = replica.at(rng_key, round), round + 1
+        stacks = stacks_at(run.stacks, number)
+        asked = look(stacks, rng_key, round, state.models, run.options)
+        assign_key = keys.assignment_key(keys.round_key(rng_key, number))
+        return Chosen(*run.assignment.assign(assign_key, number, state.assignment, asked))
+
+    @cached_property
+    def chosen(self) -> Chosen:
+        """Shapes of the choice of one replica."""
+        state = self.traced.replica
+        chosen: Chosen = jax.eval_shape(self.choose, *self._shapes, state, np.int32(0))
+        return chosen
+
+    def train(
+        self,
+        rng_key: PRNGKeyArray,
+        leaves: Sequence[Any],
+        replica: Replica,
+        chosen: Chosen,
+        states: Sequence[ClientState],
+        homes: Int[Array, " slots"],
+        round: Int[Array, ""],
+    ) -> tuple[Replica, list[ClientState]]:
+        """Computes the round of a chosen cohort, and returns the new states of its clients.
+
+        Args:
+          rng_key: the key of the seed.
+          leaves: the numbers and arrays of the setup.
+          replica: the state of the replica.
+          chosen: the cohort.
+          states: for each stack, the states of the cohort's clients, ``[models, rows, ...]``.
+          homes: for each slot, the row of its client.
+          round: the number of completed rounds.
+        """
+        run: Any
+        run, _ = self._run(leaves, replica.prepared)
+        again = run.assignment._replace(assign=lambda *_: tuple(chosen))
+        run = run.with_homes(homes)._replace(assignment=again)
+        before = replica.at(rng_key, round)
+        fetched = with_clients(replica.models, states)
+        state, done = run.rounds(before._replace(models=fetched), 1)
+        new = [each.clients for each in state.models]
+        models = with_clients(state.models, [each.clients for each in replica.models])
+        return self.after(replica, state._replace(models=models), done), new
 
     def measure(
         self,
@@ -325,8 +400,7 @@ class Program:
     ) -> Record:
         """The record of one replica."""
         run, setup = self._run(leaves, replica.prepared, client_axis)
-        state = State(rng_key, round, replica.models, replica.assignment)
-        measured = run.measure(state, replica.since)
+        measured = run.measure(replica.at(rng_key, round), replica.since)
         record = Record(measured.metrics, replica.since.counts, is_finite=measured.is_finite)
         if setup.num_models is None:
             return record
@@ -367,7 +441,7 @@ class Program:
         grid, leaves = self.grid, self.stacked.leaves
         return (
             *(self.stacked.structure, grid.num_rounds, grid.record_every, self.client_map),
-            *(grid.until, grid.keep, tuple(leaf.kind for leaf in leaves)),
+            *(grid.until, grid.keep, self.in_files, tuple(leaf.kind for leaf in leaves)),
         )
 
     def _trace(self) -> Traced:
@@ -400,6 +474,11 @@ class Program:
 
         key = jax.eval_shape(lambda: jax.random.key(0))
         return key, [one(leaf) for leaf in self.stacked.leaves[1:]]
+
+    @property
+    def num_clients(self) -> int:
+        """N, the number of clients."""
+        return self.traced.facts.num_clients
 
     @property
     def num_models(self) -> int:
@@ -559,14 +638,7 @@ class Program:
         (done, count), every, size = rounds, self.grid.record_every, block.size
         last, first = done + count, jnp.where(done == 0, 0, done // every + 1)
 
-        def each(function: Any, *states: Replica, round: tuple[Any, ...] = ()) -> Any:
-            def one(own: Any, *state: Replica) -> Any:
-                number, *leaves = self._leaves(given.values, own)
-                # Keys depend only on the seed's number, not on the replica's batch or device.
-                rng_key = keys.seed_key(given.root, number)
-                return function(rng_key, leaves, *state, *round)
-
-            return self._nested(one, block, given.own, *states)
+        each = partial(self.each, given, block)
 
         def one_round(now: tuple[Any, Replica]) -> tuple[Any, Replica]:
             so_far, replica = now
@@ -611,6 +683,24 @@ class Program:
         _, replica, records = lax.while_loop(goes_on, one_record, (first, replica, records))
         return without_keys(replica), records.records()
 
+    def each(
+        self,
+        given: Given,
+        block: Block,
+        function: Any,
+        *states: Any,
+        round: tuple[Any, ...] = (),
+    ) -> Any:
+        """Maps ``function(rng_key, leaves, *state, *round)`` over the replicas of a device."""
+
+        def one(own: Any, *state: Any) -> Any:
+            number, *leaves = self._leaves(given.values, own)
+            # Keys depend only on the seed's number, not on the replica's batch or device.
+            rng_key = keys.seed_key(given.root, number)
+            return function(rng_key, leaves, *state, *round)
+
+        return self._nested(one, block, given.own, *states)
+
     def _leaves(self, values: Sequence[Any], own: Sequence[Any]) -> list[Any]:
         """The leaves of one replica, inside the program."""
 
@@ -622,7 +712,7 @@ class Program:
 
         return list(map(leaf_of, self.stacked.leaves, values, own))
 
-    def _nested(self, function: Any, block: Block, own: Sequence[Any], *states: Replica) -> Any:
+    def _nested(self, function: Any, block: Block, own: Sequence[Any], *states: Any) -> Any:
         """Maps a function of leaves and of a state over the replicas of a device.
 
         Leaves that are equal for all points, or for all seeds, have no axis there, so that nothing
@@ -641,7 +731,7 @@ class Program:
         ]
         own = [x if isinstance(x, tuple) else x.reshape([n for n in x.shape if n > 1]) for x in own]
 
-        def mapped_over(own: Any, _: Any, *states: Replica) -> Any:
+        def mapped_over(own: Any, _: Any, *states: Any) -> Any:
             return function(own, *states)
 
         for in_axes in reversed(axes):
