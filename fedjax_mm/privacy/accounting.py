@@ -187,6 +187,9 @@ def sampling_of(assignment: Assignment) -> Sampling:
     if assignment.observe is not None:
         _refuse("learns from the clients' reports")
 
+    if assignment.mix is not None:
+        _refuse("mixes models")
+
     def asked() -> NoReturn:
         _refuse("looks at the clients' losses or updates")
 
