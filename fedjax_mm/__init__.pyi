@@ -15,6 +15,7 @@ from . import (
     sweeps,
     tasks,
     theory,
+    topologies,
 )
 from .algorithms.afl import afl
 from .algorithms.apfl import apfl
@@ -24,6 +25,7 @@ from .algorithms.fedavg import fedavg
 from .algorithms.feddyn import feddyn
 from .algorithms.fednova import fednova
 from .algorithms.fedprox import fedprox
+from .algorithms.gradient_tracking import gradient_tracking
 from .algorithms.maxfl import maxfl
 from .algorithms.mifa import mifa
 from .algorithms.moon import moon
@@ -41,6 +43,7 @@ from .assignments.clusters import ifca
 from .assignments.fairness import fedfair
 from .assignments.informed import oort, power_of_choice
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from .assignments.peers import edges, peers
 from .assignments.rotating import dma_fl, mdh
 from .assignments.scheduling import scheduled
 from .assignments.variance_reduced import variance_reduced
@@ -73,6 +76,7 @@ __all__ = [
     "data",
     "ditto",
     "dma_fl",
+    "edges",
     "fedavg",
     "fedcluster",
     "feddyn",
@@ -80,6 +84,7 @@ __all__ = [
     "fednova",
     "fedprox",
     "full_participation",
+    "gradient_tracking",
     "ifca",
     "init",
     "join_traces",
@@ -98,6 +103,7 @@ __all__ = [
     "optimizers",
     "params_of",
     "part",
+    "peers",
     "perfedavg",
     "personal",
     "pfedme",
@@ -120,6 +126,7 @@ __all__ = [
     "tasks",
     "theory",
     "to_dataset",
+    "topologies",
     "variance_reduced",
 ]
 
