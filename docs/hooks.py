@@ -191,7 +191,12 @@ EXPERIMENTAL = {
         for name in ("apfl", "feddyn", "fednova", "mifa", "moon", "pfedme", "stalevr", "sharing")
     ): _RECENT,
     (
-        *("algorithms.gradient_tracking", "assignments.peers", "topologies"),
+        *(
+            "algorithms.gradient_tracking",
+            "algorithms.reporting",
+            "assignments.peers",
+            "topologies",
+        ),
         *("base.contract.MixFn", "base.contract.Mixed"),
     ): _RECENT,
     tuple(f"assignments.{name}" for name in ("clusters", "informed", "variance_reduced")): _RECENT,

@@ -34,12 +34,13 @@ from .algorithms.perfedavg import perfedavg
 from .algorithms.pfedme import pfedme
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
+from .algorithms.reporting import reporting
 from .algorithms.scaffold import scaffold
 from .algorithms.sharing import personal
 from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
 from .assignments.bandits import bandit
-from .assignments.clusters import ifca
+from .assignments.clusters import cfl, ifca, soft_clusters
 from .assignments.fairness import fedfair
 from .assignments.informed import oort, power_of_choice
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
@@ -72,6 +73,7 @@ __all__ = [
     "averaging",
     "bandit",
     "base",
+    "cfl",
     "compression",
     "data",
     "ditto",
@@ -112,6 +114,7 @@ __all__ = [
     "privacy",
     "prsgd",
     "qffl",
+    "reporting",
     "robust",
     "run",
     "save_dataset",
@@ -120,6 +123,7 @@ __all__ = [
     "schedules",
     "sequential",
     "simulate",
+    "soft_clusters",
     "stalevr",
     "sweep",
     "sweeps",

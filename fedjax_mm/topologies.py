@@ -19,13 +19,23 @@ from fedjax_mm.base import Assignment, Cohort, Look, Params, Round
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.paths import Where
 from fedjax_mm.base.shuffles import permutation
-from fedjax_mm.checks.annotations import Count, CountOrZero, Mixture, TracedCount, part
+from fedjax_mm.checks.annotations import Count, CountOrZero, Mixture, NonNegative, TracedCount, part
 from fedjax_mm.checks.instances import check_assignment, check_instance, check_where
 from fedjax_mm.wrap import names_of, wrap_assignment
 
 __all__ = [
     *("Links", "Network", "alternating", "cloud", "directed", "exponential", "graph", "matching"),
-    *("mixing", "mixing_matrix", "network", "random_regular", "ring", "server", "share", "star"),
+    *(
+        "merging",
+        "mixing",
+        "mixing_matrix",
+        "network",
+        "random_regular",
+        "ring",
+        "server",
+        "share",
+        "star",
+    ),
     "torus",
 ]
 
@@ -505,24 +515,14 @@ def mixing(
       >>> task, start = mean_estimation(np.zeros(8), np.zeros(8)), jnp.arange(8.0)
       >>> idle, gossip = fedavg(lambda t: 0.0, local_steps=1), mixing(peers(8), ring())
       >>> _, trace = simulate(0, task, idle, gossip, 2, params=start)
-      >>> trace.metrics["consensus_error"].mean(1).round(4).tolist()
+      >>> [round(float(x), 4) for x in trace.metrics["consensus_error"].mean(1)]
       [5.25, 2.3611, 1.4475]
 
     Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?"
     (2017); Sayed, "Adaptation, Learning, and Optimization over Networks" (2014), for "after".
     """
-    check_assignment(assignment)
+    _check_unmixed(assignment, where)
     check_instance("network", network, Network, "give one, such as ring()")
-    if where is not None:
-        check_where(where)
-    if assignment.mix is not None:
-        raise ValueError("the assignment mixes already; give one network, or alternating([...])")
-    for name in ("finishing", "arriving"):
-        if name in [assignment.name, *names_of(assignment)]:
-            raise ValueError(
-                f"mixing wraps {name}, but inactive models do not mix; write "
-                f"{name}(mixing(...), ...)"
-            )
     M = assignment.num_models
 
     def init(rng_key: PRNGKeyArray) -> Mixing:
@@ -622,6 +622,74 @@ def _pushed(own: Mixing, old: Params | None, new: Params, combine: str) -> Param
         x = jax.tree.map(jnp.add, _combined(own, x), change)
     made: Params = jax.tree.map(lambda z: scaled(1 / after, z), x)
     return made
+
+
+@part
+def merging(
+    assignment: Assignment, distance: NonNegative, *, where: Where | None = None
+) -> Assignment:
+    """Wraps an assignment so that models merge if they are near to each other.
+
+    After every round, each model becomes the mean of the models within the distance that trained in
+    the round, if there are any. If clients choose the better of two models, as in `ifca`, they all
+    train the first of two that have merged, and the second follows it.
+
+    Args:
+      assignment: chooses clients and models.
+      distance: the largest Euclidean distance of models that merge.
+      where: the parameters that are compared and merged, as in `personal`; None means all.
+
+    Raises:
+      TypeError: if an argument has another type.
+      ValueError: if the assignment mixes already.
+    """
+    _check_unmixed(assignment, where)
+
+    def mix(round: Round, own: Any, old: Params | None, new: Params) -> Params:
+        del round, own
+        if old is None:
+            return new
+
+        def squares(x: Array, y: Array) -> Array:
+            return jnp.sum((x - y) ** 2, range(1, x.ndim))
+
+        def total(x: Params, y: Params) -> Array:
+            made: Array = jax.tree.reduce(jnp.add, jax.tree.map(squares, x, y))
+            return made
+
+        distances = lax.map(lambda one: total(new, one), new)
+        near = (distances <= distance**2) & (total(new, old) > 0)
+        count = jnp.sum(near, 1)
+
+        def mean(x: Array) -> Array:
+            sums = jnp.tensordot(near.astype(x.dtype), x, 1, precision=lax.Precision.HIGHEST)
+            number = count.reshape(-1, *[1] * (x.ndim - 1))
+            return jnp.where(number > 0, sums / jnp.maximum(number, 1), x).astype(x.dtype)
+
+        merged: Params = jax.tree.map(mean, new)
+        return merged
+
+    def change(
+        rng_key: PRNGKeyArray, round: Round, own: Any, cohort: Cohort, look: Look
+    ) -> tuple[Cohort, Any]:
+        del rng_key, round, look
+        return cohort, own
+
+    return wrap_assignment(assignment, "merging", change, mix=mix, where=where)
+
+
+def _check_unmixed(assignment: Assignment, where: Where | None) -> None:
+    check_assignment(assignment)
+    if where is not None:
+        check_where(where)
+    if assignment.mix is not None:
+        raise ValueError("the assignment mixes already; give one network, or alternating([...])")
+    for name in ("finishing", "arriving"):
+        if name in [assignment.name, *names_of(assignment)]:
+            raise ValueError(
+                f"mixing wraps {name}, but inactive models do not mix; write "
+                f"{name}(mixing(...), ...)"
+            )
 
 
 @part
