@@ -630,8 +630,8 @@ def merging(
 ) -> Assignment:
     """Wraps an assignment so that models merge if they are near to each other.
 
-    After every round, each model becomes the mean of the models within the distance that trained in
-    the round, if there are any. If clients choose the better of two models, as in `ifca`, they all
+    After every round, each model becomes the mean of the models within the distance that had
+    participants in the round, if there are any. If clients choose the better of two models, as in `ifca`, they all
     train the first of two that have merged, and the second follows it.
 
     Args:
@@ -646,7 +646,7 @@ def merging(
     _check_unmixed(assignment, where)
 
     def mix(round: Round, own: Any, old: Params | None, new: Params) -> Params:
-        del round, own
+        del round
         if old is None:
             return new
 
@@ -658,7 +658,7 @@ def merging(
             return made
 
         distances = lax.map(lambda one: total(new, one), new)
-        near = (distances <= distance**2) & (total(new, old) > 0)
+        near = (distances <= distance**2) & own
         count = jnp.sum(near, 1)
 
         def mean(x: Array) -> Array:
@@ -675,7 +675,19 @@ def merging(
         del rng_key, round, look
         return cohort, own
 
-    return wrap_assignment(assignment, "merging", change, mix=mix, where=where)
+    def learn(round: Round, cohort: Cohort, own: Any) -> Bool[Array, " models"]:
+        del round, own
+        return cohort.sizes(assignment.num_models) > 0
+
+    return wrap_assignment(
+        assignment,
+        "merging",
+        change,
+        init=lambda _: jnp.zeros(assignment.num_models, bool),
+        learn=learn,
+        mix=mix,
+        where=where,
+    )
 
 
 def _check_unmixed(assignment: Assignment, where: Where | None) -> None:
