@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.assignments.peers import peers
+from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Assignment, Cohort, Look, Params, Round
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.paths import Where
@@ -631,8 +632,8 @@ def merging(
     """Wraps an assignment so that models merge if they are near to each other.
 
     After every round, each model becomes the mean of the models within the distance that had
-    participants in the round, if there are any. If clients choose the better of two models, as in `ifca`, they all
-    train the first of two that have merged, and the second follows it.
+    participants in the round, if there are any. If clients choose the better of two models, as in
+    `ifca`, they all train the first of two that have merged, and the second follows it.
 
     Args:
       assignment: chooses clients and models.
@@ -691,15 +692,20 @@ def merging(
 
 
 def _check_unmixed(assignment: Assignment, where: Where | None) -> None:
+    if isinstance(assignment, Dispatch):
+        raise TypeError(
+            "an asynchronous run does not mix models, because each takes its steps at times of its "
+            "own; give an assignment in rounds, such as peers(8)"
+        )
     check_assignment(assignment)
     if where is not None:
         check_where(where)
     if assignment.mix is not None:
         raise ValueError("the assignment mixes already; give one network, or alternating([...])")
-    for name in ("finishing", "arriving"):
-        if name in [assignment.name, *names_of(assignment)]:
+    for name in names_of(assignment):
+        if name in ("finishing", "arriving"):
             raise ValueError(
-                f"mixing wraps {name}, but inactive models do not mix; write "
+                f"models mix outside {name}, but inactive ones must not; write "
                 f"{name}(mixing(...), ...)"
             )
 

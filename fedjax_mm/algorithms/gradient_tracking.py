@@ -74,17 +74,16 @@ def gradient_tracking(
         context: ClientContext, server_state: Any, client_state: Any
     ) -> tuple[Contribution, Any]:
         del server_state
-        weight, trained, rate = weight_of(context), sgd.train(context), sgd.rate(context.round)
-        update = scale_update(trained.update, -weight / rate)
+        weight, trained = weight_of(context), sgd.train(context)
+        update = scale_update(trained.update, weight)
         count = jnp.int32(sgd.num_steps(context.task, context.client))
         return Contribution(update, weight, count, trained.report), client_state
 
     def mean(context: base.ServerContext) -> tuple[Params, Tracker]:
         tracked, last = context.server_state
-        new, _ = mean_update(context)
-        new = jax.tree.map(lambda x, old: x.astype(old.dtype), new, last)
+        rate, (change, _) = sgd.rate(context.round), mean_update(context)
+        new = jax.tree.map(lambda x, old: (-x / rate).astype(old.dtype), change, last)
         g = jax.tree.map(lambda g, x, old: g + (x - old), tracked.value, new, last)
-        rate = sgd.rate(context.round)
         return jax.tree.map(lambda x: -rate * x, g), Tracker(Mixed(g), new)
 
     made = adding(client, mean, server_optimizer, init=init, num_steps=sgd.num_steps)

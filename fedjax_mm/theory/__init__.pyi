@@ -1,6 +1,6 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from . import cohorts, constants, fairness, maxfl, mean_estimation, mfa, mfa_lemmas, rates
+from . import cohorts, constants, fairness, gossip, maxfl, mean_estimation, mfa, mfa_lemmas, rates
 from .problem import Problem, Rate
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "cohorts",
     "constants",
     "fairness",
+    "gossip",
     "maxfl",
     "mean_estimation",
     "mfa",
