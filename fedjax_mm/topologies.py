@@ -285,6 +285,10 @@ def exponential() -> Network:
     L is ``ceil(log2 M)``. Every model sends half of itself, by push-sum. With a power of two models
     all are equal to the mean after L rounds without training.
 
+    Example:
+      >>> mixing_matrix(exponential(), 2).tolist()
+      [[0.5, 0.5], [0.5, 0.5]]
+
     Reference: Assran et al. (2019).
     """
 
@@ -304,6 +308,10 @@ def matching() -> Network:
     """Models mix in pairs, which are drawn in every round: both become their mean.
 
     If M is odd, one model is alone.
+
+    Example:
+      >>> mixing_matrix(matching(), 2).tolist()
+      [[0.5, 0.5], [0.5, 0.5]]
 
     Reference: Boyd et al., "Randomized Gossip Algorithms" (2006).
     """
@@ -329,6 +337,10 @@ def alternating(networks: Sequence[Network]) -> Network:
 
     Raises:
       ValueError: if there are none, or their kinds differ.
+
+    Example: round 1.
+      >>> mixing_matrix(alternating([graph([(0, 1)]), ring()]), 3).tolist()
+      [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     """
     kinds = {(each.directed, each.messages) for each in networks}
     if len(kinds) != 1:
@@ -364,6 +376,11 @@ def cloud(weights: MeanOf = "examples") -> Network:
     Args:
       weights: of the models in the mean. "examples" counts all clients that may train the model.
 
+    Example:
+      >>> from fedjax_mm import edges
+      >>> mixing(edges(6, 2), cloud(), every=4)
+      mixing(edges(6, 2), cloud(), every=4)
+
     Reference: Liu et al., "Client-Edge-Cloud Hierarchical Federated Learning" (2020).
     """
     return _mean(weights, 2)
@@ -375,6 +392,10 @@ def server(weights: MeanOf = "models") -> Network:
 
     Args:
       weights: as in `cloud`.
+
+    Example:
+      >>> mixing_matrix(server(), 2).tolist()
+      [[0.5, 0.5], [0.5, 0.5]]
     """
     return _mean(weights, 0)
 
@@ -435,10 +456,10 @@ def _linked(network: Network, links: Links, present: Any) -> Mixing:
         weights = jnp.where(present, weights, 0)
         total = jnp.sum(weights)
         weights = weights / jnp.where(total > 0, total, 1)
-        count = jnp.where(present, network.messages, 0)
+        count = jnp.where(present, network.messages or 0, 0)
         return Mixing(Links(weights), jnp.ones_like(weights), present, (), count.astype(jnp.int32))
-    is_list, ones = not isinstance(neighbours, tuple), np.eye(len(weights), dtype=bool)
-    others = present[neighbours] if is_list else jnp.where(ones, False, present)
+    is_list, is_self = not isinstance(neighbours, tuple), np.eye(len(weights), dtype=bool)
+    others = present[neighbours] if is_list else jnp.where(is_self, False, present)
     weights = jnp.where(others & present[:, None], weights, 0)
 
     def sent(x: Array) -> Array:
@@ -463,8 +484,9 @@ def _combined(own: Mixing, tree: Params) -> Params:
             return jnp.where(column(own.present, x), mean.astype(x.dtype), x)
         total = column(own.kept, x) * x
         if isinstance(neighbours, tuple):
-            total = total + jnp.tensordot(weights, x, 1, precision=lax.Precision.HIGHEST)
-        for i in range(0 if isinstance(neighbours, tuple) else neighbours.shape[1]):
+            received = jnp.tensordot(weights, x, 1, precision=lax.Precision.HIGHEST)
+            return (total + received).astype(x.dtype)
+        for i in range(neighbours.shape[1]):
             weight = column(weights[:, i], x)
             # A link that is down has weight 0, but 0 * NaN is NaN.
             total = total + jnp.where(weight != 0, weight * x[neighbours[:, i]], 0)
@@ -643,6 +665,15 @@ def merging(
     Raises:
       TypeError: if an argument has another type.
       ValueError: if the assignment mixes already.
+
+    Example: two of three models are near.
+      >>> from fedjax_mm import edges, fedavg, simulate
+      >>> from fedjax_mm.tasks import mean_estimation
+      >>> task, idle = mean_estimation([0, 0, 0], [0, 0, 0]), fedavg(lambda t: 0.0, local_steps=1)
+      >>> start = jnp.array([0.0, 1.0, 4.0])
+      >>> state, _ = simulate(0, task, idle, merging(edges(3, 3), 1.5), 1, params=start)
+      >>> state.models[0].params.tolist()
+      [0.5, 0.5, 4.0]
     """
     _check_unmixed(assignment, where)
 
@@ -725,5 +756,10 @@ def share(assignment: Assignment, where: Where, *, weights: MeanOf = "models") -
     Raises:
       TypeError: if an argument has another type.
       ValueError: as in `mixing`.
+
+    Example:
+      >>> from fedjax_mm import mfa_rand
+      >>> share(mfa_rand(8, 2), "trunk").where
+      'trunk'
     """
     return mixing(assignment, server(weights), where=where)

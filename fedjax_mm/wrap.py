@@ -21,7 +21,6 @@ from fedjax_mm.base import (
     Index,
     Look,
     Metrics,
-    MixFn,
     Params,
     Round,
     Sampling,
@@ -96,7 +95,7 @@ def wrap_assignment(
     metrics: Callable[[Any], Metrics] = lambda own: {},
     sampling: Sampling | None = None,
     learn: Callable[[Round, Cohort, Any], Any] | None = None,
-    mix: MixFn | None = None,
+    mix: Callable[[Round, Any, Params | None, Params], Params] | None = None,
     where: Where | None = None,
 ) -> Assignment:
     """Wraps an assignment and changes its cohorts.

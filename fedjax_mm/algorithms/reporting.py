@@ -23,6 +23,11 @@ def reporting(algorithm: Algorithm) -> Algorithm:
 
     Raises:
       TypeError: if `algorithm` is not an algorithm.
+
+    Example:
+      >>> from fedjax_mm import fedavg
+      >>> reporting(fedavg(0.1, local_steps=1))
+      reporting(fedavg(0.1, local_steps=1))
     """
 
     def send(

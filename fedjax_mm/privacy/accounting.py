@@ -184,11 +184,10 @@ def sampling_of(assignment: Assignment) -> Sampling:
     Raises:
       UncoveredError: if the assignment depends on data, or states nothing.
     """
-    if assignment.observe is not None:
-        _refuse("learns from the clients' reports")
-
     if assignment.mix is not None:
         _refuse("mixes models")
+    if assignment.observe is not None:
+        _refuse("learns from the clients' reports")
 
     def asked() -> NoReturn:
         _refuse("looks at the clients' losses or updates")

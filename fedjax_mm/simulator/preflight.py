@@ -65,7 +65,7 @@ from fedjax_mm.simulator.stacks import Stack, StackState, stacks_of
 from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
 from fedjax_mm.tools.compiler import check_fusions
-from fedjax_mm.wrap import layers
+from fedjax_mm.wrap import layers, names_of
 
 Run: TypeAlias = Rounds | Arrivals
 """A run in rounds, or an asynchronous one, with the same methods."""
@@ -446,6 +446,12 @@ def _check_personal(first: _First) -> None:
 def _check_mixed(run: Rounds, firsts: Sequence[_First]) -> None:
     """Raises `ValueError` if models that are mixed have no parameters of equal shapes."""
     where, models = run.assignment.where, list(map(_models, firsts))
+    for name in ("compressed", "private") if run.assignment.peers else ():
+        if any(name in names_of(first.algorithm) for first in firsts):
+            raise ValueError(
+                f"{name} is about what clients send to a server, but peers send whole models to "
+                "each other; leave it out"
+            )
     if run.assignment.mix is None:
         return
     for what, each in (
