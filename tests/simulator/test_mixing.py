@@ -48,6 +48,8 @@ def test_the_floor_of_decentralised_sgd(rate, error):
     how = mixing(peers(8), ring(), combine="before")
     state, _ = simulate(0, task, tracked, how, 4000, record_every=4000)
     np.testing.assert_allclose(state.models[0].params, 3.5, atol=1e-9)
+    first, _ = simulate(0, task, sgd, how, 1, params=jnp.zeros(8))
+    np.testing.assert_allclose(first.models[0].params, rate * B, atol=1e-12)  # not mixed yet
 
 
 def test_unlike_curvatures_bias_the_mean():
