@@ -22,7 +22,7 @@ def test_a_ring_agrees_at_the_rate_of_its_second_eigenvalue():
     _, trace = simulate(0, mean_estimation(B, B), IDLE, RING, 60, params=jnp.asarray(B))
     error = trace.metrics["consensus_error"].mean(1)
     np.testing.assert_allclose(error[:3], [5.25, 2.361111, 1.447531], atol=1e-6)
-    rate = (1 - theory.gossip.spectral_gap(mixing_matrix(ring(), 8))) ** 2
+    rate = (1 - theory.spectral_gap(mixing_matrix(ring(), 8))) ** 2
     np.testing.assert_allclose([error[60] / error[59], rate], 0.647603, rtol=1e-6)
     result = to_dataset(trace)
     assert (result.parameters_mixed.isel(round=-1) == 120).all()
