@@ -1,4 +1,4 @@
-"""Networks of models: who mixes with whom after a round.
+"""Networks of models, which exchange parameters after a round.
 
 A network draws the links of a round, and `mixing` combines the models along them.
 """
@@ -71,7 +71,7 @@ LinksFn: TypeAlias = Callable[[PRNGKeyArray, Round, Assignment, Look], Links]
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Network(Part):
-    """Who mixes with whom in every round, for `mixing`.
+    """Links between models in every round, for `mixing`.
 
     Attributes:
       links: returns the links of a round.
@@ -519,7 +519,7 @@ def mixing(
 
     Args:
       assignment: chooses clients and models.
-      network: who mixes with whom, such as ``ring()``.
+      network: the links between models, such as ``ring()``.
       every: the number of rounds from one mixing to the next.
       lost: the probability that a link is down in a round, independent for each; of a directed
         network, for each direction.

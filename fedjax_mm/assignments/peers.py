@@ -19,7 +19,7 @@ from fedjax_mm.checks.annotations import Count, part
 def peers(
     num_clients: Count, num_models: Count | None = None, *, cohort_size: Count | None = None
 ) -> Assignment:
-    """Every client has a model of its own, for `mixing`, so there is no server.
+    """Every client trains its own model, without a server, for `mixing`.
 
     Args:
       num_clients: N.

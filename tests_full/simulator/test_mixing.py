@@ -24,6 +24,8 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.availability import available, bernoulli, dropping, finishing
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.tasks import least_squares, mean_estimation
 from fedjax_mm.topologies import (
     alternating,
@@ -437,3 +439,39 @@ def test_finished_models_and_their_links_rest():
     state, trace = simulate(0, data, idle, gossip, 200, params=begin)
     np.testing.assert_allclose(state.models[0].params, [1.5, 4, 4, 4], rtol=1e-5)
     assert last(trace, "messages").tolist() == [0, 200, 400, 200]
+
+
+FILES = {
+    "ring": (
+        {"name": "peers", "mixing": {"name": "ring", "lost": 0.1, "where": ["trunk"]}},
+        mixing(peers(6, 6), ring(), lost=0.1, where=("trunk",)),
+    ),
+    "matrix": (
+        {"name": "peers", "mixing": {"name": "network", "W": [[1 / 6] * 6] * 6}},
+        mixing(peers(6, 6), network(((1 / 6,) * 6,) * 6)),
+    ),
+    "edges": (
+        {"name": "edges", "edge_of": [0, 1, 2, 3, 4, 5], "mixing": {"name": "cloud", "every": 4}},
+        mixing(edges(6, 6, edge_of=(0, 1, 2, 3, 4, 5)), cloud(), every=4),
+    ),
+    "splits": ({"name": "cfl", "eps_1": 0.1, "eps_2": 0.2}, cfl(6, 6, eps_1=0.1, eps_2=0.2)),
+}
+
+
+def settings(value):
+    """The factories and arguments of a part and of those inside it."""
+    if getattr(value, "call", None) is None:
+        return value
+    arguments = value.call.arguments.items()
+    return value.call.factory.__name__, {key: settings(x) for key, x in arguments}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_says_the_same_as_a_call(name):
+    table, expected = FILES[name]
+    algorithm = {"assignment": table, "learning_rate": 0.1, "reports_updates": name == "splits"}
+    values = {"task": {"num_clients": 6}, "num_models": 6, "num_rounds": 2}
+    made = validate(Experiment, values | {"algorithms": {"A": algorithm | {"local_steps": 2}}})
+    found = made.algorithms["A"]
+    assert settings(found.assignment.build(6, 6)) == settings(expected)
+    assert (found.build(6).name == "reporting") == (name == "splits")
