@@ -83,7 +83,7 @@ REFERENCE = {
     "assignments": Area(
         "Assignments",
         "Assignments and availability.",
-        ("assignments", "availability"),
+        ("assignments", "availability", "topologies"),
         aliases=(
             "availability.laws.Probability",
             "availability.jobs.Targets",
@@ -91,6 +91,7 @@ REFERENCE = {
             "assignments.bandits.Policy",
             "assignments.rotating.Flags",
             "assignments.scheduling.Eligible",
+            *("topologies.Edges", "topologies.LinksFn", "topologies.MeanOf"),
         ),
     ),
     "algorithms": Area(
@@ -100,7 +101,7 @@ REFERENCE = {
         (*_modules("fedjax_mm.local"), "fedjax_mm.base.shuffles"),
         aliases=(
             *("schedules.Schedule", "optimizers.Decay", "compression.SomeShare"),
-            *("algorithms.sharing.Where", "robust.rules.AggregateFn"),
+            *("base.paths.Where", "robust.rules.AggregateFn"),
             *("robust.rules.Attackers", "robust.rules.HalfShare"),
         ),
     ),
@@ -177,7 +178,7 @@ NAMESPACES = (
         f"fedjax_mm.{name}"
         for name in (
             *("asynchrony", "availability", "compression", "data", "privacy", "robust", "tasks"),
-            "theory",
+            *("theory", "topologies"),
             *("metrics", "optimizers", "plots", "schedules", "sweeps", "base"),
         )
     ),
@@ -188,6 +189,15 @@ EXPERIMENTAL = {
     tuple(
         f"algorithms.{name}"
         for name in ("apfl", "feddyn", "fednova", "mifa", "moon", "pfedme", "stalevr", "sharing")
+    ): _RECENT,
+    (
+        *(
+            "algorithms.gradient_tracking",
+            "algorithms.reporting",
+            "assignments.peers",
+            "topologies",
+        ),
+        *("base.contract.MixFn", "base.contract.Mixed"),
     ): _RECENT,
     tuple(f"assignments.{name}" for name in ("clusters", "informed", "variance_reduced")): _RECENT,
     ("asynchrony",): _RECENT,

@@ -15,6 +15,7 @@ from . import (
     sweeps,
     tasks,
     theory,
+    topologies,
 )
 from .algorithms.afl import afl
 from .algorithms.apfl import apfl
@@ -24,6 +25,7 @@ from .algorithms.fedavg import fedavg
 from .algorithms.feddyn import feddyn
 from .algorithms.fednova import fednova
 from .algorithms.fedprox import fedprox
+from .algorithms.gradient_tracking import gradient_tracking
 from .algorithms.maxfl import maxfl
 from .algorithms.mifa import mifa
 from .algorithms.moon import moon
@@ -32,15 +34,17 @@ from .algorithms.perfedavg import perfedavg
 from .algorithms.pfedme import pfedme
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
+from .algorithms.reporting import reporting
 from .algorithms.scaffold import scaffold
 from .algorithms.sharing import personal
 from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
 from .assignments.bandits import bandit
-from .assignments.clusters import ifca
+from .assignments.clusters import cfl, ifca, soft_clusters
 from .assignments.fairness import fedfair
 from .assignments.informed import oort, power_of_choice
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from .assignments.peers import edges, peers
 from .assignments.rotating import dma_fl, mdh
 from .assignments.scheduling import scheduled
 from .assignments.variance_reduced import variance_reduced
@@ -69,10 +73,12 @@ __all__ = [
     "averaging",
     "bandit",
     "base",
+    "cfl",
     "compression",
     "data",
     "ditto",
     "dma_fl",
+    "edges",
     "fedavg",
     "fedcluster",
     "feddyn",
@@ -80,6 +86,7 @@ __all__ = [
     "fednova",
     "fedprox",
     "full_participation",
+    "gradient_tracking",
     "ifca",
     "init",
     "join_traces",
@@ -98,6 +105,7 @@ __all__ = [
     "optimizers",
     "params_of",
     "part",
+    "peers",
     "perfedavg",
     "personal",
     "pfedme",
@@ -106,6 +114,7 @@ __all__ = [
     "privacy",
     "prsgd",
     "qffl",
+    "reporting",
     "robust",
     "run",
     "save_dataset",
@@ -114,12 +123,14 @@ __all__ = [
     "schedules",
     "sequential",
     "simulate",
+    "soft_clusters",
     "stalevr",
     "sweep",
     "sweeps",
     "tasks",
     "theory",
     "to_dataset",
+    "topologies",
     "variance_reduced",
 ]
 

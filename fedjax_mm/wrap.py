@@ -30,6 +30,7 @@ from fedjax_mm.base import (
     Task,
     keys,
 )
+from fedjax_mm.base.paths import Where
 from fedjax_mm.base.sums import Joint, as_arrays, dense_update
 from fedjax_mm.checks.instances import check_algorithm, check_assignment
 from fedjax_mm.checks.values import described
@@ -93,6 +94,9 @@ def wrap_assignment(
     init: Callable[[PRNGKeyArray], Any] | None = None,
     metrics: Callable[[Any], Metrics] = lambda own: {},
     sampling: Sampling | None = None,
+    learn: Callable[[Round, Cohort, Any], Any] | None = None,
+    mix: Callable[[Round, Any, Params | None, Params], Params] | None = None,
+    where: Where | None = None,
 ) -> Assignment:
     """Wraps an assignment and changes its cohorts.
 
@@ -106,6 +110,10 @@ def wrap_assignment(
       init: makes the wrapper's state. Without it, the state is that of the assignment.
       metrics: returns numbers by name, from the wrapper's state, to record for all models.
       sampling: how the clients are sampled; None if unknown. Privacy accounting relies on it.
+      learn: changes the wrapper's state after a round, given the round and the cohort of
+        participants.
+      mix: mixes the models, given the wrapper's state. None leaves that to the assignment.
+      where: the parameters that `mix` gets, as in `Assignment`.
 
     Raises:
       TypeError: if `inner` is not an assignment.
@@ -140,8 +148,15 @@ def wrap_assignment(
 
     def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
         inside, own = split(state)
-        learn: Any = inner.observe
-        return join(learn(round, cohort, reports, inside), own)
+        inside = inner.observe(round, cohort, reports, inside) if inner.observe else inside
+        return join(inside, own if learn is None else learn(round, cohort, own))
+
+    def mixed(round: Round, state: Any, old: Params | None, new: Params) -> Params:
+        inside, own = split(state)
+        if mix is not None:
+            return mix(round, own, old, new)
+        of_inner: Any = inner.mix
+        return of_inner(round, inside, old, new)
 
     def measured(state: Any) -> Metrics:
         inside, own = split(state)
@@ -151,8 +166,10 @@ def wrap_assignment(
     return inner._replace(
         init=start,
         assign=assign,
-        observe=observe if inner.observe else None,
+        observe=observe if inner.observe or learn else None,
         metrics=measured,
+        mix=mixed if inner.mix or mix else None,
+        where=inner.where if mix is None else where,
         name=name,
         inner=inner,
     ).sampled(sampling)

@@ -26,7 +26,15 @@ LAYERS = [
     {"base"},
     {"checks"},
     {"data", "metrics", "schedules", "theory", "wrap"},
-    {"assignments", "asynchrony", "availability", "compression", "local", "optimizers"},
+    {
+        "assignments",
+        "asynchrony",
+        "availability",
+        "compression",
+        "local",
+        "optimizers",
+        "topologies",
+    },
     {"privacy", "robust", "tasks"},
     {"algorithms", "simulator"},
     {"results"},
@@ -57,6 +65,7 @@ def imports(path):
 NAMESPACES = [
     *("asynchrony", "availability", "base", "compression", "data", "metrics", "optimizers"),
     *("plots", "privacy", "robust", "schedules", "sweeps", "tasks", "theory"),
+    "topologies",
 ]
 
 

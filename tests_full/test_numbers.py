@@ -14,15 +14,19 @@ import fedjax_mm
 from fedjax_mm import (
     appealing,
     bandit,
+    cfl,
     dma_fl,
+    edges,
     fedavg,
     fedfair,
     local_sgd,
     mfa_rand,
     noisy,
     oort,
+    reporting,
     sequential,
     simulate,
+    soft_clusters,
     variance_reduced,
 )
 from fedjax_mm.asynchrony import bods, fedast, hinge, on_clock, polynomial, shifted_exponential
@@ -60,6 +64,7 @@ from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.program import programs_of
 from fedjax_mm.tasks import least_squares, requiring
+from fedjax_mm.topologies import cloud, merging, mixing
 from tests.helpers import Featured
 from tests.methods import METHODS
 
@@ -111,7 +116,7 @@ def stale(weight):
     return chosen(dispatch)
 
 
-SUBTLE = {"bandit", "bods", "dma_fl", "krum"}
+SUBTLE = {"soft_clusters", "bandit", "bods", "dma_fl", "krum"}
 """Rows that choose the same clients with both values."""
 
 # A factory's numbers with two values each, and a run that they are in.
@@ -285,6 +290,19 @@ ROWS = {name: method_row(name) for name in METHODS if METHODS[name].numbers} | {
     "timetable": (
         lambda period: when(timetable((((0.0, 1.0),), ((1.0, 3.0),)) * (N // 2), period=period)),
         {"period": (3.0, 4.0)},
+    ),
+    "mixing": (
+        lambda **numbers: chosen(mixing(edges(N, M), cloud("clients"), **numbers)),
+        {"lost": (0.1, 0.6), "every": (1, 3)},
+    ),
+    "merging": (lambda distance: chosen(merging(edges(N, M), distance)), {"distance": (1e-6, 9.0)}),
+    "cfl": (
+        lambda **numbers: (reporting(trained()), cfl(N, M, **numbers)),
+        {"eps_1": (0.001, 9.0), "eps_2": (0.1, 0.01)},
+    ),
+    "soft_clusters": (
+        lambda temperature: chosen(soft_clusters(N, M, temperature=temperature)),
+        {"temperature": (0.1, 2.0)},
     ),
     "dropping": (
         lambda probability: chosen(dropping(mfa_rand(N, M), probability)),

@@ -1,9 +1,8 @@
 """Partial sharing: clients keep a part of the model, as in FedPer, FedRep and LG-FedAvg."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal, TypeAlias, cast
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +19,12 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.paths import Where, marked
 from fedjax_mm.base.sums import dense_update
 from fedjax_mm.checks.annotations import Count, part
-from fedjax_mm.checks.instances import check_algorithm
-from fedjax_mm.checks.values import described
+from fedjax_mm.checks.instances import check_algorithm, check_where
 from fedjax_mm.tasks.view import View
 from fedjax_mm.wrap import Hidden, layers, names_of, wrap_algorithm
-
-Where: TypeAlias = str | Sequence[str] | Callable[[str], bool]
-"""Names of modules or arrays, or a function of paths such as ``classes/kernel``."""
 
 _NOT_MEANS = ("qffl", "afl")  # their updates are no multiples of local changes
 _STATES = (
@@ -97,13 +93,10 @@ def personal(
     """
     check_algorithm(algorithm)
     _check_inner(algorithm)
-    has_names = isinstance(where, Sequence) and all(isinstance(name, str) for name in where)
-    if not has_names and not callable(where):
-        raise TypeError(
-            f"where is {described(where)}; give a name of the parameters, several, or a function "
-            "of a path"
-        )
-    mask = partial(_is_own, where, named)
+    check_where(where)
+
+    def mask(params: Params) -> Any:
+        return jax.tree.map(lambda one: one == (named == "own"), marked(where, params))
 
     def own_part(params: Params) -> Any:
         return jax.tree.map(lambda own, w: w if own else None, mask(params), params)
@@ -208,26 +201,6 @@ class Phased(View):
             return jnp.where(is_own_turn == keep, w, jax.lax.stop_gradient(w))
 
         return jax.tree.map(frozen, self.mask(params), params)
-
-
-def _is_own(where: Where, named: str, params: Params) -> Any:
-    """Whether each array is a client's own."""
-    structure: Any
-    paths, structure = jax.tree_util.tree_flatten_with_path(params)
-    known = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    if callable(where):
-        found = [bool(where(path)) for path in known]
-    else:
-        names = (where,) if isinstance(where, str) else tuple(where)
-        for name in names:
-            if not any(name in path.split("/") for path in known):
-                listed = ", ".join(known) if any(known) else "one array without a name"
-                raise ValueError(
-                    f"where has {name!r}, and the parameters are {listed}; give a part of their "
-                    "paths, or a function of a path"
-                )
-        found = [any(name in path.split("/") for name in names) for path in known]
-    return structure.unflatten([one == (named == "own") for one in found])
 
 
 def _check_inner(algorithm: Algorithm) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.asynchrony.lifetimes import Lifetime
-from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Scalar
+from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Params, Round, Scalar
 from fedjax_mm.base.contract import ACTIVE
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.annotations import TracedCount, part
@@ -218,6 +218,10 @@ def _wrapped(assignment: Rule, lifetime: Lifetime) -> Rule:
         learn: Any = assignment.observe
         return state._replace(inner=learn(round, cohort, reports, state.inner))
 
+    def mixed(round: Round, state: Job, old: Params | None, new: Params) -> Params:
+        mix: Any = assignment.mix
+        return mix(round, state.inner, old, new)
+
     def measured(state: Job) -> Metrics:
         inside = assignment.metrics(state.inner) if assignment.metrics else {}
         return {ACTIVE: state.active.astype(float), recorded: state.event} | inside
@@ -227,6 +231,7 @@ def _wrapped(assignment: Rule, lifetime: Lifetime) -> Rule:
         assign=assign,
         observe=observe if assignment.observe else None,
         metrics=measured,
+        mix=mixed if assignment.mix else None,
         name=name,
         inner=assignment,
     )

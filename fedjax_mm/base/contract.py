@@ -25,6 +25,7 @@ from typing_extensions import Protocol, runtime_checkable
 
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.cohorts import Cohort, Sampling
+from fedjax_mm.base.paths import Where
 
 T = TypeVar("T")
 
@@ -376,6 +377,37 @@ class ObserveFn(Protocol):
         """
 
 
+class MixFn(Protocol):
+    """A function that mixes the models after the server steps of a round."""
+
+    def __call__(self, round: Round, state: Any, old: Params | None, new: Params) -> Params:
+        """Returns the mixed parameters of all models.
+
+        Arrays have a leading models axis. If models are alike, they form one tree with the
+        structure of a model's parameters. With `Assignment.where` they are a dict by path.
+
+        Args:
+          round: t.
+          state: the assignment's state after `observe`. What is drawn, such as the links of the
+            round, is drawn in `assign`.
+          old: the parameters before the round; None for a `Mixed` state, which is mixed as `new`.
+          new: the parameters after the server steps.
+        """
+
+
+class Mixed(NamedTuple):
+    """A part of a server state that is mixed between models as the parameters are.
+
+    Attributes:
+      value: a pytree like the parameters, such as the tracked gradient of `gradient_tracking`.
+    """
+
+    value: Params
+
+
+MESSAGES = "messages"
+"""Name of an assignment's metric with the number of models that each model has sent so far."""
+
 ACTIVE = "active"
 """Name of an assignment's metric that is 0 for inactive models, see `Assignment`."""
 
@@ -394,6 +426,12 @@ class Assignment(Part):
         with the tasks' metrics; None means no additional ones. A model whose metric ``active`` is 0
         is not active: its server never steps, and its rounds are not idle.
       eligible: which clients may train each model; None means all.
+      mix: mixes the parameters of all models after the server steps, for edges, peers, clusters and
+        shared parts; None leaves models apart. Models that are not active are not changed. Its
+        messages are counted by the metric ``messages``, see `MESSAGES`.
+      where: the parameters that `mix` gets, as in `personal`; None means all, which must then have
+        equal shapes in all models.
+      peers: whether each client has a model of its own, so that training sends nothing.
       name: the name of the wrapper or of the factory, for messages.
       inner: the assignment inside a wrapper; None without a wrapper.
       sampling: how clients are sampled, as stated by `sampled`; None if unknown or data-dependent.
@@ -409,6 +447,9 @@ class Assignment(Part):
     eligible: Bool[np.ndarray, "models clients"] | None = dataclasses.field(
         default=None, compare=False
     )
+    mix: MixFn | None = None
+    where: Where | None = None
+    peers: bool = False
     name: str = ""
     inner: Self | None = None
     sampling: ClassVar[Sampling | None] = None

@@ -56,7 +56,7 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
     """Passes an assignment on, and raises a `TypeError` with a remedy for other values."""
     example = "full_participation(num_clients)"
     assignment: Assignment = _check(name, value, "an assignment", Assignment, example)
-    _check_functions("assignment", assignment, ("init", "assign"), ("observe", "metrics"))
+    _check_functions("assignment", assignment, ("init", "assign"), ("observe", "metrics", "mix"))
     return assignment
 
 
@@ -85,6 +85,16 @@ def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
         article = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{name} is {described(value)}, not {article}; {remedy}")
     return value
+
+
+def check_where(value: Any) -> None:
+    """Raises `TypeError` if `value` does not choose parameters by path."""
+    has_names = isinstance(value, Sequence) and all(isinstance(name, str) for name in value)
+    if not has_names and not callable(value):
+        raise TypeError(
+            f"where is {described(value)}; give a name of the parameters, several, or a function "
+            "of a path"
+        )
 
 
 def check_optimizer(name: str, value: Any) -> None:

@@ -11,11 +11,14 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import Field, create_model
 
+from fedjax_mm import topologies
 from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
+from fedjax_mm.algorithms.reporting import reporting
 from fedjax_mm.algorithms.sharing import personal
 from fedjax_mm.assignments import assignments
 from fedjax_mm.assignments.appealing import appealing
+from fedjax_mm.assignments.peers import edges
 from fedjax_mm.asynchrony.clock import on_clock
 from fedjax_mm.asynchrony.delays import device_time, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
@@ -102,6 +105,19 @@ _LAW_TYPES: dict[str, Any] = {
 _LAWS = (laws.bernoulli, laws.markov, laws.cyclic, laws.timetable)
 _AVAILABLE = tables_of(_wrapper(available), _LAWS, **_LAW_TYPES)
 
+_NETWORKS = (
+    *(topologies.ring, topologies.torus, topologies.star, topologies.graph, topologies.network),
+    *(topologies.random_regular, topologies.directed, topologies.exponential),
+    *(topologies.matching, topologies.cloud, topologies.server),
+)
+_WHERE: Any = str | Annotated[tuple[str, ...], Field(min_length=1)]
+_MIXING = tables_of(
+    _wrapper(topologies.mixing, where=_WHERE | None),
+    _NETWORKS,
+    edges=tuple[tuple[fields.CountOrZero, fields.CountOrZero], ...],
+    W=tuple[tuple[fields.Number, ...], ...],
+)
+
 DEFAULT_DELAYS = "shifted_exponential"
 """The law of a table without a `name`."""
 
@@ -135,6 +151,7 @@ class Assigned(Config):
     """An assignment or dispatch, selected by name, with absent or late clients and a clock.
 
     Attributes:
+      mixing: lets models mix with others, see `mixing`.
       finishing: lets models finish when they meet a target, see `finishing`.
       arriving: the number of completed rounds after which each model arrives, see `arriving`.
       appealing: lets clients opt out of models that do not appeal to them, see `appealing`.
@@ -144,6 +161,7 @@ class Assigned(Config):
     """
 
     name: str
+    mixing: Annotated[Wrapper, one_of(_MIXING)] | None = None
     finishing: Annotated[Wrapper, one_of(_FINISHING)] | None = None
     arriving: tuple[fields.CountOrZero, ...] | None = None
     appealing: Annotated[Wrapper, one_of(_APPEALING)] | None = None
@@ -158,7 +176,7 @@ class Assigned(Config):
         """Whether the number of models may be the argument of a program."""
         takes = inspect.signature(type(self).factory, eval_str=True).parameters
         number = takes["num_models"].annotation if "num_models" in takes else None
-        others = self.changed & {"appealing", "available", "processors"}
+        others = self.changed & {"appealing", "available", "mixing", "processors"}
         return Padded in members_of(number) and not others
 
     def build(self, num_clients: int, num_models: int | Padded) -> Assignment | Dispatch:
@@ -177,12 +195,21 @@ class Assigned(Config):
             of_fedast = factory is fedast
             why = "draws clients one by one" if of_fedast else "plans with all its clients"
             jobs = () if of_fedast else ("finishing", "arriving")
-            for name in (*jobs, "appealing", "available", "dropping", "first", "deadline"):
+            for name in (
+                *jobs,
+                "mixing",
+                "appealing",
+                "available",
+                "dropping",
+                "first",
+                "deadline",
+            ):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is not for {self.name}, which {why}")
             made = {key: x.call() for key, x in self if isinstance(x, Staleness)}
             return self._as_jobs(self.call(**sizes, delay=delay, **made))
-        drawn: Assignment = self._as_jobs(self.call(**sizes))
+        drawn: Assignment = self.call(**sizes)
+        drawn = self._as_jobs(self.mixing.wrap(drawn) if self.mixing else drawn)
         for wrapper in filter(None, (self.appealing, self.available)):
             drawn = wrapper.wrap(drawn)
         if delay:
@@ -205,12 +232,15 @@ _WEIGHT: dict[str, Any] = {"weight": Annotated[Staleness, one_of(_STALENESS)] | 
 
 ASSIGNMENT_TABLES = tables_of(Assigned, _FACTORIES.values(), *_SIZES)
 ASSIGNMENT_TABLES |= tables_of(Assigned, [fedast], *_SIZES, **_WEIGHT)
+ASSIGNMENT_TABLES |= tables_of(
+    Assigned, [edges], *_SIZES, edge_of=tuple[fields.CountOrZero, ...] | None
+)
 """The tables of all assignments in a file, and of the dispatch, by `name`."""
 
 AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 """The table of any assignment."""
 
-_PERSONAL = _wrapper(personal, Wrapper, where=str | Annotated[tuple[str, ...], Field(min_length=1)])
+_PERSONAL = _wrapper(personal, Wrapper, where=_WHERE)
 _COMPRESSED = tables_of(_wrapper(compressed), (top_k, random_k, qsgd, sign))
 _ADAPTIVE = keys_of(AdaptiveClip)(create_model("AdaptiveClip", __base__=Config))
 
@@ -256,6 +286,7 @@ class Method(OptimizingClients):
       compression: compresses the clients' updates.
       privacy: clips the updates, and adds noise.
       robust: aggregates the updates by a rule, instead of their sum.
+      reports_updates: lets the assignment see the clients' updates, as `cfl` needs.
       assignment: chooses clients and models; defaults to the experiment's.
       learning_rate: eta of clients, a number or the table of a schedule.
     """
@@ -265,6 +296,7 @@ class Method(OptimizingClients):
     compression: Annotated[Wrapper, one_of(_COMPRESSED)] | None = None
     privacy: Annotated[Wrapper, one_of(Privacy)] | None = None
     robust: Annotated[Wrapper, one_of(_ROBUST)] | None = None
+    reports_updates: bool = False
     assignment: AssignmentConfig | None = None
     learning_rate: Rate
     renamed: ClassVar = {"local_steps": "steps"}
@@ -300,7 +332,7 @@ class Method(OptimizingClients):
         algorithm: Algorithm = self.call(**given)
         for each in filter(None, (self.personal, self.compression, self.privacy, self.robust)):
             algorithm = each.wrap(algorithm)
-        return algorithm
+        return reporting(algorithm) if self.reports_updates else algorithm
 
 
 DEFAULT_METHOD = "fedavg"

@@ -184,6 +184,8 @@ def sampling_of(assignment: Assignment) -> Sampling:
     Raises:
       UncoveredError: if the assignment depends on data, or states nothing.
     """
+    if assignment.mix is not None:
+        _refuse("mixes models")
     if assignment.observe is not None:
         _refuse("learns from the clients' reports")
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.base.contract import MESSAGES
 from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.results.labels import check_selectable, label
@@ -32,6 +33,7 @@ _LONG_NAMES = {
     "idle_rounds": "rounds so far in which nobody trained the model",
     "parameters_up": "parameters sent to the server so far",
     "parameters_down": "parameters sent to clients so far",
+    "parameters_mixed": "parameters sent to other models so far",
     "bits_up": "bits sent to the server so far",
     "diverged": "first recorded round whose loss is not finite, or -1",
 }
@@ -92,6 +94,9 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
         "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
+    if (sent := trace.metrics.get(MESSAGES)) is not None:
+        one = np.asarray(trace.mixed_size, np.int64)
+        sizes["parameters_mixed"] = np.nan_to_num(np.asarray(sent)).astype(np.int64) * one
     if (bits := trace.metrics.get(MESSAGE_BITS)) is not None:
         # The metric is NaN for models with uncompressed updates.
         plain = _BITS * np.asarray(trace.upload_size, np.int64)

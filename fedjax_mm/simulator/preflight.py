@@ -6,6 +6,7 @@ functions without checks. Tracers have no values, so their values are not checke
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -34,11 +35,13 @@ from fedjax_mm.base import (
 from fedjax_mm.base.capabilities import AnalyticTask
 from fedjax_mm.base.chunks import ClientMap, chunk_size_of, reads
 from fedjax_mm.base.cohorts import places_of
+from fedjax_mm.base.paths import chosen
 from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.instances import check_assignment, check_trained
 from fedjax_mm.checks.values import check_alike, described, tracing
 from fedjax_mm.simulator.asynchronous import Arrivals, AsyncState, names_of_clock
+from fedjax_mm.simulator.mixing import carried, run_metrics, together
 from fedjax_mm.simulator.personal import personal_metrics
 from fedjax_mm.simulator.record import (
     MESSAGE_BITS,
@@ -65,7 +68,7 @@ from fedjax_mm.simulator.train import Options
 from fedjax_mm.tasks.view import at_round, changes
 from fedjax_mm.tasks.with_clients import measures_clients
 from fedjax_mm.tools.compiler import check_fusions
-from fedjax_mm.wrap import layers
+from fedjax_mm.wrap import layers, names_of
 
 _IN_MEMORY = "keep them in memory, without client_states"
 
@@ -295,16 +298,19 @@ def _rehearse(
     with tracing("the start of a run"):
         firsts = [_start(run, stack, fold(4 + i), now) for i, stack in enumerate(run.stacks)]
         own = _initial(run, firsts, fold(0), now) if isinstance(run, Rounds) else ()
+        if isinstance(run, Rounds):
+            _check_mixed(run, firsts)
     with tracing("the record of a round"):
         _check_record(run, firsts, fold(1), own)
     if isinstance(run, Rounds):
         with tracing("a round"):
-            cohort, chosen = _assign(run, firsts, fold(2), now, own)
+            cohort, given = _assign(run, firsts, fold(2), now, own)
             if not trains:
                 return None
             trained = [_train(cohort, first, fold(3), now) for first in firsts]
             sent = [each for each, _ in trained]
-            _observe(run.assignment, cohort, [each.report for each in sent], now, own, chosen)
+            _observe(run.assignment, cohort, [each.report for each in sent], now, own, given)
+            mixed = _mixed_size(run, firsts, now, own)
         updates, slots = min(cohort.clients.size, run.assignment.num_clients), cohort.clients.size
     else:
         with tracing("an arrival"):
@@ -313,11 +319,17 @@ def _rehearse(
             sent = [each for each, _ in trained]
         updates, slots = run.dispatch.arrivals_per_round, 0
     ups, downs = [each.update for each in sent], [_downloaded(first) for first in firsts]
+    sizes = MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs))
+    if isinstance(run, Rounds) and run.assignment.mix is not None:
+        sizes = sizes._replace(mixed=(mixed,) * run.assignment.num_models)
+    if isinstance(run, Rounds) and run.assignment.peers:
+        nothing = (0,) * run.assignment.num_models
+        sizes = sizes._replace(up=nothing, down=nothing)
     return Facts(
         num_clients=run.stacks[0].num_clients,
         updates_per_round=updates,
         slots=slots,
-        message_sizes=MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs)),
+        message_sizes=sizes,
         has_closed_form=all(isinstance(stack.task, AnalyticTask) for stack in run.stacks),
         is_synchronous=isinstance(run, Rounds),
         reads_states=any(reads for _, reads in trained),
@@ -420,7 +432,9 @@ def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own
             )
     dims = {name: len(shape) for name, (shape,) in found.items()}
     if isinstance(run, Rounds):
-        others = (run.assignment.metrics or _no_metrics)(own)
+        others = run_metrics(
+            run.assignment, run.stacks, [_models(first, None) for first in firsts], own
+        )
         check_metrics(f"metrics of {name_of(run.assignment)}", others)
         for name, value in others.items():
             if jnp.shape(value)[:1] != (run.assignment.num_models,):
@@ -451,6 +465,48 @@ def _check_personal(first: _First) -> None:
         found = personal(first.params, first.client)
     check_arrays(f"{what} as parameters", found)
     check_state(what, first.params, found, "parameters", "the model has")
+
+
+def _check_mixed(run: Rounds, firsts: Sequence[_First]) -> None:
+    """Raises `ValueError` if models that are mixed have no parameters of equal shapes."""
+    where, models = run.assignment.where, [_models(first, None) for first in firsts]
+    for name in ("compressed", "private") if run.assignment.peers else ():
+        if any(name in names_of(first.algorithm) for first in firsts):
+            raise ValueError(
+                f"{name} is about what clients send to a server, but peers send whole models to "
+                "each other; leave it out"
+            )
+    if run.assignment.mix is None:
+        return
+    for what, each in (
+        ("parameters", [chosen(where, state.params) for state in models]),
+        ("server states", [[chosen(where, x) for x in carried(state)] for state in models]),
+    ):
+        one = [jax.tree.map(lambda x: x[0], tree) for tree in each]
+        check_alike(
+            f"{name_of(run.assignment)} mixes {what} of unlike models; give models of one "
+            'structure, or mix a part that they share, by where="trunk"',
+            *one,
+            shapes=True,
+        )
+        if what == "parameters" and not jax.tree.leaves(one):
+            raise ValueError(f"{name_of(run.assignment)} mixes no parameters; change where")
+
+
+def _mixed_size(run: Rounds, firsts: Sequence[_First], now: _Now, own: Any) -> int:
+    """Mixes the models, and returns how many numbers a model sends to another."""
+    assignment, models = run.assignment, [_models(first, None) for first in firsts]
+    if assignment.mix is None:
+        return 0
+    new = together(run.stacks, assignment, [state.params for state in models])
+    values = list(zip(*map(carried, models), strict=True))
+    others = [together(run.stacks, assignment, each) for each in values]
+    for old, each in ((new, new), *((None, each) for each in others)):
+        with told(assignment, "mix(round, state, old, new)"):
+            made = assignment.mix(now.next, own, old, each)
+        what = f"{name_of(assignment)} returns from mix"
+        check_state(what, each, made, "parameters", "the models have")
+    return sum(math.prod(x.shape[1:]) for x in jax.tree.leaves([new, others]))
 
 
 def _no_metrics(*_: Any) -> Metrics:

@@ -54,6 +54,7 @@ class Trace:
         was active and had no participants.
       upload_size: the number of values one client sends per local training of each model.
       download_size: the number of values one client receives per local training of each model.
+      mixed_size: the number of values in one message between models, see `Assignment.mix`.
       per_client: names of metrics with one number per client, on the axis after the models axis.
     """
 
@@ -65,6 +66,7 @@ class Trace:
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     per_client: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+    mixed_size: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     __repr__ = in_short
     _repr_html_ = in_html
@@ -91,10 +93,14 @@ class Work(NamedTuple):
 
 
 class MessageSizes(NamedTuple):
-    """The number of values that one client sends and receives, for each model."""
+    """The number of values that one client sends and receives, for each model.
+
+    With `Assignment.mix` also the number of values of a message from one model to another.
+    """
 
     up: tuple[int, ...]
     down: tuple[int, ...]
+    mixed: tuple[int, ...] = ()
 
 
 MESSAGE_BITS = "message_bits"
@@ -102,7 +108,14 @@ MESSAGE_BITS = "message_bits"
 
 RESERVED = (
     *("seed", "round", "model", "client", "diverged", "ended"),
-    *(*Counts._fields, "parameters_up", "parameters_down", "bits_up", MESSAGE_BITS),
+    *(
+        *Counts._fields,
+        "parameters_up",
+        "parameters_down",
+        "parameters_mixed",
+        "bits_up",
+        MESSAGE_BITS,
+    ),
 )
 """Names that occur in every result, so metrics and axes must not use them."""
 
@@ -173,6 +186,7 @@ def make_trace(
         upload_size=sizes.up,
         download_size=sizes.down,
         per_client=per_client,
+        mixed_size=sizes.mixed,
     )
 
 

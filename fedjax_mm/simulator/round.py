@@ -1,4 +1,4 @@
-"""Synchronous rounds: look -> assign -> train -> aggregate -> observe -> count.
+"""Synchronous rounds: look -> assign -> train -> aggregate -> observe -> mix -> count.
 
 Models of equal structure form a *stack* and are computed together. The clients that train in a
 round form a *cohort*. A *chunk* is the part of a cohort that is computed at once. Local training is
@@ -33,6 +33,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.calls import in_html, in_short
 from fedjax_mm.base.contract import ACTIVE
+from fedjax_mm.simulator.mixing import mix, run_metrics
 from fedjax_mm.simulator.record import Counts, Measured, Work, add_counts, measure
 from fedjax_mm.simulator.rows import all_rows, num_own
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models
@@ -102,8 +103,9 @@ class Rounds(NamedTuple):
         now = CurrentRound(t, rng_key, cohort)
         trained = train_cohort(stacks, now, models, self.options)
         active = self.active(own)
-        models = aggregate(stacks, now, models, trained, active, self.options.client_axis)
+        new = aggregate(stacks, now, models, trained, active, self.options.client_axis)
         own = observe(assignment, stacks, now, own, trained)
+        models = mix(assignment, stacks, t, own, models, new, self.active(own))
         return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained, active))
 
     def active(self, own: Any) -> Bool[Array, " models"]:
@@ -127,8 +129,7 @@ class Rounds(NamedTuple):
     def measure(self, state: State, work: Work) -> Measured:
         """Evaluates all models after a round."""
         del work
-        measured = self.assignment.metrics
-        own = measured(state.assignment) if measured else {}
+        own = run_metrics(self.assignment, self.stacks, state.models, state.assignment)
         at = state.rng_key, state.round, state.models
         return measure(stacks_at(self.stacks, state.round), *at, self.options, own)
 

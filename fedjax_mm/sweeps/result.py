@@ -92,11 +92,12 @@ class Result:
     def _message_sizes(self) -> dict[str, Any]:
         """Message sizes at every point, ``[*axes, seeds, 1, models]``."""
         shape = (*self.plan.grid.shape, 1, self.records.is_finite.shape[-1])
-        sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
+        names = ("upload_size", "download_size", "mixed_size")
+        sizes = {name: np.zeros(shape, np.int64) for name in names}
         for program in self.plan.programs:
             cells: Any = (*program.index, 0, slice(program.num_models))
-            sizes["upload_size"][cells] = program.traced.facts.message_sizes.up
-            sizes["download_size"][cells] = program.traced.facts.message_sizes.down
+            for name, each in zip(names, program.traced.facts.message_sizes, strict=True):
+                sizes[name][cells] = each or 0
         return sizes
 
     def dataset(self, **about: Any) -> xr.Dataset:

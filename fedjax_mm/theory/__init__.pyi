@@ -1,6 +1,7 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from . import cohorts, constants, fairness, maxfl, mean_estimation, mfa, mfa_lemmas, rates
+from . import cohorts, constants, fairness, gossip, maxfl, mean_estimation, mfa, mfa_lemmas, rates
+from .gossip import spectral_gap
 from .problem import Problem, Rate
 
 __all__ = [
@@ -9,9 +10,11 @@ __all__ = [
     "cohorts",
     "constants",
     "fairness",
+    "gossip",
     "maxfl",
     "mean_estimation",
     "mfa",
     "mfa_lemmas",
     "rates",
+    "spectral_gap",
 ]

@@ -102,6 +102,23 @@ def fedavg(
     return w
 
 
+def gradient_tracking(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, weighted: bool
+) -> tuple[Array, Array, Array]:
+    """DIGing of one model, which has nobody to mix with: w, the tracked and the last gradient.
+
+    (w - w_k) / eta is the gradient of a client with several steps.
+    """
+    g, last = np.zeros_like(w), np.zeros_like(w)
+    for t, clients in enumerate(rounds, start=1):
+        if clients:
+            changes = [w - sgd(problem, k, w, t, rate(t), num_steps) for k in clients]
+            new = mean(changes, problem.weights(clients, weighted)) / rate(t)
+            g, last = g + new - last, new
+            w = problem.server(w, -rate(t) * g)
+    return w, g, last
+
+
 def maxfl(
     problem: Problem,
     w: Array,
