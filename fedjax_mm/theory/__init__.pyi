@@ -2,12 +2,15 @@
 
 from . import cohorts, constants, fairness, maxfl, mean_estimation, mfa, mfa_lemmas, rates
 from .moments import Exact, exact, stationary
-from .problem import Problem, Rate
+from .problem import HypothesisError, Problem, Rate, require
+from .validation import against, over, tightest, validate
 
 __all__ = [
     "Exact",
+    "HypothesisError",
     "Problem",
     "Rate",
+    "against",
     "cohorts",
     "constants",
     "exact",
@@ -16,6 +19,10 @@ __all__ = [
     "mean_estimation",
     "mfa",
     "mfa_lemmas",
+    "over",
     "rates",
+    "require",
     "stationary",
+    "tightest",
+    "validate",
 ]

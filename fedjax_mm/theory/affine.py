@@ -10,10 +10,11 @@ from jax.extend.core import Literal as Known
 Kind: TypeAlias = Literal["constant", "affine"] | tuple[str]
 """How a value depends on the arguments; a tuple has the reason why it may not be affine."""
 
-_SUMS = frozenset(
-    "add sub neg add_any reduce_sum broadcast_in_dim reshape squeeze transpose concatenate pad "
-    "slice split rev copy copy_p cumsum expand_dims".split()
-)
+_SUMS = {
+    *("add", "sub", "neg", "add_any", "reduce_sum", "cumsum", "copy", "copy_p", "pad", "slice"),
+    *("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "split"),
+    "concatenate",
+}
 """Operations that are linear in all their operands together."""
 
 _DATA = {
@@ -105,7 +106,9 @@ def _operation(equation: Any, kinds: list[Kind]) -> list[Kind]:
         return [_join(kinds)]
     if name == "div" and kinds[1] == "constant":
         return [kinds[0]]
-    word = "a product" if name in ("mul", "dot_general", "integer_pow", "square") else "an operation"
+    word = (
+        "a product" if name in ("mul", "dot_general", "integer_pow", "square") else "an operation"
+    )
     return [_reason(_join(kinds), f"{word} ({name})")] * number
 
 

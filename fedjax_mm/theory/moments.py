@@ -10,7 +10,6 @@ traced program is the proof (`fedjax_mm.theory.affine`), so a method of your own
 import itertools
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -66,14 +65,13 @@ class Exact(NamedTuple):
     squared_distance: Float[Array, "*rounds"]
 
 
-class Law(NamedTuple):
+class _Law(NamedTuple):
     """Law of the cohorts of one model.
 
     Attributes:
-      sizes: the possible numbers of clients of a cohort, which is uniform given its size, if rounds
-        are independent and weights equal.
-      masks: otherwise the clients of each round of a frame, ``[cases, rounds, clients]``, of equally
-        likely cases, and frames are independent.
+      sizes: possible sizes of a cohort, which is uniform given its size, if rounds are independent
+        and weights equal.
+      masks: otherwise, the clients of each round of a frame, in equally likely cases.
       shares: the probability of each size.
       factor: the factor of the clients' weights.
     """
@@ -84,14 +82,14 @@ class Law(NamedTuple):
     factor: float
 
 
-class Moments(NamedTuple):
+class _Moments(NamedTuple):
     """Mean and covariance of z."""
 
     mean: Float[Array, " state"]
     covariance: Float[Array, "state state"]
 
 
-class Messages(NamedTuple):
+class _Messages(NamedTuple):
     """What clients send, as matrices from z with a constant coordinate to the sum.
 
     Attributes:
@@ -177,7 +175,7 @@ def stationary(
 
 def _checked(
     task: Task, algorithm: Algorithm, assignment: Assignment, params: Any, *, is_stationary: bool
-) -> tuple[Law, Params]:
+) -> tuple[_Law, Params]:
     """The law and the initial parameters, after all proofs."""
     check_algorithm(algorithm), check_assignment(assignment)
     if task.num_clients != assignment.num_clients:
@@ -188,7 +186,7 @@ def _checked(
     if params is None:
         _require("the initial model", dependence(task.init, [key], [_DRAWS]), "give params")
         params = task.init(key)
-    linear = Linear.of(task, algorithm, params, 1.0)
+    linear = _Linear.of(task, algorithm, params, 1.0)
     weights = linear.prove(is_stationary)
     return _law(assignment, weights), params
 
@@ -205,7 +203,7 @@ _LINEAR = (
 )
 
 
-class Linear(NamedTuple):
+class _Linear(NamedTuple):
     """A method on a task, as functions of vectors.
 
     Attributes:
@@ -225,7 +223,7 @@ class Linear(NamedTuple):
     own: Float[Array, " own"]
 
     @classmethod
-    def of(cls, task: Task, algorithm: Algorithm, params: Params, factor: Any) -> "Linear":
+    def of(cls, task: Task, algorithm: Algorithm, params: Params, factor: Any) -> "_Linear":
         """The method with its initial states.
 
         Raises:
@@ -246,7 +244,8 @@ class Linear(NamedTuple):
         )
 
     @property
-    def N(self) -> int:
+    def num_clients(self) -> int:
+        """N."""
         return self.task.num_clients
 
     @property
@@ -287,20 +286,13 @@ class Linear(NamedTuple):
         """The server's step, given the clients' new states and the sum of their updates."""
         params, server, _ = self.states(head, self.own)
         states = jax.vmap(lambda own: self.states(head, own)[2])(owns)
-        sent = jax.eval_shape(self.send, head, self.own, jnp.int32(0), t, rng_key)
-        update = (
-            ravel_pytree(self.params)[1](total)
-            if is_sparse(sent.update)
-            else ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sent.update))[1](
-                total
-            )
-        )
+        update = ravel_pytree(self.sent)[1](total)
         summed = Contribution(update, weight, jnp.int32(1))
         context = ServerContext(t, self.task, params, server, states, summed, rng_key)
         return ravel_pytree(self.algorithm.server(context))[0]
 
     def prove(self, is_stationary: bool) -> Float[np.ndarray, " clients"]:
-        """Shows that all steps are affine, and finds the weights of the clients.
+        """Shows that all steps are affine, and finds the clients' weights up to a factor.
 
         Raises:
           ValueError: unless they are.
@@ -324,7 +316,7 @@ class Linear(NamedTuple):
         if "affine" in kinds[:number]:
             raise ValueError(f"the clients' weights depend on the model; {_LINEAR}")
         size = self.num_sent
-        owns, total = jnp.zeros((self.N, self.own.size)), jnp.zeros(size)
+        owns, total = jnp.zeros((self.num_clients, self.own.size)), jnp.zeros(size)
         kinds = ["affine", "affine", "affine", "constant", time, _DRAWS]
         given = [self.head, owns, total, jnp.ones(()), t, key]
         _require("the server's step", dependence(self.step, given, kinds), _LINEAR)
@@ -334,24 +326,28 @@ class Linear(NamedTuple):
         def weight(client: Index) -> Array:
             return self.send(self.head, self.own, client, t, key).weight
 
+        if dependence(weight, [jnp.int32(0)], ["affine"]) == ["constant"]:
+            return np.ones(self.num_clients)  # equal, whatever they are
         try:
-            # Evaluate now, even inside `jax.jit`: the weights choose the law.
+            # Evaluate now, even inside `jax.jit`, because the weights choose the law.
             with jax.ensure_compile_time_eval():
-                return np.asarray(jax.jit(jax.vmap(weight))(jnp.arange(self.N)))
+                return np.asarray(jax.jit(jax.vmap(weight))(jnp.arange(self.num_clients)))
         except jax.errors.TracerArrayConversionError:
             raise ValueError(
-                "the clients' weights are not known while JAX traces; call exact outside of "
-                "jax.jit, or with tasks that are not its arguments"
+                "the clients' weights are not known while JAX traces; call exact outside of jax.jit"
             ) from None
 
     @property
+    def sent(self) -> Any:
+        """A dense update of zeros."""
+        given = self.head, self.own, jnp.int32(0), jnp.int32(1), jax.random.key(0)
+        sent = jax.eval_shape(self.send, *given).update
+        return jax.tree.map(jnp.zeros_like, self.params if is_sparse(sent) else sent)
+
+    @property
     def num_sent(self) -> int:
-        """The number of coordinates of an update."""
-        sent = jax.eval_shape(
-            self.send, self.head, self.own, jnp.int32(0), jnp.int32(1), jax.random.key(0)
-        )
-        update = self.params if is_sparse(sent.update) else sent.update
-        return sum(map(jnp.size, jax.tree.leaves(update)))
+        """The number of coordinates of a dense update."""
+        return sum(x.size for x in jax.tree.leaves(self.sent))
 
     def loss(self, w: Float[Array, " dim"]) -> Float[Array, ""]:
         """F(w), the mean of F_k weighted by n_k."""
@@ -362,13 +358,13 @@ class Linear(NamedTuple):
             return self.task.loss(params, batch)
 
         weights = client_weights(self.task)
-        losses = jax.vmap(one)(jnp.arange(self.N))
+        losses = jax.vmap(one)(jnp.arange(self.num_clients))
         return jnp.sum(weights * losses) / jnp.sum(weights)
 
-    def start(self) -> Moments:
+    def start(self) -> _Moments:
         """The moments before round 1."""
-        z = jnp.concatenate([self.head, jnp.tile(self.own, self.N)])
-        return Moments(z, jnp.zeros((z.size, z.size)))
+        z = jnp.concatenate([self.head, jnp.tile(self.own, self.num_clients)])
+        return _Moments(z, jnp.zeros((z.size, z.size)))
 
     def client_matrix(self, client: Index, t: Any) -> tuple[Array, ...]:
         """Factor of w, then rows, columns and entries of the rest of a client's matrix T_k."""
@@ -383,13 +379,13 @@ class Linear(NamedTuple):
         entries = jax.jacfwd(lambda x: numbers(x)[0])(zero)
         own = client * q + jnp.arange(q)
         rows = jnp.concatenate([places, size + own])
-        columns = jnp.concatenate([jnp.arange(h), h + own, jnp.array([h + self.N * q])])
+        columns = jnp.concatenate([jnp.arange(h), h + own, jnp.array([h + self.num_clients * q])])
         return scale, rows, columns, jnp.column_stack([entries, constant])
 
-    def messages(self, X: Float[Array, "columns columns"], t: Any) -> Messages:
+    def messages(self, X: Float[Array, "columns columns"], t: Any) -> _Messages:
         """The sums over all clients, given the second moment of z."""
         d, size = self.dim, self.num_sent
-        shape = size + self.N * self.own.size, len(X)
+        shape = size + self.num_clients * self.own.size, len(X)
 
         def add(carry: tuple[Array, ...], client: Index) -> tuple[tuple[Array, ...], None]:
             total, squares, scaled, scales = carry
@@ -404,22 +400,22 @@ class Linear(NamedTuple):
             ), None
 
         zero = jnp.zeros(shape), jnp.zeros((shape[0], shape[0])), jnp.zeros(shape), jnp.zeros(2)
-        (total, squares, scaled, scales), _ = lax.scan(add, zero, jnp.arange(self.N))
+        (total, squares, scaled, scales), _ = lax.scan(add, zero, jnp.arange(self.num_clients))
         if size == d:  # otherwise no update is sparse, and factors are 0
             cross = (scaled @ X[:, :d])[:, :d]
             cross = jnp.pad(cross, ((0, 0), (0, shape[0] - d)))
             squares = squares + cross + cross.T
             squares = squares.at[:d, :d].add(scales[1] * X[:d, :d])
             total = total.at[jnp.arange(d), jnp.arange(d)].add(scales[0])
-        return Messages(total, squares)
+        return _Messages(total, squares)
 
     def server_matrices(self, weight: Any, t: Any) -> tuple[Array, Array]:
         """B and S in ``z <- B z + S y``, where y is the sum of the messages."""
         h, size = self.head.size, self.num_sent
-        n = self.N * self.own.size
+        n = self.num_clients * self.own.size
 
         def server(x: Array) -> Array:
-            owns = x[h : h + n].reshape(self.N, -1)
+            owns = x[h : h + n].reshape(self.num_clients, -1)
             return self.step(x[:h], owns, x[h + n :], weight, t, jax.random.key(0))
 
         zero = jnp.zeros(h + n + size)
@@ -432,7 +428,7 @@ class Linear(NamedTuple):
         return B, jnp.column_stack([S_total, S_own])
 
 
-def _law(assignment: Assignment, weights: Float[np.ndarray, " clients"]) -> Law:
+def _law(assignment: Assignment, weights: Float[np.ndarray, " clients"]) -> _Law:
     """The law of one model's cohorts.
 
     Raises:
@@ -444,9 +440,9 @@ def _law(assignment: Assignment, weights: Float[np.ndarray, " clients"]) -> Law:
     M, redraw = given.get("num_models", 1), given.get("redraw", "round")
     if not given or isinstance(M, Padded) or redraw == "never" or given.get("processors", 1) != 1:
         raise ValueError(
-            f"the law of {assignment!r} is not known exactly; give full_participation, mfa_rand, or "
-            "mfa_rr that redraws every frame or round, with a fixed number of models, one processor "
-            "per client, and no wrapper"
+            f"the law of {assignment!r} is not known exactly; give full_participation, mfa_rand or "
+            "mfa_rr (not redraw='never'), with a fixed number of models, one processor per client, "
+            "and no wrapper"
         )
     K = cohort_sizes(N, M, given.get("cohort_size"))[2]
     # A model has a larger group with probability (K mod M) / M.
@@ -457,7 +453,7 @@ def _law(assignment: Assignment, weights: Float[np.ndarray, " clients"]) -> Law:
         return _listed(N, arrangements, f"{assignment!r} has", "ordered partitions", factor)
     sizes = tuple(sorted(set(groups)))
     if np.ptp(weights) == 0 or sizes == (N,):
-        return Law(sizes, None, np.array([groups.count(n) / M for n in sizes]), factor)
+        return _Law(sizes, None, np.array([groups.count(n) / M for n in sizes]), factor)
     arrangements = [(n,) for n in groups]
     about = "with unequal weights of clients (see `weighted`) there are"
     return _listed(N, arrangements, about, "cohorts", factor)
@@ -465,7 +461,7 @@ def _law(assignment: Assignment, weights: Float[np.ndarray, " clients"]) -> Law:
 
 def _listed(
     N: int, arrangements: list[tuple[int, ...]], about: str, what: str, factor: float
-) -> Law:
+) -> _Law:
     sizes = [[*each, N - sum(each)] for each in arrangements]
     counts = [math.factorial(N) // math.prod(map(math.factorial, each)) for each in sizes]
     if sum(counts) > _MOST_ORDERS:
@@ -482,7 +478,7 @@ def _listed(
         for mask in _masks(frozenset(range(N)), each, N)
         for _ in range(common // count)
     ]
-    return Law((), np.array(found), np.ones(0), factor)
+    return _Law((), np.array(found), np.ones(0), factor)
 
 
 def _masks(left: frozenset[int], sizes: tuple[int, ...], N: int) -> Iterator[list[list[bool]]]:
@@ -496,17 +492,17 @@ def _masks(left: frozenset[int], sizes: tuple[int, ...], N: int) -> Iterator[lis
             yield [mask, *rest]
 
 
-def _augmented(moments: Moments) -> tuple[Array, Array]:
+def _augmented(moments: _Moments) -> tuple[Array, Array]:
     """Mean and second moment of z with a constant coordinate."""
     z = jnp.append(moments.mean, 1)
     n = moments.mean.size
     return z, jnp.outer(z, z).at[:n, :n].add(moments.covariance)
 
 
-def _one_round(linear: Linear, law: Law, weight: Any, moments: Moments, t: Any) -> Moments:
+def _one_round(linear: _Linear, law: _Law, weight: Any, moments: _Moments, t: Any) -> _Moments:
     """A round with a uniform cohort, whose size may vary."""
     z, X = _augmented(moments)
-    n, N = moments.mean.size, linear.N
+    n, N = moments.mean.size, linear.num_clients
     T, squares = linear.messages(X, t)
     deviations = squares - T @ X @ T.T / N
     found = []
@@ -516,18 +512,18 @@ def _one_round(linear: Linear, law: Law, weight: Any, moments: Moments, t: Any) 
         # The variance of a sum without replacement.
         noise = size * (N - size) / (N * max(N - 1, 1)) * deviations
         covariance = A[:, :n] @ moments.covariance @ A[:, :n].T + S @ noise @ S.T
-        found.append(Moments(A @ z, covariance))
+        found.append(_Moments(A @ z, covariance))
     means, covariances = (jnp.stack(x) for x in zip(*found, strict=True))
     mean = law.shares @ means
     between = jnp.einsum("s,si,sj->ij", law.shares, means - mean, means - mean)
-    return Moments(mean, jnp.tensordot(law.shares, covariances, 1) + between)
+    return _Moments(mean, jnp.tensordot(law.shares, covariances, 1) + between)
 
 
 def _one_frame(
-    linear: Linear, law: Law, weights: Array, moments: Moments, t: Any
-) -> tuple[Moments, Moments]:
+    linear: _Linear, law: _Law, weights: Array, moments: _Moments, t: Any
+) -> tuple[_Moments, _Moments]:
     """The moments at the end of a frame that starts in round t, and after each of its rounds."""
-    size = linear.num_sent + linear.N * linear.own.size
+    size = linear.num_sent + linear.num_clients * linear.own.size
     n, rounds = moments.mean.size, jnp.arange(law.masks.shape[1])
 
     def of_round(i: Any) -> Array:
@@ -537,7 +533,7 @@ def _one_frame(
             d = min(linear.dim, linear.num_sent)
             return matrix.at[jnp.arange(d), jnp.arange(d)].add(scale)
 
-        return jax.vmap(placed)(jnp.arange(linear.N))
+        return jax.vmap(placed)(jnp.arange(linear.num_clients))
 
     sent = jax.vmap(of_round)(rounds)
 
@@ -572,10 +568,10 @@ def _one_frame(
 
     zero = jnp.zeros((len(rounds), n, n))
     covariance, _ = lax.scan(add, zero, (masks, means - mean))
-    return Moments(mean[-1], covariance[-1]), Moments(mean, covariance)
+    return _Moments(mean[-1], covariance[-1]), _Moments(mean, covariance)
 
 
-def _summary(linear: Linear, moments: Moments) -> Exact:
+def _summary(linear: _Linear, moments: _Moments) -> Exact:
     """Moments of w, and the expected losses."""
     d = linear.dim
     mean, covariance = moments.mean[..., :d], moments.covariance[..., :d, :d]
@@ -589,15 +585,15 @@ def _summary(linear: Linear, moments: Moments) -> Exact:
     return Exact(mean, covariance, linear.loss(best) + excess, excess, distance)
 
 
-def _frame(
-    task: Task, params: Params, law: Law, algorithm: Algorithm
-) -> tuple[Linear, int, Any]:
+def _frame(task: Task, params: Params, law: _Law, algorithm: Algorithm) -> tuple[_Linear, int, Any]:
     """The method, the rounds of a frame, and the function of a frame."""
-    linear = Linear.of(task, algorithm, params, law.factor)
+    linear = _Linear.of(task, algorithm, params, law.factor)
     given = linear.head, linear.own
-    weights = jax.vmap(lambda k: linear.message(*given, k, jnp.int32(1))[-1])(jnp.arange(linear.N))
+    weights = jax.vmap(lambda k: linear.message(*given, k, jnp.int32(1))[-1])(
+        jnp.arange(linear.num_clients)
+    )
 
-    def frame(moments: Moments, t: Any) -> tuple[Moments, Moments]:
+    def frame(moments: _Moments, t: Any) -> tuple[_Moments, _Moments]:
         if law.masks is not None:
             return _one_frame(linear, law, weights, moments, t)
         after = _one_round(linear, law, weights.mean(), moments, t)
@@ -616,22 +612,25 @@ def _iterate(
     factor: Any,
     num_rounds: int,
 ) -> Exact:
-    linear, length, frame = _frame(task, params, Law(sizes, masks, shares, factor), algorithm)
+    linear, length, frame = _frame(task, params, _Law(sizes, masks, shares, factor), algorithm)
     start = linear.start()
 
-    def one(moments: Moments, number: Any) -> tuple[Moments, Exact]:
+    def one(moments: _Moments, number: Any) -> tuple[_Moments, Exact]:
         after, each = frame(moments, number * length + 1)
         return after, _summary(linear, each)
 
-    frames = jnp.arange(-(-num_rounds // length))
-    first = _summary(linear, jax.tree.map(lambda x: x[None], start))
-    _, found = lax.scan(one, start, frames)
-    found = jax.tree.map(
-        lambda x, y: jnp.concatenate([x, y.reshape(-1, *y.shape[2:])])[: num_rounds + 1],
-        first,
-        found,
-    )
-    return found._replace(covariance=found.covariance[-1])
+    @jax.jit  # also where it is called inside of `jax.vmap` alone
+    def iterate() -> Exact:
+        first = _summary(linear, jax.tree.map(lambda x: x[None], start))
+        _, found = lax.scan(one, start, jnp.arange(-(-num_rounds // length)))
+
+        def in_a_row(x: Array, y: Array) -> Array:
+            return jnp.concatenate([x, y.reshape(-1, *y.shape[2:])])[: num_rounds + 1]
+
+        found = jax.tree.map(in_a_row, first, found)
+        return found._replace(covariance=found.covariance[-1])
+
+    return iterate()
 
 
 def _limit(
@@ -643,12 +642,12 @@ def _limit(
     sizes: tuple[int, ...],
     factor: Any,
 ) -> Exact:
-    linear, _, frame = _frame(task, params, Law(sizes, masks, shares, factor), algorithm)
+    linear, _, frame = _frame(task, params, _Law(sizes, masks, shares, factor), algorithm)
     start, t = linear.start(), jnp.int32(1)
     eps = jnp.finfo(start.mean.dtype).eps
 
-    def fixed_point(after: Any, first: Array) -> tuple[Array, Array]:
-        """Solves x = after(x), where `after` is affine."""
+    def fixed_point(after: Any, first: Array, scale: Any) -> tuple[Array, Array]:
+        """Solves x = after(x), where `after` is affine, and whether it was solved."""
         zero = jnp.zeros_like(first)
         constant = after(zero)
 
@@ -658,15 +657,21 @@ def _limit(
         how: Any = {"tol": 100 * eps, "restart": min(100, first.size), "maxiter": 50}
         found, _ = jax.scipy.sparse.linalg.gmres(residual, constant, first, **how)
         wrong = jnp.max(jnp.abs(after(found) - found))
-        return found, wrong <= eps**0.5 * (jnp.max(jnp.abs(found)) + eps)
+        return found, wrong <= eps**0.5 * jnp.max(jnp.abs(found)) + 100 * eps * scale
 
-    zero = start.covariance
-    mean, is_mean = fixed_point(lambda x: frame(Moments(x, zero), t)[0].mean, start.mean)
-    covariance, is_found = fixed_point(
-        lambda C: frame(Moments(mean, C), t)[0].covariance, zero
-    )
-    # The equation of a divergent method has a solution that is no covariance.
-    least, most = jnp.linalg.eigvalsh((covariance + covariance.T) / 2)[jnp.array([0, -1])]
-    is_there = is_mean & is_found & (least >= -(eps**0.5) * jnp.abs(most))
-    found = _summary(linear, Moments(mean, covariance))
-    return jax.tree.map(partial(jnp.where, is_there), found, jax.tree.map(lambda x: x * jnp.nan, found))
+    @jax.jit
+    def limit() -> Exact:
+        z, C = start
+        mean, is_mean = fixed_point(lambda x: frame(_Moments(x, C), t)[0].mean, z, jnp.max(z**2))
+        scale = 1 + jnp.max(mean**2)  # the covariance may be 0
+        covariance, is_found = fixed_point(
+            lambda x: frame(_Moments(mean, x), t)[0].covariance, C, scale
+        )
+        # The equation of a divergent method has a solution that is no covariance.
+        least, most = jnp.linalg.eigvalsh((covariance + covariance.T) / 2)[jnp.array([0, -1])]
+        least = least + eps**0.5 * jnp.abs(most) + 100 * eps * scale
+        is_there = is_mean & is_found & (least >= 0)
+        found = _summary(linear, _Moments(mean, covariance))
+        return jax.tree.map(lambda x: jnp.where(is_there, x, jnp.nan), found)
+
+    return limit()

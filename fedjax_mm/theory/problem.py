@@ -45,8 +45,12 @@ _COUNTS = ("N", "M", "E", "C", "S")  # must be whole numbers
 _ALSO = {"tau": "E", "I": "E", "m": "C", "n_k": "S", "L_s": "L", "sigma_g": "sigma"}
 
 
+class HypothesisError(ValueError):
+    """A hypothesis of a statement that does not hold."""
+
+
 def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayLike) -> None:
-    """Raises a `ValueError` that names the first hypothesis that does not hold everywhere.
+    """Raises a `HypothesisError` that names the first hypothesis that does not hold everywhere.
 
     Args:
       statement: the name of the statement, as in "Theorem 1".
@@ -54,17 +58,17 @@ def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayL
       **given: numbers by symbol. The message lists those in the failed hypothesis.
 
     Example:
-      >>> require("Theorem 1", {"beta > 1/mu": 3.0 > 1 / 0.2}, beta=3.0, mu=0.2, L=1.0)
+      >>> require("Theorem 1", {"mu <= L": 0.2 <= 0.1}, mu=0.2, L=0.1)
       Traceback (most recent call last):
         ...
-      ValueError: Theorem 1 needs beta > 1/mu; given beta = 3, mu = 0.2
+      fedjax_mm.theory.problem.HypothesisError: Theorem 1 needs mu <= L; given mu = 0.2, L = 0.1
     """
     for name, holds in hypotheses.items():
         # Comparisons with NaN are false, so NaN fails like a number out of range.
         if not np.all(holds):
             mentioned = [word for word in dict.fromkeys(re.findall(r"\w+", name)) if word in given]
             numbers = ", ".join(f"{word} = {_in_short(given[word])}" for word in mentioned)
-            raise ValueError(f"{statement} needs {name}; given {numbers}")
+            raise HypothesisError(f"{statement} needs {name}; given {numbers}")
 
 
 def _in_short(value: ArrayLike) -> str:
