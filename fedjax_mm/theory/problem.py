@@ -32,7 +32,9 @@ FloatArray: TypeAlias = NDArray[np.float64]
 # beta is not the dissimilarity, which is at least 1.
 _AT_LEAST = {
     **dict.fromkeys(("N", "M", "E", "C", "S", "beta", "beta_2"), 1),
-    **dict.fromkeys(("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa"), 0),
+    **dict.fromkeys(
+        ("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa", "zeta", "delta", "H"), 0
+    ),
     **dict.fromkeys(("t", "T", "R", "cost", "num_frames"), 1),
     **dict.fromkeys(("D", "Delta", "Delta_1", "V", "N_s", "gamma_G", "gamma_hat_G"), 0),
 }
@@ -167,6 +169,7 @@ class Problem(_KnownSymbols):
       beta: mean |grad F_k|^2 <= beta^2 |grad F|^2 + kappa^2, the dissimilarity of Cho et al.
       kappa: see beta.
       gap: the initial objective minus its infimum.
+      zeta, delta, H: see `fedjax_mm.theory.constants.Heterogeneity`.
 
     Raises:
       TypeError: for an unknown symbol, suggesting the closest one.
@@ -196,6 +199,9 @@ class Problem(_KnownSymbols):
     beta: ArrayLike | None = None
     kappa: ArrayLike | None = None
     gap: ArrayLike | None = None
+    zeta: ArrayLike | None = None
+    delta: ArrayLike | None = None
+    H: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

@@ -1,6 +1,5 @@
 """Bounds beside measured means: where they hold, by how much, and how fast both fall."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ from fedjax_mm.results.labels import label
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep
-from fedjax_mm.theory.constants import SolvedTask, exact_constants
+from fedjax_mm.theory.constants import SolvedTask, exact_constants, is_quadratic
 from fedjax_mm.theory.problem import HypothesisError, Problem
 from fedjax_mm.theory.rates import fit_rate, fitted_exponent
 
@@ -23,8 +22,6 @@ ROUND_OFF = 1e-6
 
 BoundFn: TypeAlias = Callable[..., Any]
 """A bound, whose parameters name what it depends on; see `validate`."""
-
-_SYMBOLS = {field.name for field in dataclasses.fields(Problem)}
 
 
 @checked
@@ -44,15 +41,15 @@ def validate(
     Args:
       bound: called once for each point. Its parameters are any of the axes; ``round``, the recorded
         numbers of completed rounds; ``problem``, a `Problem`; and ``start``, the mean at the first
-        record. It returns a number, or one for each round. Its hypotheses are named by `require`:
-        points outside are not judged.
+        record. Others need defaults. It returns a number, or one for each round. Its hypotheses
+        are named by `require`: points outside are not judged.
       build: returns the `Setup` of a point, as in `sweep`.
       axes: names and values of the points.
       measure: a metric, or a function of the sweep's result that returns the quantity over
         ``(*axes, "seed", ...)``.
       constants: changes the problem of a point, given the problem and the point's runs, for example
-        to measure G. Otherwise the problem has N, M and E; mu, L and Gamma if the task has closed
-        forms; and the gap, if the excess loss is recorded.
+        to measure G. Otherwise the problem has N, M and E; mu, L and Gamma if `exact_constants`
+        has them; and the gap, if the excess loss is recorded.
       errors: the number of standard errors by which a mean must exceed the bound to violate it. At
         4, one of 30,000 normal means does by chance where the bound is tight.
       execution: as in `sweep`.
@@ -119,9 +116,11 @@ def validate(
 
 
 def _parameters(bound: BoundFn, axes: Mapping[str, Any]) -> list[str]:
-    names = list(inspect.signature(bound).parameters)
-    for name in names:
-        if name not in ("round", "problem", "start", *axes):
+    names = []
+    for name, parameter in inspect.signature(bound).parameters.items():
+        if name in ("round", "problem", "start", *axes):
+            names.append(name)
+        elif parameter.default is parameter.empty:
             raise ValueError(
                 f"bound has a parameter {name}; name round, problem, start or axes: "
                 f"{', '.join(axes)}"
@@ -135,7 +134,7 @@ def _problem(setup: Setup, runs: xr.Dataset) -> Problem:
     assignment = setup.assignment
     known: dict[str, Any] = {"N": assignment.num_clients, "M": assignment.num_models}
     known["E"] = _local_steps(setup.algorithm)
-    if isinstance(task, SolvedTask):
+    if isinstance(task, SolvedTask) or is_quadratic(task):
         exact = exact_constants(task)
         known |= {name: float(getattr(exact, name).value) for name in ("mu", "L", "Gamma")}
     if "excess_loss" in runs:
@@ -155,8 +154,7 @@ def over(bound: Callable[..., Any], symbols: Mapping[str, Any], *, each: bool = 
     """Evaluates a bound over the dimensions of labelled symbols.
 
     Args:
-      bound: a function of `problem`, which gets the symbols of a `Problem`, and of the others by
-        name.
+      bound: a function of some of the symbols, and of `problem`, a `Problem` with the others.
       symbols: numbers or DataArrays by name, which broadcast.
       each: whether the function takes one number of each symbol rather than arrays.
 
@@ -168,11 +166,12 @@ def over(bound: Callable[..., Any], symbols: Mapping[str, Any], *, each: bool = 
       >>> over(bound, symbols | {"t": 25}).round(4).values.tolist()
       [2.2069, 12.0976]
     """
+    own = inspect.signature(bound).parameters
 
     def values(*numbers: Any) -> Any:
         given = dict(zip(symbols, numbers, strict=True))
-        constants = {name: given.pop(name) for name in symbols if name in _SYMBOLS}
-        return bound(problem=Problem(**constants), **given)
+        problem = Problem(**{name: given.pop(name) for name in symbols if name not in own})
+        return bound(problem=problem, **given)
 
     return xr.apply_ufunc(values, *symbols.values(), vectorize=each)
 
