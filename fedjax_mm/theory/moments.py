@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_rr
 from fedjax_mm.assignments.sampling import cohort_sizes
@@ -37,7 +37,7 @@ from fedjax_mm.base.programs import compiled
 from fedjax_mm.base.sums import as_arrays, dense_update, is_sparse, is_stacked
 from fedjax_mm.checks.annotations import Count, checked
 from fedjax_mm.checks.instances import check_algorithm, check_assignment
-from fedjax_mm.tasks.view import client_weights
+from fedjax_mm.tasks.view import changes, client_weights
 from fedjax_mm.theory.affine import Kind, dependence
 
 _MOST_ORDERS = 50_000
@@ -71,13 +71,14 @@ class _Law(NamedTuple):
     Attributes:
       sizes: possible sizes of a cohort, which is uniform given its size, if rounds are independent
         and weights equal.
-      masks: otherwise, the clients of each round of a frame, in equally likely cases.
+      masks: otherwise, ``bool[cases, rounds, clients]``, the clients of each round of a frame, in
+        equally likely cases; else None.
       shares: the probability of each size.
       factor: the factor of the clients' weights.
     """
 
     sizes: tuple[int, ...]
-    masks: Bool[np.ndarray, "cases rounds clients"] | None
+    masks: Any
     shares: Any
     factor: float
 
@@ -182,6 +183,8 @@ def _checked(
         raise ValueError(
             f"the task has {task.num_clients} clients, and the assignment {assignment.num_clients}"
         )
+    if changes(task):
+        raise ValueError("the task changes over rounds; give one that does not")
     key = jax.random.key(0)
     if params is None:
         _require("the initial model", dependence(task.init, [key], [_DRAWS]), "give params")
@@ -387,7 +390,7 @@ class _Linear(NamedTuple):
         d, size = self.dim, self.num_sent
         shape = size + self.num_clients * self.own.size, len(X)
 
-        def add(carry: tuple[Array, ...], client: Index) -> tuple[tuple[Array, ...], None]:
+        def add(carry: Any, client: Index) -> tuple[Any, None]:
             total, squares, scaled, scales = carry
             scale, rows, columns, entries = self.client_matrix(client, t)
             place = rows[:, None], columns

@@ -1,5 +1,7 @@
 """Exact moments of all pairs of methods and assignments, closed forms, floors and refusals."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from fedjax_mm import averaging, fedavg, fednova, full_participation, local_sgd,
 from fedjax_mm.assignments.partitions import fedcluster
 from fedjax_mm.availability import available, bernoulli
 from fedjax_mm.tasks import least_squares, quadratic
+from fedjax_mm.tasks.view import View
 from fedjax_mm.theory import exact, stationary
 from tests.helpers import slow_unless
 from tests.oracles import multi_model
@@ -145,12 +148,22 @@ def test_rates_are_vectorized_and_methods_may_be_ones_own():
         np.testing.assert_allclose(found, both, rtol=1e-12)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Moving(View):
+    """A task that is another one in each round."""
+
+    def at(self, round):
+        return self
+
+
 PLAIN = fedavg(0.1, local_steps=2)
 REFUSED = [
     ("random draws", {"algorithm": fedavg(local_sgd(0.1, steps=2, batch_size=1)), "task": scalars}),
     (r"a product \(square\)", {"algorithm": fedavg(local_sgd(0.1, steps=2, clip=1.0))}),
     ("a product", {"algorithm": fednova(local_sgd(0.1, steps=2))}),
     ("type int32", {"algorithm": fedavg(0.1, local_steps=2, server_optimizer=optax.adam(0.1))}),
+    ("changes over rounds", {"task": lambda: Moving(quadratic(4, 2, mu=0.1), 4)}),
     ("4 clients, and the assignment 6", {"assignment": mfa_rand(6, 2)}),
     ("law of fedcluster", {"assignment": fedcluster(4, 2)}),
     ("law of mfa_rr", {"assignment": mfa_rr(4, 2, redraw="never")}),
