@@ -182,7 +182,7 @@ def heterogeneity(task: Task, points: Params | None = None) -> Heterogeneity:
       >>> from fedjax_mm.tasks import quadratic
       >>> found = heterogeneity(quadratic(4, 2, mu=0.1))
       >>> found.delta.known, round(float(found.delta.value), 3), float(found.H.value)
-      ('exact', 2.663, 0.0)
+      ('exact', 2.413, 0.0)
     """
     is_exact = is_quadratic(task)
     if not is_exact and points is None:

@@ -89,7 +89,7 @@ def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) ->
       >>> in_range("Lemma 2", E=5, Delta=-1.0)
       Traceback (most recent call last):
         ...
-      ValueError: Lemma 2 needs Delta >= 0; given Delta = -1
+      fedjax_mm.theory.problem.HypothesisError: Lemma 2 needs Delta >= 0; given Delta = -1
     """
     numbers = {symbol: np.asarray(value, np.float64) for symbol, value in given.items()}
     for symbol, value in numbers.items():
@@ -179,7 +179,7 @@ class Problem(_KnownSymbols):
       >>> Problem(N=24, E=[1, 5], mu=0.0)
       Traceback (most recent call last):
         ...
-      ValueError: Problem needs mu > 0; given mu = 0
+      fedjax_mm.theory.problem.HypothesisError: Problem needs mu > 0; given mu = 0
     """
 
     N: ArrayLike | None = None

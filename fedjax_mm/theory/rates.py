@@ -102,8 +102,8 @@ def fitted_exponent(times: ArrayLike, values: ArrayLike) -> FloatArray:
     """Least-squares exponent a of ``values ~ C times^-a``, over the last axis.
 
     Example:
-      >>> fitted_exponent([1, 2, 4], [[8.0, 4.0, 2.0], [1.0, 1.0, 1.0]]).round(12).tolist()
-      [1.0, 0.0]
+      >>> fitted_exponent([1, 2, 4], [[8.0, 4.0, 2.0], [1.0, 0.5, 0.25]]).round(12).tolist()
+      [1.0, 1.0]
     """
     return -_slope(np.log(np.asarray(times, float)), np.log(np.asarray(values, float)))
 

@@ -79,7 +79,7 @@ def validate(
       ...     return (1 - eta * problem.mu) ** round * start
       >>> found = validate(bound, build, {"eta": [0.2, 0.4]}, num_rounds=20, num_seeds=2)
       >>> bool(found.violated.any()), found.outside.values.tolist()
-      (False, ['', 'the bound needs eta <= 1/L; given eta = 0.4, L = 3.34709'])
+      (False, ['', 'the bound needs eta <= 1/L; given eta = 0.4, L = 3.34698'])
     """
     names = _parameters(bound, axes)
     grid = Grid(build, axes, **settings)
@@ -194,6 +194,12 @@ def against(
 
     Returns:
       `measured`, `standard_error`, `bound`, `ratio`, `away`, `violated` and `seeds` of `validate`.
+
+    Example:
+      >>> samples = xr.DataArray([[0.9, 1.1, 1.0], [1.9, 2.1, 2.0]], dims=("eta", "seed"))
+      >>> found = against(samples, xr.DataArray([1.2, 1.5], dims="eta"))
+      >>> found.away.values.round(2).tolist(), found.violated.values.tolist()
+      ([3.46, -8.66], [False, True])
     """
     mean, error = estimate(samples)
     # Equal seeds have no standard error, so that rounding would decide.
@@ -224,6 +230,11 @@ def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
       room: the bound minus the measured value over ``(..., along, "seed")``, relative to the
         bound, so that `ROUND_OFF` is its margin.
       along: the dimension to search, such as "round".
+
+    Example:
+      >>> room = xr.DataArray([[0.5, 0.7], [0.1, 0.9]], {"round": [0, 1]}, ("round", "seed"))
+      >>> tightest(room, "round").values.tolist()
+      [0.1, 0.9]
     """
     mean, error = estimate(room)
     least = (mean + ROUND_OFF) / error.clip(min=1e-300)
