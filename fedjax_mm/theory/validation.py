@@ -53,7 +53,7 @@ def validate(
       errors: the number of standard errors by which a mean must exceed the bound to violate it. At
         4, one of 30,000 normal means does by chance where the bound is tight.
       execution: as in `sweep`.
-      **settings: settings of `Grid`, such as `num_rounds` and `num_seeds`, at least 2.
+      **settings: settings of `Grid`, such as `num_rounds` and `num_seeds`, at least 3.
 
     Returns:
       A Dataset over the axes, and over rounds and models if they are measured: `measured`,
@@ -77,14 +77,14 @@ def validate(
       >>> def bound(round, problem, start, eta):
       ...     require("the bound", {"eta <= 1/L": eta <= 1 / problem.L}, eta=eta, L=problem.L)
       ...     return (1 - eta * problem.mu) ** round * start
-      >>> found = validate(bound, build, {"eta": [0.2, 0.4]}, num_rounds=20, num_seeds=2)
+      >>> found = validate(bound, build, {"eta": [0.2, 0.4]}, num_rounds=20, num_seeds=3)
       >>> bool(found.violated.any()), found.outside.values.tolist()
       (False, ['', 'the bound needs eta <= 1/L; given eta = 0.4, L = 3.34698'])
     """
     names = _parameters(bound, axes)
     grid = Grid(build, axes, **settings)
-    if grid.num_seeds < 2:
-        raise ValueError(f"num_seeds is {grid.num_seeds}; a standard error takes 2 or more")
+    if grid.num_seeds < 3:
+        raise ValueError(f"num_seeds is {grid.num_seeds}; a standard error takes 3 or more")
     result = sweep(grid, execution)
     samples = result[measure] if isinstance(measure, str) else measure(result)
     over = {"round": result["round"].values} if "round" in samples.dims else {}
@@ -206,7 +206,7 @@ def against(
     slack = bound - mean + ROUND_OFF * abs(bound)
     away = slack / error.clip(min=1e-300)
     violated = away < -errors
-    seeds = np.ceil(samples.sizes["seed"] * (errors / away) ** 2).clip(min=2).where(violated)
+    seeds = np.ceil(samples.sizes["seed"] * (errors / away) ** 2).clip(min=3).where(violated)
     return xr.Dataset(
         {
             "measured": mean,
@@ -232,9 +232,9 @@ def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
       along: the dimension to search, such as "round".
 
     Example:
-      >>> room = xr.DataArray([[0.5, 0.7], [0.1, 0.9]], {"round": [0, 1]}, ("round", "seed"))
+      >>> room = xr.DataArray([[5, 7, 6], [1, 9, 5]], {"round": [0, 1]}, ("round", "seed"))
       >>> tightest(room, "round").values.tolist()
-      [0.1, 0.9]
+      [1, 9, 5]
     """
     mean, error = estimate(room)
     least = (mean + ROUND_OFF) / error.clip(min=1e-300)

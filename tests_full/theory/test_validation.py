@@ -49,7 +49,7 @@ def test_a_mistake_in_a_constant_is_found_with_the_number_of_seeds():
     # Fewer seeds would not show it; as many as are named would, on other seeds.
     seeds = int(wrong.seeds.min())
     assert 20 < seeds < 300
-    few = validate(mistaken, build, axes, num_seeds=max(seeds // 10, 2), **how)
+    few = validate(mistaken, build, axes, num_seeds=max(seeds // 10, 3), **how)
     assert not few.violated.any()
     again = validate(mistaken, build, axes, num_seeds=4 * seeds, first_seed=600, **how)
     assert again.violated.any()
@@ -59,12 +59,12 @@ def test_a_mistake_in_a_constant_is_found_with_the_number_of_seeds():
     ("words", "bound", "changed"),
     [
         ("a parameter rate; name round, problem, start or axes: eta", lambda rate: rate, {}),
-        ("num_seeds is 1; a standard error takes 2 or more", lambda eta: eta, {"num_seeds": 1}),
+        ("num_seeds is 2; a standard error takes 3 or more", lambda eta: eta, {"num_seeds": 2}),
     ],
 )
 def test_wrong_bounds_are_refused(words, bound, changed):
     with pytest.raises(ValueError, match=words):
-        validate(bound, build, {"eta": [0.3]}, **{"num_rounds": 2, "num_seeds": 2} | changed)
+        validate(bound, build, {"eta": [0.3]}, **{"num_rounds": 2, "num_seeds": 3} | changed)
 
 
 def gradient(task, params):
