@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.checks.annotations import Positive, checked
+from fedjax_mm.checks.annotations import checked
 from fedjax_mm.metrics import estimate
 from fedjax_mm.results.labels import label
 from fedjax_mm.sweeps.execution import Execution
@@ -32,7 +32,7 @@ def validate(
     *,
     measure: str | Callable[[xr.Dataset], xr.DataArray] = "distance",
     constants: Callable[[Problem, xr.Dataset], Problem] | None = None,
-    errors: Positive = 4.0,
+    errors: float = 4.0,
     execution: Execution | None = None,
     **settings: Any,
 ) -> xr.Dataset:
@@ -206,7 +206,8 @@ def against(
     slack = bound - mean + ROUND_OFF * abs(bound)
     away = slack / error.clip(min=1e-300)
     violated = away < -errors
-    seeds = np.ceil(samples.sizes["seed"] * (errors / away) ** 2).clip(min=3).where(violated)
+    needed = xr.apply_ufunc(np.ceil, samples.sizes["seed"] * (errors / away) ** 2)
+    seeds = needed.clip(min=3).where(violated)
     return xr.Dataset(
         {
             "measured": mean,

@@ -215,7 +215,8 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
 
     constants = {"N": config.num_clients, "L": _L, "gap": gap}
 
-    def bound(of: Any, sigma: Any, interval: Any, G2: Any, T: Any, **rate: Any) -> xr.DataArray:
+    def bound(of: Any, *arguments: xr.DataArray, **rate: xr.DataArray) -> xr.DataArray:
+        sigma, interval, G2, T = arguments
         at = {"sigma": sigma, "E": interval, "G": np.sqrt(G2), "T": T}
         found: xr.DataArray = over(of, at | constants | rate)
         return found
