@@ -25,7 +25,7 @@ LAYERS = [
     {"tools"},
     {"base"},
     {"checks"},
-    {"data", "metrics", "schedules", "theory", "wrap"},
+    {"data", "metrics", "schedules", "wrap"},
     {
         "assignments",
         "asynchrony",
@@ -39,6 +39,7 @@ LAYERS = [
     {"algorithms", "simulator"},
     {"results"},
     {"plots", "sweeps"},
+    {"theory"},
     {"experiments"},
     {"papers"},
     {"cli"},

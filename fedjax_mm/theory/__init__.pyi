@@ -2,19 +2,30 @@
 
 from . import cohorts, constants, fairness, gossip, maxfl, mean_estimation, mfa, mfa_lemmas, rates
 from .gossip import spectral_gap
-from .problem import Problem, Rate
+from .moments import Exact, exact, stationary
+from .problem import HypothesisError, Problem, Rate, require
+from .validation import against, over, tightest, validate
 
 __all__ = [
+    "Exact",
+    "HypothesisError",
     "Problem",
     "Rate",
+    "against",
     "cohorts",
     "constants",
+    "exact",
     "fairness",
     "gossip",
     "maxfl",
     "mean_estimation",
     "mfa",
     "mfa_lemmas",
+    "over",
     "rates",
+    "require",
     "spectral_gap",
+    "stationary",
+    "tightest",
+    "validate",
 ]

@@ -16,6 +16,7 @@ from typing_extensions import Protocol, runtime_checkable
 from fedjax_mm.base import Batching, Params, Task
 from fedjax_mm.base.capabilities import EpochTask
 from fedjax_mm.checks.annotations import Count, checked
+from fedjax_mm.theory.affine import dependence
 
 
 class Constant(NamedTuple):
@@ -51,6 +52,20 @@ class Constants(NamedTuple):
     minimizer: Constant
 
 
+class Heterogeneity(NamedTuple):
+    """How clients' losses differ, for bounds without bounded gradients.
+
+    Attributes:
+      zeta: root mean square over clients of ``|grad F_k(w*)|``, with weights n_k.
+      delta: the largest ``|hess F_k - hess F|`` in the spectral norm, second-order heterogeneity.
+      H: the largest Lipschitz constant of a client's Hessian.
+    """
+
+    zeta: Constant
+    delta: Constant
+    H: Constant
+
+
 @runtime_checkable
 class SolvedTask(Task, Protocol):
     """A task with known constants."""
@@ -76,11 +91,15 @@ class SolvedTask(Task, Protocol):
         """w*."""
 
 
-def exact_constants(task: SolvedTask) -> Constants:
-    """Computes the constants of a task with closed forms.
+def exact_constants(task: Task) -> Constants:
+    """Computes the constants of a task with closed forms, or with quadratic losses.
+
+    Closed forms are those of `SolvedTask`. That other losses are quadratic is proved from their
+    program, see `fedjax_mm.theory.affine`; their Hessians are dense, of N d^2 numbers, and clients
+    have weights n_k.
 
     Raises:
-      ValueError: if the task does not have closed forms.
+      ValueError: if the losses are neither.
 
     Example:
       >>> from fedjax_mm.tasks import quadratic
@@ -90,13 +109,134 @@ def exact_constants(task: SolvedTask) -> Constants:
 
     Reference: Bhuyan et al., Assumptions 1 and 2.
     """
-    if not isinstance(task, SolvedTask):
+    values: Any
+    if isinstance(task, SolvedTask):
+        curvature = task.strong_convexity, task.smoothness
+        values = (*curvature, task.heterogeneity, task.optimum, task.minimizer)
+    elif is_quadratic(task):
+        values = _solved(task)
+    else:
         raise ValueError(
             f"{type(task).__name__} does not know its constants; use estimate_curvature"
         )
-    curvature = task.strong_convexity, task.smoothness
-    values = (*curvature, task.heterogeneity, task.optimum, task.minimizer)
     return Constants(*(Constant(np.asarray(value), "exact") for value in values))
+
+
+def is_quadratic(task: Task) -> bool:
+    """Whether the program of the clients' losses proves that they are quadratic.
+
+    Example:
+      >>> from fedjax_mm.tasks import quadratic
+      >>> is_quadratic(quadratic(4, 2, mu=0.1))
+      True
+    """
+    gradient = jax.grad(lambda params: _local_loss(task, jnp.int32(0), params))
+    kinds = dependence(gradient, [task.init(jax.random.key(0))], ["affine"])
+    return not any(isinstance(kind, tuple) for kind in kinds)
+
+
+@jax.jit
+def _solved(task: Task) -> tuple[Any, ...]:
+    """Constants of quadratic losses, in the order of `Constants`."""
+    start, unravel = ravel_pytree(task.init(jax.random.key(0)))
+    clients, zero = jnp.arange(task.num_clients), jnp.zeros_like(start)
+    weights = jax.vmap(task.weight)(clients)
+    weights = weights / weights.sum()
+
+    def loss(x: Array, client: Int[Array, ""]) -> Array:
+        return _local_loss(task, client, unravel(x))
+
+    values, gradients, hessians = (
+        jax.vmap(of, (None, 0))(zero, clients) for of in (loss, jax.grad(loss), jax.hessian(loss))
+    )
+    # A client with few examples has many minimizers. Take the shortest.
+    own = jax.vmap(lambda A, g: g @ jnp.linalg.pinv(A, hermitian=True) @ g)(hessians, gradients)
+    slope = weights @ gradients
+    minimizer = -jnp.linalg.solve(jnp.tensordot(weights, hessians, 1), slope)
+    optimum = weights @ values + slope @ minimizer / 2
+    curvature = jnp.linalg.eigvalsh(hessians)
+    Gamma = optimum - weights @ (values - own / 2)
+    return curvature.min(), curvature.max(), Gamma, optimum, unravel(minimizer)
+
+
+def heterogeneity(task: Task, points: Params | None = None) -> Heterogeneity:
+    """The constants of `Heterogeneity`, exact if all losses are quadratic.
+
+    That they are quadratic is proved from their program, see `fedjax_mm.theory.affine`. Hessians
+    are dense, of N d^2 numbers.
+
+    Args:
+      task: a task whose loss over all of a client's examples is F_k.
+      points: parameters with a leading axis of two or more points, such as a trajectory, if losses
+        are not quadratic. The one with the smallest gradient of F stands for w*.
+
+    Returns:
+      Constants, which are estimates if losses are not quadratic. The error of zeta is then
+      ``|grad F|`` at that point. Those of delta and H are the amounts by which the second half of
+      the points increased them; H is taken between neighbouring points.
+
+    Raises:
+      ValueError: if losses are not quadratic, and there are no points.
+
+    Example:
+      >>> from fedjax_mm.tasks import quadratic
+      >>> found = heterogeneity(quadratic(4, 2, mu=0.1))
+      >>> found.delta.known, round(float(found.delta.value), 3), float(found.H.value)
+      ('exact', 2.413, 0.0)
+    """
+    is_exact = is_quadratic(task)
+    if not is_exact and points is None:
+        raise ValueError(
+            f"the losses of {type(task).__name__} are not known to be quadratic; give points, such "
+            "as a trajectory"
+        )
+    if is_exact:
+        points = jax.tree.map(lambda x: x[None], _solved(task)[-1])
+    squares, rest, deltas, changes = map(np.asarray, _differences(task, points))
+    if is_exact:
+        each = squares[0] ** 0.5, deltas[0], np.zeros(())
+        return Heterogeneity(*(Constant(x, "exact") for x in each))
+    best, half = rest.argmin(), len(changes) // 2
+    return Heterogeneity(
+        Constant(squares[best] ** 0.5, "estimate", float(rest[best])),
+        *(
+            Constant(x.max(), "estimate", float(x.max() - x[: max(half, 1)].max()))
+            for x in (deltas, changes)
+        ),
+    )
+
+
+@jax.jit
+def _differences(task: Task, points: Params) -> tuple[Array, ...]:
+    """Mean squared gradients, |grad F|, largest Hessian differences, and their change by points."""
+    unravel = ravel_pytree(jax.tree.map(lambda x: x[0], points))[1]
+    flat = jax.vmap(lambda x: ravel_pytree(x)[0])(points)
+    clients = jnp.arange(task.num_clients)
+    weights = jax.vmap(task.weight)(clients)
+    weights = weights / weights.sum()
+
+    def of_client(x: Array, client: Int[Array, ""]) -> Array:
+        return _local_loss(task, client, unravel(x))
+
+    def each(derivative: Callable[..., Any], x: Array) -> Array:
+        return jax.vmap(derivative(of_client), (None, 0))(x, clients)
+
+    def norms(matrices: Array) -> Array:
+        return jnp.abs(jnp.linalg.eigvalsh(matrices)).max()
+
+    def at(before: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
+        gradients, hessians = each(jax.grad, x), each(jax.hessian, x)
+        mean = weights @ gradients
+        found = (
+            weights @ jnp.sum(gradients**2, 1),
+            jnp.linalg.norm(mean),
+            norms(hessians - jnp.tensordot(weights, hessians, 1)),
+            norms(hessians - each(jax.hessian, before)) / jnp.linalg.norm(x - before),
+        )
+        return x, found
+
+    (squares, rest, deltas, changes) = lax.scan(at, flat[0], flat)[1]
+    return squares, rest, deltas, changes[1:]
 
 
 @checked

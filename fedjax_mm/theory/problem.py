@@ -32,7 +32,9 @@ FloatArray: TypeAlias = NDArray[np.float64]
 # beta is not the dissimilarity, which is at least 1.
 _AT_LEAST = {
     **dict.fromkeys(("N", "M", "E", "C", "S", "beta", "beta_2"), 1),
-    **dict.fromkeys(("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa"), 0),
+    **dict.fromkeys(
+        ("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa", "zeta", "delta", "H"), 0
+    ),
     **dict.fromkeys(("t", "T", "R", "cost", "num_frames"), 1),
     **dict.fromkeys(("D", "Delta", "Delta_1", "V", "N_s", "gamma_G", "gamma_hat_G"), 0),
 }
@@ -45,8 +47,12 @@ _COUNTS = ("N", "M", "E", "C", "S")  # must be whole numbers
 _ALSO = {"tau": "E", "I": "E", "m": "C", "n_k": "S", "L_s": "L", "sigma_g": "sigma"}
 
 
+class HypothesisError(ValueError):
+    """A hypothesis of a statement that does not hold."""
+
+
 def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayLike) -> None:
-    """Raises a `ValueError` that names the first hypothesis that does not hold everywhere.
+    """Raises a `HypothesisError` that names the first hypothesis that does not hold everywhere.
 
     Args:
       statement: the name of the statement, as in "Theorem 1".
@@ -54,17 +60,17 @@ def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayL
       **given: numbers by symbol. The message lists those in the failed hypothesis.
 
     Example:
-      >>> require("Theorem 1", {"beta > 1/mu": 3.0 > 1 / 0.2}, beta=3.0, mu=0.2, L=1.0)
+      >>> require("Theorem 1", {"mu <= L": 0.2 <= 0.1}, mu=0.2, L=0.1)
       Traceback (most recent call last):
         ...
-      ValueError: Theorem 1 needs beta > 1/mu; given beta = 3, mu = 0.2
+      fedjax_mm.theory.problem.HypothesisError: Theorem 1 needs mu <= L; given mu = 0.2, L = 0.1
     """
     for name, holds in hypotheses.items():
         # Comparisons with NaN are false, so NaN fails like a number out of range.
         if not np.all(holds):
             mentioned = [word for word in dict.fromkeys(re.findall(r"\w+", name)) if word in given]
             numbers = ", ".join(f"{word} = {_in_short(given[word])}" for word in mentioned)
-            raise ValueError(f"{statement} needs {name}; given {numbers}")
+            raise HypothesisError(f"{statement} needs {name}; given {numbers}")
 
 
 def _in_short(value: ArrayLike) -> str:
@@ -83,7 +89,7 @@ def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) ->
       >>> in_range("Lemma 2", E=5, Delta=-1.0)
       Traceback (most recent call last):
         ...
-      ValueError: Lemma 2 needs Delta >= 0; given Delta = -1
+      fedjax_mm.theory.problem.HypothesisError: Lemma 2 needs Delta >= 0; given Delta = -1
     """
     numbers = {symbol: np.asarray(value, np.float64) for symbol, value in given.items()}
     for symbol, value in numbers.items():
@@ -163,6 +169,7 @@ class Problem(_KnownSymbols):
       beta: mean |grad F_k|^2 <= beta^2 |grad F|^2 + kappa^2, the dissimilarity of Cho et al.
       kappa: see beta.
       gap: the initial objective minus its infimum.
+      zeta, delta, H: see `fedjax_mm.theory.constants.Heterogeneity`.
 
     Raises:
       TypeError: for an unknown symbol, suggesting the closest one.
@@ -172,7 +179,7 @@ class Problem(_KnownSymbols):
       >>> Problem(N=24, E=[1, 5], mu=0.0)
       Traceback (most recent call last):
         ...
-      ValueError: Problem needs mu > 0; given mu = 0
+      fedjax_mm.theory.problem.HypothesisError: Problem needs mu > 0; given mu = 0
     """
 
     N: ArrayLike | None = None
@@ -192,6 +199,9 @@ class Problem(_KnownSymbols):
     beta: ArrayLike | None = None
     kappa: ArrayLike | None = None
     gap: ArrayLike | None = None
+    zeta: ArrayLike | None = None
+    delta: ArrayLike | None = None
+    H: ArrayLike | None = None
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

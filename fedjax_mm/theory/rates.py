@@ -98,6 +98,16 @@ def fit_rate(
     return MeasuredRate(-float(slope), (float(low), float(high)), (float(first), float(last)))
 
 
+def fitted_exponent(times: ArrayLike, values: ArrayLike) -> FloatArray:
+    """Least-squares exponent a of ``values ~ C times^-a``, over the last axis.
+
+    Example:
+      >>> fitted_exponent([1, 2, 4], [[8.0, 4.0, 2.0], [1.0, 0.5, 0.25]]).round(12).tolist()
+      [1.0, 1.0]
+    """
+    return -_slope(np.log(np.asarray(times, float)), np.log(np.asarray(values, float)))
+
+
 def _slope(x: FloatArray, y: FloatArray) -> FloatArray:
     """Least-squares slope over the last axis of y."""
     centred = x - x.mean()

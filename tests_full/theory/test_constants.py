@@ -17,6 +17,7 @@ from fedjax_mm.theory.constants import (
     example_gradients,
     extreme_eigenvalues,
     gradient_bound,
+    heterogeneity,
 )
 from tests.helpers import slow_unless
 from tests.oracles import multi_model as reference
@@ -147,7 +148,71 @@ def test_the_noise_of_examples_is_bounded_by_a_line():
     assert min(beta_1.value, beta_1.error) >= 0
 
 
-def test_a_task_without_known_constants_is_refused():
-    _, task = regression(np.random.default_rng(0), [4, 4])
-    with pytest.raises(ValueError, match="LeastSquares does not know its constants"):
+def test_constants_of_quadratic_losses_are_exact():
+    clients, _ = regression(np.random.default_rng(0), [4, 3])
+    problem = reference.LeastSquares(*map(list, zip(*clients, strict=True)), 0.1)
+    weights = np.array([4, 3]) / 7
+    hessians = [x.T @ x / len(x) + problem.ridge * np.eye(x.shape[1]) for x in problem.features]
+    curvature = np.linalg.eigvalsh(hessians)
+    own = [
+        np.linalg.solve(A, x.T @ y / len(y))
+        for A, x, y in zip(hessians, problem.features, problem.targets, strict=True)
+    ]
+    losses = [reference.least_squares_client_loss(problem, k, w) for k, w in enumerate(own)]
+    best = reference.least_squares_minimizer(problem)
+    optimum = reference.least_squares_loss(problem, best)
+    expected = curvature.min(), curvature.max(), optimum - weights @ losses, optimum, best
+    with jax.enable_x64(True):
+        _, task = regression(np.random.default_rng(0), [4, 3])
+        found = exact_constants(task)
+    for constant, value in zip(found, expected, strict=True):
+        np.testing.assert_allclose(constant.value, value, rtol=1e-8)
+
+
+def test_heterogeneity_of_quadratics_equals_that_of_dense_matrices():
+    problem = reference.dense_quadratic(5, 2, 0.1)
+    minimizer = reference.minimizer(problem)
+    gradients = [reference.client_gradient(problem, k, minimizer) for k in range(5)]
+    differences = np.linalg.eigvalsh(problem.A - problem.A.mean(0))
+    with jax.enable_x64(True):
+        found = heterogeneity(compiled_quadratic(5, 2, 0.1))
+    expected = np.sqrt(np.mean(np.square(np.linalg.norm(gradients, axis=1))))
+    np.testing.assert_allclose(found.zeta.value, expected, rtol=1e-10)
+    np.testing.assert_allclose(found.delta.value, np.abs(differences).max(), rtol=1e-10)
+    assert {(x.known, x.error) for x in found} == {("exact", 0.0)}
+    assert found.H.value == 0
+
+
+@jax.tree_util.register_static
+class Scalars:
+    """Two clients with losses of one parameter."""
+
+    num_clients = 2
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def init(self, rng_key):
+        return jnp.zeros(1)
+
+    def weight(self, client):
+        return jnp.ones(())
+
+    def batch(self, rng_key, client, step, how):
+        return client
+
+
+def test_other_losses_need_points_and_are_estimated():
+    def loss(params, client):
+        return (1.0 + client) * params[0] ** 3 / 6 + params[0] ** 2 / 2
+
+    task = Scalars(loss)
+    with pytest.raises(ValueError, match="not known to be quadratic; give points"):
+        heterogeneity(task)
+    with pytest.raises(ValueError, match="Scalars does not know its constants"):
         exact_constants(task)
+    found = heterogeneity(task, jnp.array([[0.5], [0.2], [0.0], [0.1]]))
+    values = [float(x.value) for x in found]
+    np.testing.assert_allclose(values, [0, 0.25, 2], atol=1e-6)  # (1 + k) w differs by w / 2
+    assert {x.known for x in found} == {"estimate"}
+    assert found.zeta.error == 0

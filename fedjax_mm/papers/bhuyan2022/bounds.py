@@ -19,7 +19,6 @@ from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Metrics
 from fedjax_mm.experiments.fields import Count, Positive, Recorded, Seed, TwoOrMore
 from fedjax_mm.experiments.point import Precision
-from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
     Evidence,
@@ -43,9 +42,9 @@ from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quad
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.problem import Problem, Rate
-from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT, fit_rate
+from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT
+from fedjax_mm.theory.validation import ROUND_OFF, against, exponents, over, tightest
 
-ROUND_OFF = 1e-6  # rounding error of float32 distances, relative to the bound
 FROZEN = 200_000  # a frozen model must violate a bound within this many rounds
 
 
@@ -132,14 +131,13 @@ class Bounds(Recorded):
 
 def _bound(t: Any, symbols: xr.Dataset) -> Any:
     """Evaluates a method's bound on E|w_t - w*|, over the dimensions of t and of the symbols."""
-    statement, names = _METHODS[symbols.algorithm.item()], ("N", "M", "E", "mu", "L", "Gamma", "G")
+    statement = _METHODS[symbols.algorithm.item()]
 
-    def bound(t: Any, beta: Any, gamma: Any, distance: Any, *values: Any) -> np.ndarray:
-        problem = Problem(**dict(zip(names, values, strict=True)), sigma=0.0)
+    def bound(t: Any, problem: Problem, beta: Any, gamma: Any, distance: Any) -> np.ndarray:
         return statement.bound(t, problem, Rate(beta, gamma), distance**statement.power)
 
-    arguments = [symbols[name] for name in ("beta", "gamma", "distance", *names)]
-    return xr.apply_ufunc(bound, t, *arguments)
+    names = ("beta", "gamma", "distance", "N", "M", "E", "mu", "L", "Gamma", "G")
+    return over(bound, {"t": t, "sigma": 0.0} | {name: symbols[name] for name in names})
 
 
 @jax.tree_util.register_dataclass
@@ -218,19 +216,6 @@ def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
     return symbols.assign(numbers).broadcast_like(symbols.G)
 
 
-def exponents(runs: xr.DataArray, time: xr.DataArray, gamma: Any = 0.0) -> dict[str, xr.DataArray]:
-    """The exponent q and its interval, where errors fall as (time + gamma)^-q."""
-
-    def fit(runs: np.ndarray, time: np.ndarray, gamma: float) -> tuple[float, ...]:
-        rate = fit_rate(time, runs, gamma)
-        return rate.exponent, *rate.interval
-
-    how: Any = {"input_core_dims": [["seed", "round"], ["round"], []], "keep_attrs": False}
-    how |= {"output_core_dims": [()] * 3, "vectorize": True}
-    found = xr.apply_ufunc(fit, runs, time, gamma, **how)
-    return dict(zip(("exponent", "exponent_low", "exponent_high"), found, strict=True))
-
-
 def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
     """The constants, the errors and bounds at some of the records, and the exponents."""
     each, result = symbols(result, config), result.rename(NAMES)
@@ -240,12 +225,12 @@ def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
 
 def against_bound(result: xr.Dataset) -> xr.Dataset:
     """Errors and bounds at some of the records, and their ratios over all records."""
-    (mean, error), ratio = estimate(result.distance), result.bound / result.largest
-    curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
+    found = against(result.distance, result.bound, worst=result.largest).rename(measured="error")
+    ratio = found.ratio
     # Space the records more widely as training progresses.
     few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
     return (
-        xr.Dataset(curves)
+        found[["error", "standard_error", "bound", "ratio"]]
         .isel(round=sorted({0, *few.tolist()}))
         .assign(
             least_ratio=ratio.min("round", skipna=False),
@@ -253,23 +238,6 @@ def against_bound(result: xr.Dataset) -> xr.Dataset:
             room=tightest(1 - result.distance / result.bound, "round"),
         )
     )
-
-
-def tightest(room: xr.DataArray, along: str) -> xr.DataArray:
-    """The samples at the point where the mean is the fewest standard errors above 0.
-
-    A bound that holds at this point holds everywhere, and a bound that is violated anywhere is
-    violated here.
-
-    Args:
-      room: the bound minus the measured value over ``(..., along, "seed")``, relative to the
-        bound, so that `ROUND_OFF` is its margin.
-      along: the dimension to search, such as "round".
-    """
-    mean, error = estimate(room)
-    least = (mean + ROUND_OFF) / error.clip(min=1e-300)
-    at = least.fillna(np.inf).argmin(along)  # points without a value are never the tightest
-    return room.isel({along: at}).drop_vars(along)
 
 
 def rounds_to_bound(share: float, measured: xr.Dataset, exponent: float, frame: Any) -> Any:

@@ -24,6 +24,7 @@ from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.rates import MFA_RR_EXPONENT
+from fedjax_mm.theory.validation import ROUND_OFF, exponents
 
 _CASE = ("sample", "M", "E", "left_out")
 _CONSTANT = 0.05  # largest relative growth of (t/M + gamma) E|w_t - w*| that counts as none
@@ -46,7 +47,7 @@ def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
     quarters = slice(end // 2, 3 * end // 4), slice(3 * end // 4, end)
     third, last = ((result.distance * time).isel(round=each).mean("round") for each in quarters)
     measured = bounds.against_bound(result).assign(
-        constants.numbers() | bounds.exponents(result.distance, time)
+        constants.numbers() | exponents(result.distance, time)
     )
     return measured.assign(
         growth=last / third.mean("seed") - third / third.mean("seed"),
@@ -79,7 +80,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     about = f"1 - error / bound at the tightest round; {range_}"
     yield ruling(
         "theorem-2",
-        no_less(here.room, bounds.ROUND_OFF, form=".3g"),
+        no_less(here.room, ROUND_OFF, form=".3g"),
         about=about,
         looseness=least.min(),
     )

@@ -1,6 +1,5 @@
 """MFA-RR with growing samples on ridge regression: the runs of Theorem 2 and its lemmas."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -24,6 +23,7 @@ from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate
+from fedjax_mm.theory.validation import over
 
 Sample = Literal["growing", "fixed"]
 """The sample size N_s(t) of Theorem 2, or its initial value in all rounds."""
@@ -233,9 +233,9 @@ def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArr
     constants = known(config)
     V = constants.variance(cases.left_out, cases.local_steps)
 
-    def bound(t: FloatArray, M: FloatArray, E: FloatArray, V: FloatArray) -> FloatArray:
-        problem = dataclasses.replace(constants.problem, M=M, E=E)
+    def bound(t: FloatArray, problem: Problem, V: FloatArray) -> FloatArray:
         return mfa.theorem_2(t, problem, constants.rate, V, constants.distance)
 
-    found: xr.DataArray = xr.apply_ufunc(bound, t, cases.num_models, cases.local_steps, V)
+    at = {"t": t, "M": cases.num_models, "E": cases.local_steps, "V": V}
+    found: xr.DataArray = over(bound, at | constants.problem.given())
     return found

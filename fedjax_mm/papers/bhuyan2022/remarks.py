@@ -21,7 +21,7 @@ from fedjax_mm.base import Assignment, Batching, Index, Look, Metrics, Task
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
-from fedjax_mm.papers.bhuyan2022.bounds import NAMES, ROUND_OFF, ratios, tightest
+from fedjax_mm.papers.bhuyan2022.bounds import NAMES, ratios
 from fedjax_mm.papers.bhuyan2022.gains import ASSIGNMENTS
 from fedjax_mm.papers.bhuyan2022.regression import (
     Growing,
@@ -47,6 +47,7 @@ from fedjax_mm.tasks.view import View
 from fedjax_mm.tasks.with_metrics import with_metrics
 from fedjax_mm.theory import mfa, mfa_lemmas
 from fedjax_mm.theory.problem import FloatArray
+from fedjax_mm.theory.validation import ROUND_OFF, tightest
 
 _WHAT = {
     "lemma-1": "variance of the sampled gradients",

@@ -34,6 +34,7 @@ from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import own_models
 from fedjax_mm.theory import maxfl as theory
 from fedjax_mm.theory.problem import FloatArray, Problem
+from fedjax_mm.theory.validation import over
 
 _FROZEN = 1e10  # a frozen model must violate the bound within this many rounds
 
@@ -106,7 +107,7 @@ def learning_rates(T: Any, part: Part, E: int, config: Bounded) -> tuple[Any, An
     return theory.theorem_3_1_learning_rates(T, E, size)
 
 
-def bound(T: FloatArray, part: Part, E: int, config: Bounded, gap: float = 1.0) -> FloatArray:
+def bound(T: Any, part: Part, E: Any, config: Bounded, gap: Any = 1.0) -> FloatArray:
     """The bound of (100) or (125).
 
     Raises:
@@ -255,14 +256,11 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
     spaced = np.geomspace(1, max(config.num_rounds), 60).round().astype(int)
     few = np.union1d(spaced, config.num_rounds)
     average = squared.mean("seed").cumsum("round", skipna=False) / (result["round"] + 1)
-    bounds = [
-        [
-            bound(result["T"].values, part, E, config, gap.sel(participation=part, E=E).item())
-            for E in config.local_steps
-        ]
-        for part in config.participation
-    ]
-    over = ("participation", "E", "T")
+
+    def proven(T: float, part: Part, problem: Problem) -> FloatArray:
+        return bound(T, part, problem.E, config, problem.gap)
+
+    at = {"T": result["T"], "part": result.participation, "E": result.E, "gap": gap}
     found = {
         "mean_squared": squared.mean("round"),
         "least_squared": squared.mean("seed").min("round"),
@@ -270,11 +268,11 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
         .where(inside)
         .max("round"),
         "curvature": result.curvature.where(inside).max("round"),
-        "bound": (over, np.array(bounds)),
+        "bound": over(proven, at, each=True),
         "gap": gap,
         "average": average.isel(round=few - 1).rename(round="t").assign_coords(t=few),
     }
-    return xr.Dataset(found, attrs=result.attrs).transpose(*over, ...)
+    return xr.Dataset(found, attrs=result.attrs).transpose("participation", "E", "T", ...)
 
 
 def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:

@@ -26,7 +26,7 @@ from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Increasing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.cohorts import corollary_part_1, corollary_part_2, theorem_1
-from fedjax_mm.theory.problem import Problem
+from fedjax_mm.theory.validation import over
 
 Models: TypeAlias = Float[Array, "*runs clients dim"]
 
@@ -213,14 +213,13 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
     """Measured means and their bounds, at every T for the theorem."""
     gap = config.wells(0.0).gap()
 
-    def bound(of: Any, *arguments: Any) -> xr.DataArray:
-        def values(sigma: Any, interval: Any, G2: Any, *rest: Any) -> np.ndarray:
-            constants = {"N": config.num_clients, "L": _L, "gap": gap, "sigma": sigma}
-            problem = Problem(**constants, E=interval, G=np.sqrt(G2))
-            T, *rate = rest
-            return np.asarray(of(T, problem, *rate))
+    constants = {"N": config.num_clients, "L": _L, "gap": gap}
 
-        return xr.apply_ufunc(values, *arguments)
+    def bound(of: Any, *arguments: xr.DataArray, **rate: xr.DataArray) -> xr.DataArray:
+        sigma, interval, G2, T = arguments
+        at = {"sigma": sigma, "E": interval, "G": np.sqrt(G2), "T": T}
+        found: xr.DataArray = over(of, at | constants | rate)
+        return found
 
     result, rate = result.drop_attrs(), result["rate"] / _L
     sigma, interval, T = result.sigma, result.I, result["T"]
@@ -230,7 +229,7 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
     mean, error = estimate(result["own at T"])
     found = {
         "mean": result.squares.cumsum("t") / result.t,
-        "bound": bound(theorem_1, *some, result.t, rate),
+        "bound": bound(theorem_1, *some, result.t, gamma=rate),
         "drift": result.drift.max("t"),
         "drift bound": 4 * rate**2 * interval**2 * result.G2,
         "own at T": result["own at T"],
