@@ -86,6 +86,13 @@ def run(
         bool,
         typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
     ] = False,
+    keep_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-state",
+            help="Keep the final state, from which --set num_rounds=MORE --resume goes on.",
+        ),
+    ] = False,
     kind: FigureFormat = "png",
 ) -> None:
     """Run an experiment described in a TOML file, at all points of its axes.
@@ -131,7 +138,7 @@ def run(
     from fedjax_mm.cli import runs
 
     before = saving.existing(resume, overwrite)
-    how = saving.execution(memory, split, save_every)
+    how = saving.execution(memory, split, save_every)._replace(keep_state=keep_state)
     which = runs.Which(saving.part(part), first_seed, executor)
     if dry_run:
         runs.outline(config, overrides or [], which, how)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import xarray as xr
 from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.results.labels import check_selectable, label
-from fedjax_mm.results.manifest import Manifest
+from fedjax_mm.results.manifest import Manifest, differences
 from fedjax_mm.simulator.personal import PREFIX
 from fedjax_mm.simulator.record import MESSAGE_BITS, Counts, Trace, own_dims
 from fedjax_mm.tools.files import write_aside
@@ -257,25 +258,68 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
     write_aside(Path(path), write)
 
 
-def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
-    """Joins the results of two batches of seeds as if they had been computed in one run.
+_SAME = ("config", "seed", "data", "versions", "git_revision", "prng")  # of all seeds of a result
+
+
+@brief
+def join_seeds(first: xr.Dataset, *later: xr.Dataset) -> xr.Dataset:
+    """Joins the results of consecutive seeds as if they had been computed in one run.
+
+    Args:
+      first: a result of `run` or `sweep`.
+      later: results that differ from it in the seeds alone, in order, each with the `first_seed`
+        that follows the last seed before it.
 
     Raises:
-      ValueError: if the results differ in other coordinates, or in values that all seeds share.
+      ValueError: if seeds do not follow one another, or results differ in settings, versions, other
+        coordinates, or values that all seeds share.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> one = Setup(quadratic(6, 4, mu=0.1), fedavg(0.1, local_steps=5), mfa_rr(6, 2))
+      >>> result = sweep(one, num_rounds=3, num_seeds=2)
+      >>> both = join_seeds(result, sweep(one, num_rounds=3, num_seeds=4, first_seed=2))
+      >>> both.seed.values.tolist(), both.attrs["manifest"]["seed"]
+      ([0, 1, 2, 3, 4, 5], 0)
     """
-    about, others = (each.attrs["manifest"] for each in (result, more))
+    return reduce(_join_two, later, first)
+
+
+def _join_two(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
+    about, others = map(_checked_manifest, (result, more))
+    before, now = ({name: x.get(name) for name in _SAME} for x in (about, others))
+    for each in (before, now):
+        each["config"] = {k: x for k, x in each["config"].items() if k != "num_seeds"}
+    if changes := list(differences(before, now)):
+        raise ValueError(f"the results are of different runs: {'; '.join(changes[:3])}")
+    expected, found = int(result.seed[-1]) + 1, int(more.seed[0])
+    if expected != found:
+        raise ValueError(
+            f"a result ends with seed {expected - 1}, and the next begins with seed {found}; give "
+            f"that of first_seed={expected}"
+        )
     seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
-    num_seeds = result.sizes["seed"] + more.sizes["seed"]
-    about = about | {
-        "wall_seconds": seconds,
-        "config": about["config"] | {"num_seeds": num_seeds},
-    }
+    about = about | {"wall_seconds": seconds}
+    if "num_seeds" in about["config"]:
+        num_seeds = result.sizes["seed"] + more.sizes["seed"]
+        about |= {"config": about["config"] | {"num_seeds": num_seeds}}
     if "draws" in about and about["data"] != "real":  # real data are shared by all seeds
         about |= {"draws": about["draws"] + others["draws"]}
     # Values shared by all seeds must not depend on the seeds, hence "equals".
     how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
     both = xr.concat([result, more], "seed", combine_attrs="override", **how)
     return both.assign_attrs(manifest=about)
+
+
+def _checked_manifest(result: xr.Dataset) -> Manifest:
+    """The manifest of a result with seeds."""
+    check_instance("a result", result, xr.Dataset, "give one of `run` or `sweep`")
+    made = result.attrs.get("manifest")
+    if made is None or "seed" not in result.dims:
+        raise ValueError("a result has no manifest or no seeds; give one of `run` or `sweep`")
+    return Manifest(made) if type(made) is str else made
 
 
 def load_dataset(path: Path) -> xr.Dataset:

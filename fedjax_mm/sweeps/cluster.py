@@ -22,8 +22,7 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks.values import check_choice, check_count, described
-from fedjax_mm.results.finished import differences
-from fedjax_mm.results.manifest import manifest
+from fedjax_mm.results.manifest import differences, manifest
 from fedjax_mm.simulator.record import Record
 from fedjax_mm.sweeps.checkpoint import Saved, data_of, identity, saved_in, write_saved
 from fedjax_mm.sweeps.errors import (
@@ -32,7 +31,7 @@ from fedjax_mm.sweeps.errors import (
     RefusedError,
     refusing,
 )
-from fedjax_mm.sweeps.execute import batches, plan_for
+from fedjax_mm.sweeps.execute import batches, kept_state, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import check_fits, make_plan
@@ -563,6 +562,11 @@ def by_executor(
         raise TypeError(
             f"executor is {described(how.executor)}; give an object with submit(fn, *args), such "
             "as a concurrent.futures.Executor"
+        )
+    if how.keep_state or kept_state(how):
+        raise ValueError(
+            "an executor keeps no states of runs; keep and continue them without one, or in parts "
+            "(--part K/N, in Python part and out)"
         )
     programs, done = all_programs(grid), dict[Part, Saved]()
     if saved:

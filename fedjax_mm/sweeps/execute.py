@@ -13,7 +13,7 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.results.dataset import check_counts
 from fedjax_mm.simulator.record import Record
-from fedjax_mm.sweeps.checkpoint import Saving, claim_program, identity
+from fedjax_mm.sweeps.checkpoint import KeptState, Saving, claim_program, identity
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution, check_callbacks
@@ -41,10 +41,15 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
         run.
     """
     check_callbacks(how.callbacks)
-    saved, blocks = how.checkpoints, None
-    if saved:
+    if how.keep_state and not how.checkpoints:
+        raise ValueError("keep_state needs checkpoints; give Checkpoints(DIRECTORY), or a part")
+    saved, kept, blocks, begun = how.checkpoints, kept_state(how), None, None
+    if saved or kept:
         how.report("looking for what was saved")
-        choices = saved.claim(identity(grid, how.split, programs))
+        mine = identity(grid, how.split, programs)
+        begun = saved.claim(mine) if saved else None
+        choices = kept.claim(mine, grid.num_rounds) if kept else begun
+        choices = begun or choices
         blocks = [Block(*each) for each in choices["blocks"]] if choices else None
     plan = make_plan(
         grid,
@@ -52,7 +57,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
         limit=how.memory,
         blocks=blocks,
         report=how.report,
-        approve=partial(claim_program, saved) if saved else None,
+        approve=partial(claim_program, saved, kept) if saved or kept else None,
         programs=programs,
     )
     now = [each.block for each in plan.compiled]
@@ -62,9 +67,17 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
             f"the unfinished run has batches of {old}, and now {new} fit the memory; use the "
             "memory limit of the unfinished run"
         )
-    if saved and blocks is None:
-        saved.begin({"blocks": now})
+    if saved and begun is None:
+        continues = kept is not None
+        saved.begin({"blocks": now, "num_rounds": grid.num_rounds, "continues": continues})
     return plan
+
+
+def kept_state(how: Execution) -> KeptState | None:
+    """The kept state from which a sweep goes on, if any."""
+    if how.continue_from is not None:
+        return KeptState(how.continue_from)
+    return how.checkpoints.kept if how.checkpoints else None
 
 
 def carry_out(
@@ -95,9 +108,11 @@ def batches(
     """
     callbacks = list(how.callbacks)
     with noted_signals(how.checkpoints is not None, "saving after this segment") as signals:
-        saving = None
+        kept = kept_state(how)
+        # A run that goes on from the state in its own directory replaces it.
+        keeps = how.keep_state or bool(how.checkpoints and how.checkpoints.kept)
+        saving = Saving(plan, how.checkpoints, kept, how.save_every, signals, keep_state=keeps)
         if how.checkpoints:
-            saving = Saving(plan, how.checkpoints, how.save_every, signals)
             # Save after other callbacks, so that a signal raised by them takes effect immediately.
             callbacks.append(Callback(on_segment=saving.save))
         for callback in callbacks:
@@ -115,14 +130,13 @@ def batches(
                 for callback in callbacks:
                     callback.on_segment(last)
             yield last
+        saving.end()
 
 
-def _first(
-    plan: Plan, batch: int, records: Record, how: Execution, saving: Saving | None
-) -> Segment:
+def _first(plan: Plan, batch: int, records: Record, how: Execution, saving: Saving) -> Segment:
     """A batch as it was saved, or before its first segment if nothing was saved."""
     compiled, number = plan.batches[batch]
-    rounds, replica = saving.load(batch, records) if saving else (0, None)
+    rounds, replica = saving.load(batch, records)
     so_far = _up_to(rounds, records, plan)
     return Segment(how.in_words(compiled.label(number)), plan, batch, rounds, so_far, replica)
 

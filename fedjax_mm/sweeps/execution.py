@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -89,6 +90,10 @@ class Execution(NamedTuple):
       callbacks: called before the sweep and after each segment, such as `progress`.
       checkpoints: the store of unfinished work, opened and finally discarded by the caller.
       save_every: the seconds between saves.
+      keep_state: whether to keep the final state of all runs in the directory of the checkpoints,
+        or of the part, so that a longer sweep can go on from it.
+      continue_from: the directory in which a shorter sweep kept its state; None goes on from the
+        state in the directory of the checkpoints, if they resume.
       split: "replicas" or "clients", the axis to split over devices; see `layout`.
       memory: the memory limit in bytes; defaults to 60 % of the free memory.
       label: a prefix of progress labels that distinguishes several sweeps.
@@ -103,6 +108,8 @@ class Execution(NamedTuple):
     callbacks: Sequence[Callback] = ()
     checkpoints: Checkpoints | None = None
     save_every: float = 30.0
+    keep_state: bool = False
+    continue_from: Path | str | None = None
     split: Literal["replicas", "clients"] | None = None
     memory: float | None = None
     label: str = ""

@@ -11,7 +11,7 @@ import jax
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.sweeps.checkpoint import Checkpoints, Saved
+from fedjax_mm.sweeps.checkpoint import KEEP_STATE, Checkpoints, KeptState, Saved, as_long
 from fedjax_mm.sweeps.cluster import (
     Part,
     alike,
@@ -51,27 +51,38 @@ def file_of(directory: Path, part: Part, first_seed: int, *, overwrite: bool = F
 
 
 def is_complete(
-    path: Path, wanted: Mapping[str, Any], tell: Callable[[str], None] = warnings.warn
+    path: Path,
+    wanted: Mapping[str, Any],
+    tell: Callable[[str], None] = warnings.warn,
+    *,
+    resume: bool = True,
 ) -> bool:
     """Whether a file holds an intact part of this run, which nobody has begun to replace.
+
+    With `resume`, a part with fewer rounds whose state was kept is not complete, but continued.
 
     Raises:
       RefusedError: if the part is from another run.
     """
     # Unfinished work next to an existing part must have been started with `--overwrite`.
-    if not path.exists() or Checkpoints(path.with_suffix("")).has_work:
+    unfinished = path.with_suffix("")
+    if not path.exists() or Checkpoints(unfinished).has_work:
         return False
     try:
         saved = load_part(path)
     except ValueError as error:
         tell(f"{error}: made again")
         return False
-    if changes := changes_of(saved, wanted):
-        raise RefusedError(
-            f"{path} is a part of another run: {changes}; choose another directory with --out, or "
-            "replace it with --overwrite; in Python choose another `out`, or delete it"
-        )
-    return True
+    if not (changes := changes_of(saved, wanted)):
+        return True
+    is_longer = not changes_of(saved, as_long(wanted, saved.rounds))
+    if is_longer and resume and KeptState(unfinished).exists:
+        return False  # going on from the state, which refuses fewer rounds
+    hint = f" ({KEEP_STATE})" * is_longer
+    raise RefusedError(
+        f"{path} is a part of another run: {changes}{hint}; choose another directory with --out, "
+        "or replace it with --overwrite; in Python choose another `out`, or delete it"
+    )
 
 
 def compute_into(
