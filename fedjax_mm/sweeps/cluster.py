@@ -564,7 +564,7 @@ def by_executor(
             "as a concurrent.futures.Executor"
         )
     if how.keep_state or kept_state(how):
-        raise ValueError(
+        raise RefusedError(
             "an executor keeps no states of runs; keep and continue them without one, or in parts "
             "(--part K/N, in Python part and out)"
         )
