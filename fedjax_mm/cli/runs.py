@@ -231,8 +231,9 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
         return
     with alone(directory), refusing(), shown_progress() as report:
         with gridded(experiment, keep=about["keep"]) as grid:
-            dataset, params = join_files(grid, paths, report)
-        dataset = _save(experiment, directory, dataset, params)
+            before = open_result(directory) if first_seed else None
+            dataset, params = join_files(grid, paths, directory / RESULT, before, report)
+        _complete(experiment, directory, dataset, params)
     _show(dataset, directory)
 
 
@@ -314,12 +315,19 @@ def _save(
     if experiment.first_seed:
         dataset = join_seeds(open_result(directory), dataset)
     save_dataset(dataset, directory / RESULT)
+    _complete(experiment, directory, dataset, params)
+    return dataset
+
+
+def _complete(
+    experiment: Experiment, directory: Path, dataset: xr.Dataset, params: list[Params] | None
+) -> None:
+    """Writes the files of a result next to its Dataset, the manifest last."""
     # Remove an earlier run's parameters, because they would appear to belong to this result.
     (directory / PARAMS).unlink(missing_ok=True)
     if params is not None:
         save_params(params, dataset, directory / PARAMS)
     _finish(experiment, directory, dataset)
-    return dataset
 
 
 def _finish(experiment: Experiment, directory: Path, dataset: xr.Dataset) -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,22 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
       30
     """
     check_instance("trace", trace, Trace, "give the second of the two that simulate returns")
+    dataset = labelled(trace, dims)
+    if not dims and "diverged" in dataset and (rounds := dataset.diverged.values).max() >= 0:
+        model = min(np.flatnonzero(rounds >= 0), key=rounds.__getitem__)
+        remedy = "lower the learning rate" if rounds[model] else "check the data and the start"
+        warnings.warn(
+            f"the run diverged: the loss of model {model + 1} is not finite in round "
+            f"{rounds[model]}; {remedy}",
+            stacklevel=3,
+        )
+    if words := nobody(dataset):
+        warnings.warn(words, stacklevel=3)
+    return dataset
+
+
+def labelled(trace: Trace, dims: Mapping[str, Any] | Sequence[str]) -> xr.Dataset:
+    """The Dataset of a trace, as described in `to_dataset`, without its warnings."""
     check_counts(trace)
     *leading, _, num_models = np.shape(trace.client_updates)
     coords = _coordinates(dims, leading)
@@ -117,18 +134,8 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         first = first_not_finite(is_finite)
         rounds = np.where(first < 0, -1, coords["round"][first]).astype(np.int32)
         dataset["diverged"] = (*dims, "model"), rounds
-        if not dims and (first >= 0).any():
-            model = min(np.flatnonzero(first >= 0), key=rounds.__getitem__)
-            remedy = "lower the learning rate" if rounds[model] else "check the data and the start"
-            warnings.warn(
-                f"the run diverged: the loss of model {model + 1} is not finite in round "
-                f"{rounds[model]}; {remedy}",
-                stacklevel=3,
-            )
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
-    if words := _nobody(dataset):
-        warnings.warn(words, stacklevel=3)
     return dataset
 
 
@@ -156,7 +163,7 @@ def _cumulative(counts: Any) -> np.ndarray:
     return np.cumsum(sums, axis=-2, out=sums)
 
 
-def _nobody(dataset: xr.Dataset) -> str | None:
+def nobody(dataset: xr.Dataset) -> str | None:
     """Describes the runs in which no client trained any model, or returns None."""
     last = dataset[["client_updates", "idle_rounds"]].isel(round=-1).sum("model")
     # Runs that met their target at the start, or never began, have no idle rounds.
@@ -288,6 +295,19 @@ def join_seeds(first: xr.Dataset, *later: xr.Dataset) -> xr.Dataset:
 
 
 def _join_two(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
+    about = joined_manifest(result, more)
+    # Values shared by all seeds must not depend on the seeds, hence "equals".
+    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
+    both = xr.concat([result, more], "seed", combine_attrs="override", **how)
+    return both.assign_attrs(manifest=about)
+
+
+def joined_manifest(result: xr.Dataset, more: xr.Dataset) -> Manifest:
+    """The manifest of two joined results.
+
+    Raises:
+      ValueError: if the second does not continue the first.
+    """
     about, others = map(_checked_manifest, (result, more))
     before, now = ({name: x.get(name) for name in _SAME} for x in (about, others))
     for each in (before, now):
@@ -307,10 +327,7 @@ def _join_two(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
         about |= {"config": about["config"] | {"num_seeds": num_seeds}}
     if "draws" in about and about["data"] != "real":  # real data are shared by all seeds
         about |= {"draws": about["draws"] + others["draws"]}
-    # Values shared by all seeds must not depend on the seeds, hence "equals".
-    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
-    both = xr.concat([result, more], "seed", combine_attrs="override", **how)
-    return both.assign_attrs(manifest=about)
+    return about
 
 
 def _checked_manifest(result: xr.Dataset) -> Manifest:
@@ -322,10 +339,21 @@ def _checked_manifest(result: xr.Dataset) -> Manifest:
     return Manifest(made) if type(made) is str else made
 
 
+LARGE_BYTES = 2**30
+"""The size from which a result is read lazily."""
+
+
 def load_dataset(path: Path) -> xr.Dataset:
-    """Loads a NetCDF file, with its manifest as a mapping in `attrs`."""
-    with xr.open_dataset(path, engine="netcdf4") as file:
-        dataset = file.load().drop_encoding()
+    """Loads a NetCDF file, with its manifest as a mapping in `attrs`.
+
+    A Dataset larger than `LARGE_BYTES` is opened instead, and reads what is selected from it.
+    """
+    with ExitStack() as stack:
+        dataset = stack.enter_context(xr.open_dataset(path, engine="netcdf4"))
+        if dataset.nbytes > LARGE_BYTES:
+            stack.pop_all()
+        else:
+            dataset = dataset.load().drop_encoding()
     if "manifest" in dataset.attrs:
         dataset = dataset.assign_attrs(manifest=Manifest(str(dataset.attrs["manifest"])))
     return dataset

@@ -22,6 +22,7 @@ from fedjax_mm.sweeps.cluster import (
     listed,
     load_part,
     save_part,
+    store_parts,
 )
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution
@@ -78,10 +79,10 @@ def is_complete(
     is_longer = not changes_of(saved, as_long(wanted, saved.rounds))
     if is_longer and resume and KeptState(unfinished).exists:
         return False  # going on from the state, which refuses fewer rounds
-    hint = f" ({KEEP_STATE})" * is_longer
+    hint = f"; {KEEP_STATE}" * is_longer
     raise RefusedError(
-        f"{path} is a part of another run: {changes}{hint}; choose another directory with --out, "
-        "or replace it with --overwrite; in Python choose another `out`, or delete it"
+        f"{path} is a part of another run: {changes}; choose another directory with --out, or "
+        f"replace it with --overwrite; in Python choose another `out`, or delete it{hint}"
     )
 
 
@@ -174,12 +175,20 @@ def parts_in(directory: Path, first_seed: int) -> list[Path]:
 
 
 def join_files(
-    grid: Grid, paths: Sequence[Path], report: Report = lambda *_: None
+    grid: Grid,
+    paths: Sequence[Path],
+    to: Path | None = None,
+    before: xr.Dataset | None = None,
+    report: Report = lambda *_: None,
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Joins the parts in some files, one at a time, into the sweep's result; see `join_parts`."""
+    """Joins the parts in some files, one at a time: in memory, or in the file `to`.
+
+    See `join_parts` and `store_parts`.
+    """
 
     def loaded(number: int, path: Path) -> Saved:
         report(f"joining {path.name}", number, len(paths))
         return load_part(path)
 
-    return join_parts(grid, map(loaded, range(len(paths)), paths))
+    parts = map(loaded, range(len(paths)), paths)
+    return join_parts(grid, parts) if to is None else store_parts(grid, parts, to, before)

@@ -146,8 +146,8 @@ def sweep(
         raise TypeError("give both part and out, as in sweep(..., part='1/4', out='results/mine')")
     if part is not None and (how.executor or how.checkpoints or how.continue_from):
         raise TypeError(
-            "part computes one part here and saves its unfinished work in `out`, from where it is "
-            "continued; give no executor, no checkpoints and no continue_from"
+            "part computes one part here, and saves and continues its work in `out`; give "
+            "no executor and no checkpoints, nor continue_from"
         )
     with watched(how) as how:
         if part is not None and out is not None:
@@ -166,6 +166,7 @@ def merge(
     axes: Mapping[str, Sequence[Any]] | None = None,
     *,
     keep: Literal["params"] | None = None,
+    to: Path | str | None = None,
     **settings: Any,
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Joins the parts in a directory into the result that `sweep` would have returned.
@@ -175,6 +176,8 @@ def merge(
       what: the runs, as given to `sweep`; so are `axes`, `keep` and `settings`.
       axes: names and values, unless there is a `Grid`.
       keep: "params" if the parts have parameters.
+      to: a file such as ``result.nc``, into which parts are written one by one, so that the result
+        need not fit in memory. It is returned as `open_result` opens it, and large ones lazily.
       **settings: settings of `Grid`.
 
     Raises:
@@ -195,7 +198,8 @@ def merge(
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
     grid = _grid(what, axes, keep, settings)
-    dataset, params = join_files(grid, parts_in(Path(out), grid.first_seed))
+    paths = parts_in(Path(out), grid.first_seed)
+    dataset, params = join_files(grid, paths, None if to is None else Path(to))
     return dataset if params is None else (dataset, params)
 
 
