@@ -234,7 +234,8 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
             before = open_result(directory) if first_seed else None
             dataset, params = join_files(grid, paths, directory / RESULT, before, report)
         _complete(experiment, directory, dataset, params)
-    _show(dataset, directory)
+    with dataset:
+        _show(dataset, directory)
 
 
 def outline(path: Path, overrides: Sequence[str], which: Which, how: Execution) -> None:

@@ -309,9 +309,7 @@ def joined_manifest(result: xr.Dataset, more: xr.Dataset) -> Manifest:
       ValueError: if the second does not continue the first.
     """
     about, others = map(_checked_manifest, (result, more))
-    before, now = ({name: x.get(name) for name in _SAME} for x in (about, others))
-    for each in (before, now):
-        each["config"] = {k: x for k, x in each["config"].items() if k != "num_seeds"}
+    before, now = (_without_seeds(each) for each in (about, others))
     if changes := list(differences(before, now)):
         raise ValueError(f"the results are of different runs: {'; '.join(changes[:3])}")
     expected, found = int(result.seed[-1]) + 1, int(more.seed[0])
@@ -330,6 +328,12 @@ def joined_manifest(result: xr.Dataset, more: xr.Dataset) -> Manifest:
     return about
 
 
+def _without_seeds(about: Manifest) -> dict[str, Any]:
+    """The entries that all seeds of a result share."""
+    config = {name: x for name, x in about["config"].items() if name != "num_seeds"}
+    return {name: about.get(name) for name in _SAME} | {"config": config}
+
+
 def _checked_manifest(result: xr.Dataset) -> Manifest:
     """The manifest of a result with seeds."""
     check_instance("a result", result, xr.Dataset, "give one of `run` or `sweep`")
@@ -346,7 +350,8 @@ LARGE_BYTES = 2**30
 def load_dataset(path: Path) -> xr.Dataset:
     """Loads a NetCDF file, with its manifest as a mapping in `attrs`.
 
-    A Dataset larger than `LARGE_BYTES` is opened instead, and reads what is selected from it.
+    A Dataset larger than `LARGE_BYTES` is opened instead, and reads what is selected from it until
+    it is closed. Close it before the file is replaced, because NetCDF knows open files by name.
     """
     with ExitStack() as stack:
         dataset = stack.enter_context(xr.open_dataset(path, engine="netcdf4"))
@@ -354,6 +359,6 @@ def load_dataset(path: Path) -> xr.Dataset:
             stack.pop_all()
         else:
             dataset = dataset.load().drop_encoding()
-    if "manifest" in dataset.attrs:
-        dataset = dataset.assign_attrs(manifest=Manifest(str(dataset.attrs["manifest"])))
+    if "manifest" in dataset.attrs:  # in place, because a copy could not be closed
+        dataset.attrs["manifest"] = Manifest(str(dataset.attrs["manifest"]))
     return dataset

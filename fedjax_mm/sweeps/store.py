@@ -136,6 +136,7 @@ class Store:
             for name, x in self.before.data_vars.items():
                 for cells in _blocks(x.shape, x.dtype.itemsize):
                     self.file[str(name)][cells] = x[cells].values
+            self.before.close()
         self.file.setncattr("manifest", str(made))
 
 
