@@ -85,8 +85,11 @@ import sys
 import jax.numpy as jnp
 
 from fedjax_mm import fedavg, mfa_rr, sweep
+from fedjax_mm.results import dataset
 from fedjax_mm.sweeps import Grid, Setup, merge
 from fedjax_mm.tasks import quadratic, with_metrics
+
+dataset.LARGE_BYTES = 0  # otherwise the merged result would be loaded
 
 
 def many(task, params):
