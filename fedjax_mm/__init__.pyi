@@ -53,7 +53,7 @@ from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local.servers import averaging
 from .local.settings import local_sgd
-from .results.dataset import save_dataset, to_dataset
+from .results.dataset import join_seeds, save_dataset, to_dataset
 from .results.finished import open_result
 from .simulator.record import join_traces
 from .simulator.round import State
@@ -89,6 +89,7 @@ __all__ = [
     "gradient_tracking",
     "ifca",
     "init",
+    "join_seeds",
     "join_traces",
     "local_sgd",
     "maxfl",

@@ -88,6 +88,13 @@ def run(
         bool,
         typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
     ] = False,
+    keep_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-state",
+            help="Keep the final state, from which --set num_rounds=MORE --resume goes on.",
+        ),
+    ] = False,
     kind: FigureFormat = "png",
 ) -> None:
     """Run an experiment described in a TOML file, at all points of its axes.
@@ -133,7 +140,8 @@ def run(
     from fedjax_mm.cli import runs
 
     before = saving.existing(resume, overwrite)
-    how = saving.execution(memory, split, save_every)._replace(client_states=client_states)
+    how = saving.execution(memory, split, save_every)
+    how = how._replace(keep_state=keep_state, client_states=client_states)
     which = runs.Which(saving.part(part), first_seed, executor)
     if dry_run:
         runs.outline(config, overrides or [], which, how)

@@ -43,7 +43,8 @@ def show(path: Path) -> None:
             ) from error
     show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
-    show_last(dataset)
+    with dataset:
+        show_last(dataset)
     figure = file.parent / "figure.png"
     say(f"figure: {figure if figure.exists() else 'none'}")
 

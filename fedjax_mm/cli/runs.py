@@ -23,8 +23,9 @@ from fedjax_mm.experiments.run import given, gridded
 from fedjax_mm.experiments.run import run as run_experiment
 from fedjax_mm.results.dataset import join_seeds, load_dataset, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, open_result
-from fedjax_mm.results.manifest import manifest, read_about, save_about
+from fedjax_mm.results.manifest import differences, manifest, read_about, save_about
 from fedjax_mm.results.params import save_params
+from fedjax_mm.sweeps.checkpoint import KEEP_STATE, Checkpoints, KeptState, as_long
 from fedjax_mm.sweeps.cluster import Part, all_programs, load_part, programs_in
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution
@@ -66,7 +67,10 @@ def run(
     """Computes all or some runs of an experiment file."""
     experiment, workers = _read(path, overrides, which)
     directory = out / path.stem
-    if _is_there(experiment, directory, before, with_params=with_params):
+    with refusing():
+        goes_on = before == "resume" and _goes_on(experiment, directory, which)
+        _check_seeds(experiment, directory, with_params or how.keep_state)
+    if not goes_on and _is_there(experiment, directory, before, with_params=with_params):
         leave_alone(directory)
         return
     plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
@@ -79,6 +83,49 @@ def run(
         if experiment.axes and kind != "png" and jax.process_index() == 0:
             _draw_overview(dataset, directory / f"figure.{kind}")
         _show(dataset, directory)
+
+
+def _goes_on(experiment: Experiment, directory: Path, which: Which) -> bool:
+    """Whether a run goes on from a finished one with fewer rounds and the same other settings.
+
+    Raises:
+      ValueError: if the finished run has more rounds or other seeds, or its state was not kept.
+    """
+    config = read_about(directory / "manifest.json").content.get("config", {})
+    now, have = plain(experiment.model_dump(mode="json")), config.get("num_rounds")
+    others = list(differences(as_long({"config": config}, 0), as_long({"config": now}, 0)))
+    if have in (None, experiment.num_rounds) or Checkpoints(directory).has_work:
+        return False
+    if [each for each in others if not each.startswith("config.num_seeds ")]:
+        return False
+    if experiment.num_rounds < have:
+        raise ValueError(
+            f"{directory} has {have:,} rounds, and num_rounds is {experiment.num_rounds:,}; select "
+            "the first rounds of its result, or choose another directory with --out"
+        )
+    if others or experiment.first_seed:
+        raise ValueError(
+            f"{directory} has {config['num_seeds']} seeds from 0 on; a run with more rounds needs "
+            "the same"
+        )
+    if which.part is None and not KeptState(directory).exists:
+        raise ValueError(
+            f"{directory} has {have:,} rounds, but their final state was not kept; {KEEP_STATE}; "
+            "to compute all rounds again, choose another directory with --out, or give --overwrite"
+        )
+    return True
+
+
+def _check_seeds(experiment: Experiment, directory: Path, keeps: bool) -> None:
+    """Raises `ValueError` if seeds would be added to parameters or to a state."""
+    if not experiment.first_seed:
+        return
+    for name, option in ((PARAMS, "--save-params"), ("state", "--keep-state")):
+        if keeps or (directory / name).exists():
+            raise ValueError(
+                f"--first-seed {experiment.first_seed} adds to no parameters and to no state, but "
+                f"{directory / name} or {option} has those of some seeds; leave them out"
+            )
 
 
 def _is_there(
@@ -100,11 +147,6 @@ def _is_there(
             )
         return done is not None
     with refusing():
-        if with_params or (directory / PARAMS).exists():
-            raise ValueError(
-                f"--first-seed {first} adds to no parameters, but {directory / PARAMS} or "
-                "--save-params has those of some seeds; leave them out"
-            )
         now = plain(manifest(experiment.model_dump(mode="json"), seed=0, data=""))
         if _is_joined(experiment, directory, now):
             return True
@@ -157,7 +199,10 @@ def _run_part(
         "versions": made["versions"],
         "revision": made["git_revision"],
     }
-    if before != "overwrite" and is_complete(path, wanted, lambda words: say(words, notes)):
+    resume = before == "resume"
+    if before != "overwrite" and is_complete(
+        path, wanted, lambda words: say(words, notes), resume=resume
+    ):
         leave_alone(path)
         return
     with saving(path.with_suffix(""), before, how) as how:
@@ -186,9 +231,11 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
         return
     with alone(directory), refusing(), shown_progress() as report:
         with gridded(experiment, keep=about["keep"]) as grid:
-            dataset, params = join_files(grid, paths, report)
-        dataset = _save(experiment, directory, dataset, params)
-    _show(dataset, directory)
+            earlier = open_result(directory) if first_seed else None
+            dataset, params = join_files(grid, paths, directory / RESULT, earlier, report)
+        _complete(experiment, directory, dataset, params)
+    with dataset:
+        _show(dataset, directory)
 
 
 def outline(path: Path, overrides: Sequence[str], which: Which, how: Execution) -> None:
@@ -268,12 +315,19 @@ def _save(
     if experiment.first_seed:
         dataset = join_seeds(open_result(directory), dataset)
     save_dataset(dataset, directory / RESULT)
+    _complete(experiment, directory, dataset, params)
+    return dataset
+
+
+def _complete(
+    experiment: Experiment, directory: Path, dataset: xr.Dataset, params: list[Params] | None
+) -> None:
+    """Writes the files of a result next to its Dataset, the manifest last."""
     # Remove an earlier run's parameters, because they would appear to belong to this result.
     (directory / PARAMS).unlink(missing_ok=True)
     if params is not None:
         save_params(params, dataset, directory / PARAMS)
     _finish(experiment, directory, dataset)
-    return dataset
 
 
 def _finish(experiment: Experiment, directory: Path, dataset: xr.Dataset) -> None:

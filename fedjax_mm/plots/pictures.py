@@ -155,6 +155,8 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
       'learning rate'
     """
     metric = _metric(dataset, metric)
+    # A large result is read lazily, but would be loaded whole by `expand_dims`.
+    dataset = dataset[[metric, "diverged"]].isel(round=slice(-1, None))
     if "algorithm" not in dataset.dims:  # use another axis of words, or draw a single line
         dims = list(map(str, dataset[metric].dims[:-3]))
         words = [dim for dim in dims if dataset[dim].dtype.kind not in "fiu"]

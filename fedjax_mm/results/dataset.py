@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from fedjax_mm.base.contract import MESSAGES
 from fedjax_mm.checks.annotations import brief
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.results.labels import check_selectable, label
-from fedjax_mm.results.manifest import Manifest
+from fedjax_mm.results.manifest import Manifest, differences
 from fedjax_mm.simulator.personal import PREFIX
 from fedjax_mm.simulator.record import MESSAGE_BITS, Counts, Trace, own_dims
 from fedjax_mm.tools.files import write_aside
@@ -83,6 +85,22 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
       30
     """
     check_instance("trace", trace, Trace, "give the second of the two that simulate returns")
+    dataset = labelled(trace, dims)
+    if not dims and "diverged" in dataset and (rounds := dataset.diverged.values).max() >= 0:
+        model = min(np.flatnonzero(rounds >= 0), key=rounds.__getitem__)
+        remedy = "lower the learning rate" if rounds[model] else "check the data and the start"
+        warnings.warn(
+            f"the run diverged: the loss of model {model + 1} is not finite in round "
+            f"{rounds[model]}; {remedy}",
+            stacklevel=3,
+        )
+    if words := nobody(dataset):
+        warnings.warn(words, stacklevel=3)
+    return dataset
+
+
+def labelled(trace: Trace, dims: Mapping[str, Any] | Sequence[str]) -> xr.Dataset:
+    """The Dataset of a trace, as described in `to_dataset`, without its warnings."""
     check_counts(trace)
     *leading, _, num_models = np.shape(trace.client_updates)
     coords = _coordinates(dims, leading)
@@ -121,18 +139,8 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         first = first_not_finite(is_finite)
         rounds = np.where(first < 0, -1, coords["round"][first]).astype(np.int32)
         dataset["diverged"] = (*dims, "model"), rounds
-        if not dims and (first >= 0).any():
-            model = min(np.flatnonzero(first >= 0), key=rounds.__getitem__)
-            remedy = "lower the learning rate" if rounds[model] else "check the data and the start"
-            warnings.warn(
-                f"the run diverged: the loss of model {model + 1} is not finite in round "
-                f"{rounds[model]}; {remedy}",
-                stacklevel=3,
-            )
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
-    if words := _nobody(dataset):
-        warnings.warn(words, stacklevel=3)
     return dataset
 
 
@@ -160,7 +168,7 @@ def _cumulative(counts: Any) -> np.ndarray:
     return np.cumsum(sums, axis=-2, out=sums)
 
 
-def _nobody(dataset: xr.Dataset) -> str | None:
+def nobody(dataset: xr.Dataset) -> str | None:
     """Describes the runs in which no client trained any model, or returns None."""
     last = dataset[["client_updates", "idle_rounds"]].isel(round=-1).sum("model")
     # Runs that met their target at the start, or never began, have no idle rounds.
@@ -262,31 +270,100 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
     write_aside(Path(path), write)
 
 
-def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
-    """Joins the results of two batches of seeds as if they had been computed in one run.
+_SAME = ("config", "seed", "data", "versions", "git_revision", "prng")  # of all seeds of a result
+
+
+@brief
+def join_seeds(first: xr.Dataset, *later: xr.Dataset) -> xr.Dataset:
+    """Joins the results of consecutive seeds as if they had been computed in one run.
+
+    Args:
+      first: a result of `run` or `sweep`.
+      later: results that differ from it in the seeds alone, in order, each with the `first_seed`
+        that follows the last seed before it.
 
     Raises:
-      ValueError: if the results differ in other coordinates, or in values that all seeds share.
+      ValueError: if seeds do not follow one another, or results differ in settings, versions, other
+        coordinates, or values that all seeds share.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> one = Setup(quadratic(6, 4, mu=0.1), fedavg(0.1, local_steps=5), mfa_rr(6, 2))
+      >>> result = sweep(one, num_rounds=3, num_seeds=2)
+      >>> both = join_seeds(result, sweep(one, num_rounds=3, num_seeds=4, first_seed=2))
+      >>> both.seed.values.tolist(), both.attrs["manifest"]["seed"]
+      ([0, 1, 2, 3, 4, 5], 0)
     """
-    about, others = (each.attrs["manifest"] for each in (result, more))
-    seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
-    num_seeds = result.sizes["seed"] + more.sizes["seed"]
-    about = about | {
-        "wall_seconds": seconds,
-        "config": about["config"] | {"num_seeds": num_seeds},
-    }
-    if "draws" in about and about["data"] != "real":  # real data are shared by all seeds
-        about |= {"draws": about["draws"] + others["draws"]}
+    return reduce(_join_two, later, first)
+
+
+def _join_two(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
+    about = joined_manifest(result, more)
     # Values shared by all seeds must not depend on the seeds, hence "equals".
     how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
     both = xr.concat([result, more], "seed", combine_attrs="override", **how)
     return both.assign_attrs(manifest=about)
 
 
+def joined_manifest(result: xr.Dataset, more: xr.Dataset) -> Manifest:
+    """The manifest of two joined results.
+
+    Raises:
+      ValueError: if the second does not continue the first.
+    """
+    about, others = map(_checked_manifest, (result, more))
+    before, now = (_without_seeds(each) for each in (about, others))
+    if changes := list(differences(before, now)):
+        raise ValueError(f"the results are of different runs: {'; '.join(changes[:3])}")
+    expected, found = int(result.seed[-1]) + 1, int(more.seed[0])
+    if expected != found:
+        raise ValueError(
+            f"a result ends with seed {expected - 1}, and the next begins with seed {found}; give "
+            f"that of first_seed={expected}"
+        )
+    seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
+    about = about | {"wall_seconds": seconds}
+    if "num_seeds" in about["config"]:
+        num_seeds = result.sizes["seed"] + more.sizes["seed"]
+        about |= {"config": about["config"] | {"num_seeds": num_seeds}}
+    if "draws" in about and about["data"] != "real":  # real data are shared by all seeds
+        about |= {"draws": about["draws"] + others["draws"]}
+    return about
+
+
+def _without_seeds(about: Manifest) -> dict[str, Any]:
+    """The entries that all seeds of a result share."""
+    config = {name: x for name, x in about["config"].items() if name != "num_seeds"}
+    return {name: about.get(name) for name in _SAME} | {"config": config}
+
+
+def _checked_manifest(result: xr.Dataset) -> Manifest:
+    """The manifest of a result with seeds."""
+    check_instance("a result", result, xr.Dataset, "give one of `run` or `sweep`")
+    made = result.attrs.get("manifest")
+    if made is None or "seed" not in result.dims:
+        raise ValueError("a result has no manifest or no seeds; give one of `run` or `sweep`")
+    return Manifest(made) if type(made) is str else made
+
+
+LARGE_BYTES = 2**30
+"""The size from which a result is read lazily."""
+
+
 def load_dataset(path: Path) -> xr.Dataset:
-    """Loads a NetCDF file, with its manifest as a mapping in `attrs`."""
-    with xr.open_dataset(path, engine="netcdf4") as file:
-        dataset = file.load().drop_encoding()
-    if "manifest" in dataset.attrs:
-        dataset = dataset.assign_attrs(manifest=Manifest(str(dataset.attrs["manifest"])))
+    """Loads a NetCDF file, with its manifest as a mapping in `attrs`.
+
+    A Dataset larger than `LARGE_BYTES` is opened instead, and reads what is selected from it until
+    it is closed. Close it before the file is replaced, because NetCDF knows open files by name.
+    """
+    with ExitStack() as stack:
+        dataset = stack.enter_context(xr.open_dataset(path, engine="netcdf4"))
+        if dataset.nbytes > LARGE_BYTES:
+            stack.pop_all()
+        else:
+            dataset = dataset.load().drop_encoding()
+    if "manifest" in dataset.attrs:  # in place, because a copy could not be closed
+        dataset.attrs["manifest"] = Manifest(str(dataset.attrs["manifest"]))
     return dataset

@@ -1,14 +1,13 @@
 """Finished results on disk, with checks that they are intact and from the requested run."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
 from fedjax_mm.results.dataset import load_dataset
-from fedjax_mm.results.manifest import Finished, read_about
+from fedjax_mm.results.manifest import Finished, differences, read_about
 from fedjax_mm.tools.files import check_regular
 
 RESULT = "result.nc"
@@ -19,6 +18,8 @@ _ABOUT = ("summary.json", "manifest.json")
 
 def open_result(directory: Path | str) -> xr.Dataset:
     """Loads the result in a directory, with its manifest as a mapping in `attrs`.
+
+    A result larger than 1 GiB is not loaded but opened: what is selected from it is read then.
 
     Args:
       directory: the directory of a ``result.nc``, or any NetCDF file.
@@ -92,21 +93,6 @@ def _identity(about: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
     """Manifest entries that identify a run, without settings that may differ."""
     config = {key: value for key, value in about.get("config", {}).items() if key not in free}
     return {"config": config, **{name: about.get(name) for name in ("versions", "git_revision")}}
-
-
-def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Yields differences as ``path was ..., is ...``."""
-    if isinstance(saved, dict) and isinstance(now, dict):
-        for key in saved | now:
-            inner = f"{path}.{key}" if path else key
-            yield from differences(saved.get(key), now.get(key), inner)
-    elif saved != now:
-        yield f"{path} was {_short(saved)}, is {_short(now)}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _manifest_of(path: Path) -> Mapping[str, Any]:

@@ -111,6 +111,21 @@ def _git_revision() -> str | None:
         return None
 
 
+def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Yields differences as ``path was ..., is ...``."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        for key in saved | now:
+            inner = f"{path}.{key}" if path else key
+            yield from differences(saved.get(key), now.get(key), inner)
+    elif saved != now:
+        yield f"{path} was {_short(saved)}, is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 class Finished(NamedTuple):
     """A finished result.
 

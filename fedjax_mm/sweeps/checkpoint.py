@@ -22,8 +22,8 @@ import numpy as np
 
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.checks.values import check_alike
-from fedjax_mm.results.finished import RESULT, differences
-from fedjax_mm.results.manifest import manifest
+from fedjax_mm.results.finished import RESULT
+from fedjax_mm.results.manifest import differences, manifest
 from fedjax_mm.simulator.record import Record
 from fedjax_mm.simulator.stacks import with_params
 from fedjax_mm.sweeps.devices import agree
@@ -41,7 +41,7 @@ from fedjax_mm.tools.files import (
     write_aside,
 )
 
-_PLACE = "unfinished"
+_PLACE, _STATE = "unfinished", "state"
 _WORDS = 80
 _FORMAT = 3  # of the files of arrays
 
@@ -63,12 +63,153 @@ class Saved(NamedTuple):
         return in_short(self)
 
 
-class Checkpoints:
+class Stored:
+    """The saved parts of a run, with its identity and the choices that a later run must repeat.
+
+    Args:
+      place: their directory.
+    """
+
+    def __init__(self, place: Path) -> None:
+        """Names the directory, which may not exist."""
+        self._place = place
+
+    def _record(self) -> Mapping[str, Any]:
+        """The identity and the choices.
+
+        Raises:
+          ValueError: if they cannot be read.
+        """
+        path = self._place / "run.json"
+        try:
+            saved: Mapping[str, Any] = load_json(path)
+            if not is_sealed(saved):
+                raise ValueError("its digest does not match")
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} is damaged, or was edited, so that the run cannot be continued; delete "
+                f"{self._place} to start again"
+            ) from error
+        return saved
+
+    def load(self, part: int, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
+        """Reads the newest undamaged state of a part, or None.
+
+        Args:
+          part: the number of the part.
+          check: raises `ValueError` for a state that does not fit, which then counts as damaged.
+
+        Raises:
+          OSError: if a file cannot be read. It is kept, because it may be intact.
+        """
+        problem, path = None, self._part(part)
+        found, damaged = None, list[Path]()
+        try:
+            for path in self._saved(part):
+                if found := _read(path, check):
+                    break
+                damaged.append(path)
+        except OSError as error:
+            problem = error
+        if agree(problem is not None)[0]:
+            raise OSError(
+                f"cannot read {path}: {problem or 'another process cannot'}; the saved run is "
+                "kept: make the file readable and continue with --resume"
+            ) from problem
+        # Delete damaged files only now, because other processes may have been reading them.
+        for path in damaged if jax.process_index() == 0 else ():
+            path.unlink(missing_ok=True)
+        return found
+
+    def _part(self, number: int) -> Path:
+        return self._place / f"part-{number:04}"
+
+    def _saved(self, part: int) -> list[Path]:
+        """The files of a part's states, newest first."""
+        paths = [path for path in self._part(part).glob("*.npz") if path.stem.isdecimal()]
+        return sorted(paths, key=lambda path: int(path.stem), reverse=True)
+
+
+class KeptState(Stored):
+    """The final state of a finished run, from which a longer run goes on.
+
+    Args:
+      directory: the run's directory.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        """Names the directory, which may have no state."""
+        super().__init__(Path(directory) / _STATE)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the state was kept."""
+        return (self._place / "run.json").exists()
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds after which the run ended."""
+        rounds: int = self._record()["choices"]["num_rounds"]
+        return rounds
+
+    def claim(self, identity: Mapping[str, Any], num_rounds: int) -> Mapping[str, Any]:
+        """Checks that a run is the finished one with at least as many rounds; returns its choices.
+
+        Args:
+          identity: everything else that the results depend on.
+          num_rounds: the number of rounds.
+
+        Raises:
+          ValueError: if the run is shorter or a different one, or no state was kept.
+        """
+        if not self.exists:
+            raise ValueError(f"{self._place.parent} has no state; {KEEP_STATE}")
+        record = self._record()
+        if num_rounds < (have := record["choices"]["num_rounds"]):
+            raise ValueError(
+                f"num_rounds is {num_rounds:,}, but the state in {self._place} is of {have:,} "
+                "rounds; select the first rounds of that result, or give more rounds"
+            )
+        now = as_long(_plain(identity), have)
+        before = {name: record["identity"].get(name) for name in now}
+        if changes := list(differences(before, now)):
+            words = "; ".join(changes[:3])
+            if any(name.startswith(_OF_PROGRAMS) for name in changes):
+                words += " (a schedule over num_rounds makes a longer run another one)"
+            raise ValueError(
+                f"the state in {self._place} is of a different run: {words}; run it as it was, or "
+                "without the state"
+            )
+        choices: Mapping[str, Any] = record["choices"]
+        return choices
+
+
+KEEP_STATE = (
+    "parameters alone are no state: to lengthen a run later, keep its state by --keep-state, or in "
+    "Python by Execution(keep_state=True)"
+)
+"""How to keep a state, for messages."""
+
+_OF_PROGRAMS = ("program ", "data of ", "data ")
+
+
+def as_long(identity: Mapping[str, Any], num_rounds: int) -> dict[str, Any]:
+    """The identity of a run with another number of rounds and the same other settings."""
+    changed = dict(identity)
+    if "num_rounds" in changed:
+        changed["num_rounds"] = num_rounds
+    if "num_rounds" in (changed.get("config") or {}):
+        changed["config"] = {**changed["config"], "num_rounds": num_rounds}
+    return changed
+
+
+class Checkpoints(Stored):
     """Context manager that locks the directory ``unfinished`` in a run's directory.
 
     A run has numbered parts. The last two states of each are kept, and a damaged one is skipped
-    with a warning. In a multi-process run all processes make the same calls, on a shared file
-    system.
+    with a warning. The final state of a finished run, if it is kept, is in the directory ``state``,
+    from which a longer run goes on if `resume` is true. In a multi-process run all processes make
+    the same calls, on a shared file system.
 
     Args:
       directory: the run's directory, which is created if it does not exist.
@@ -92,7 +233,8 @@ class Checkpoints:
     def __init__(self, directory: Path | str, *, resume: bool = False) -> None:
         """Creates the checkpoints of a run's directory."""
         self.directory, self.resume = Path(directory), resume
-        self._place, self._trash = self.directory / _PLACE, self.directory / f".{_PLACE}.deleted"
+        super().__init__(self.directory / _PLACE)
+        self._trash = self.directory / f".{_PLACE}.deleted"
         self._lock = filelock.FileLock(self.directory / f".{_PLACE}.lock")
         self._is_first, self._is_open = jax.process_index() == 0, False
         self._identity: dict[str, Any] = {}
@@ -212,15 +354,7 @@ class Checkpoints:
             raise ValueError("the checkpoints are not open; use them as `with Checkpoints(...)`")
         if not path.exists() and not self.has_work:
             return None
-        try:
-            saved = load_json(path)
-            if not is_sealed(saved):
-                raise ValueError("its digest does not match")
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{path} is damaged, or was edited, so that the run cannot be continued; delete "
-                f"{self._place} to start again"
-            ) from error
+        saved = self._record()
         before = {name: saved["identity"].get(name) for name in identity}
         changes = list(differences(before, identity))
         if changes:
@@ -272,42 +406,44 @@ class Checkpoints:
                 f"{remedy} with --resume"
             ) from problem
 
-    def load(self, part: int, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
-        """Reads the newest undamaged state of a part, or None.
+    @property
+    def kept(self) -> KeptState | None:
+        """The state in this directory from which the run goes on, if there is one."""
+        kept = KeptState(self.directory)
+        if not (self.resume and kept.exists):
+            return None
+        # Unfinished work next to a state may be of another run, which replaces its result.
+        begun = self.has_work and (self._place / "run.json").exists()
+        return kept if not begun or self._record()["choices"].get("continues") else None
+
+    def keep(self, kept: Stored | None, parts: int, num_rounds: int) -> None:
+        """Turns the saved parts of a finished run into its kept state.
 
         Args:
-          part: the number of the part.
-          check: raises `ValueError` for a state that does not fit, which then counts as damaged.
-
-        Raises:
-          OSError: if a file cannot be read. It is kept, because it may be intact.
+          kept: the state from which the run went on, which may have some of the parts.
+          parts: the number of parts.
+          num_rounds: the number of rounds.
         """
-        problem, path = None, self._part(part)
-        found, damaged = None, list[Path]()
-        try:
-            for path in self._saved(part):
-                if found := _read(path, check):
-                    break
-                damaged.append(path)
-        except OSError as error:
-            problem = error
-        if agree(problem is not None)[0]:
-            raise OSError(
-                f"cannot read {path}: {problem or 'another process cannot'}; the saved run is "
-                "kept: make the file readable and continue with --resume"
-            ) from problem
-        # Delete damaged files only now, because other processes may have been reading them.
-        for path in damaged if self._is_first else ():
-            path.unlink(missing_ok=True)
-        return found
+        agree(0)  # other processes may still be reading
+        if not self._is_first or not self.has_work:
+            return
+        for part in range(parts):
+            path = self._part(part) / f"{num_rounds}.npz"
+            if not path.exists() and kept:
+                path.parent.mkdir(exist_ok=True)
+                write_aside(path, partial(shutil.copyfile, kept._part(part) / path.name))
+            for old in self._saved(part)[1:]:
+                old.unlink()
+        self.drop_state()
+        self._place.replace(self.directory / _STATE)
 
-    def _part(self, part: int) -> Path:
-        return self._place / f"part-{part:04}"
-
-    def _saved(self, part: int) -> list[Path]:
-        """The files of a part's states, newest first."""
-        paths = [path for path in self._part(part).glob("*.npz") if path.stem.isdecimal()]
-        return sorted(paths, key=lambda path: int(path.stem), reverse=True)
+    def drop_state(self) -> None:
+        """Deletes the kept state of an earlier run."""
+        state = self.directory / _STATE
+        if self._is_first and state.exists():
+            shutil.rmtree(self._trash, ignore_errors=True)
+            state.replace(self._trash)
+            shutil.rmtree(self._trash, ignore_errors=True)
 
 
 def write_saved(saved: Saved, path: Path, label: str) -> None:
@@ -371,7 +507,8 @@ def _digest(label: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray])
     found = hashlib.sha256(json.dumps([label, header]).encode())
     for x in arrays:
         found.update(f"{x.dtype} {x.shape}".encode())
-        found.update(x.tobytes())
+        # Hash the array itself, because a copy of its bytes would double the memory.
+        found.update(memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8)))
     return found.hexdigest()
 
 
@@ -438,10 +575,26 @@ def data_of(programs: Sequence[Program]) -> dict[str, str]:
     return {"data": hashlib.sha256(digests.encode()).hexdigest()}
 
 
-def claim_program(checkpoints: Checkpoints, program: Program, code: str) -> None:
-    """Checks that a program and its data are the same as in the unfinished run."""
-    label = program.label
-    checkpoints.claim({f"program {label}": code, f"data of {label}": program.digest})
+def claim_program(
+    checkpoints: Checkpoints | None,
+    kept: KeptState | None,
+    program: Program,
+    code: Callable[[int], str],
+) -> None:
+    """Checks that a program and its data are the same as in the unfinished or the finished run.
+
+    Args:
+      checkpoints: the unfinished run, if it is saved.
+      kept: the finished run, if it is continued.
+      program: the program.
+      code: the digest of its text for a number of rounds.
+    """
+    label, rounds = program.label, program.grid.num_rounds
+    data = {f"data of {label}": program.digest}
+    if checkpoints:
+        checkpoints.claim({f"program {label}": code(rounds)} | data)
+    if kept:
+        kept.claim({f"program {label}": code(kept.num_rounds)} | data, rounds)
 
 
 class Saving:
@@ -452,11 +605,18 @@ class Saving:
     """
 
     def __init__(
-        self, plan: Plan, checkpoints: Checkpoints, save_every: float, signals: list[int]
+        self,
+        plan: Plan,
+        checkpoints: Checkpoints | None,
+        kept: KeptState | None,
+        save_every: float,
+        signals: list[int],
+        *,
+        keep_state: bool,
     ) -> None:
         """Starts with nothing saved."""
-        self.plan, self.checkpoints = plan, checkpoints
-        self.save_every, self.signals = save_every, signals
+        self.plan, self.checkpoints, self.kept = plan, checkpoints, kept
+        self.save_every, self.signals, self.keep_state = save_every, signals, keep_state
         self.finished: dict[int, list[np.ndarray]] = {}
         self.last_save = time.perf_counter()
 
@@ -466,31 +626,40 @@ class Saving:
         """Loads a batch's finished rounds and states, and fills in its records.
 
         The last is the arrays of `ClientFiles`, or None if nothing was saved.
+
+        Raises:
+          RefusedError: if the state is wanted, but an unfinished run began without keeping it.
         """
         rows, (compiled, _) = jax.tree.leaves(records), self.plan.batches[batch]
-        saved = self.checkpoints.load(batch, partial(self._check_records, rows))
+        check, saved = partial(self._check_records, rows), None
+        for stored in (self.checkpoints, self.kept):
+            saved = saved or (stored.load(batch, check) if stored else None)
         if not saved:
             return 0, None, None
         for row, array in zip(rows, saved.arrays, strict=False):  # the state follows
             row[: len(array)] = array
         rest = saved.arrays[len(rows) :]
-        if saved.rounds < self.plan.grid.num_rounds:
+        if saved.rounds < self.plan.grid.num_rounds or saved.about.get("has_state"):
             number = len(jax.tree.leaves(compiled.program.traced.replica))
-            if compiled.program.in_files:
-                rest, states = rest[:number], rest[number:]
-                return saved.rounds, _unfinished(compiled, rest), states
-            return saved.rounds, _unfinished(compiled, rest), None
+            states = rest[number:] if compiled.program.in_files else None
+            return saved.rounds, _unfinished(compiled, rest[:number]), states
+        if self.keep_state:
+            raise RefusedError(
+                "the unfinished run began without keeping its state; continue it without "
+                "--keep-state (in Python keep_state), or delete it to start again"
+            )
         return saved.rounds, _finished(compiled, rest) if self.plan.grid.keep else None, None
 
     def _check_records(self, rows: list[np.ndarray], saved: Saved) -> None:
         """Raises `ValueError` if a saved batch does not begin with the records up to its round."""
         grid = self.plan.grid
         wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
-        # The records are followed by the state of an unfinished batch, or by the parameters of a
-        # finished one if they are kept.
-        is_all = saved.rounds == grid.num_rounds and grid.keep is None
+        # The records are followed by the state of an unfinished batch, or by the parameters or the
+        # state of a finished one if they are kept.
+        has_state = saved.rounds < grid.num_rounds or saved.about.get("has_state")
+        is_all = not has_state and grid.keep is None
         given = saved.arrays if is_all else saved.arrays[: len(rows)]
-        if wanted != [x.shape for x in given]:
+        if saved.rounds > grid.num_rounds or wanted != [x.shape for x in given]:
             raise ValueError("its records are not those of the batch")
 
     def save(self, segment: Segment) -> None:
@@ -508,16 +677,13 @@ class Saving:
         is_last = segment.rounds == grid.num_rounds
         # Keep finished batches for the next save, because short ones finish many times a second.
         if is_last:
-            self.finished[segment.batch] = [*rows, *jax.tree.leaves(segment.params)]
+            rest = self._state(segment) if self.keep_state else jax.tree.leaves(segment.params)
+            self.finished[segment.batch] = [*rows, *rest]
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
         if due or stop or is_much or (is_last and files):
-            for each, arrays in self.finished.items():
-                self.checkpoints.save(each, grid.num_rounds, arrays)
-            self.finished.clear()
-            if not is_last:
-                whole = segment.program.fetch(self.plan.where, segment.replica)
-                state = jax.tree.leaves(whole)
-                state += files.to_save() if files else []
+            self._save_finished()
+            if not is_last and self.checkpoints:
+                state = self._state(segment) + (files.to_save() if files else [])
                 self.checkpoints.save(segment.batch, segment.rounds, [*rows, *state])
             if files and is_last:
                 files.remove()
@@ -526,6 +692,26 @@ class Saving:
             self.last_save = time.perf_counter()
         if stop:
             raise InterruptedRunError(int(stop), segment.work_done / segment.total_work)
+
+    def _state(self, segment: Segment) -> list[np.ndarray]:
+        return jax.tree.leaves(segment.program.fetch(self.plan.where, segment.replica))
+
+    def _save_finished(self) -> None:
+        about = {"has_state": True} if self.keep_state else {}
+        for each, arrays in self.finished.items():
+            if self.checkpoints:
+                self.checkpoints.save(each, self.plan.grid.num_rounds, arrays, about)
+        self.finished.clear()
+
+    def end(self) -> None:
+        """Keeps the state of all batches if it is wanted, or drops that of an earlier run."""
+        if not self.checkpoints:
+            return
+        if not self.keep_state:
+            self.checkpoints.drop_state()
+            return
+        self._save_finished()
+        self.checkpoints.keep(self.kept, len(self.plan.batches), self.plan.grid.num_rounds)
 
 
 def _unfinished(compiled: Compiled, arrays: list[np.ndarray]) -> Replica:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -22,8 +23,8 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks.values import check_choice, check_count, described
-from fedjax_mm.results.finished import differences
-from fedjax_mm.results.manifest import manifest
+from fedjax_mm.results.dataset import load_dataset, nobody
+from fedjax_mm.results.manifest import differences, manifest
 from fedjax_mm.simulator.record import Record
 from fedjax_mm.sweeps.checkpoint import Saved, data_of, identity, saved_in, write_saved
 from fedjax_mm.sweeps.errors import (
@@ -32,13 +33,14 @@ from fedjax_mm.sweeps.errors import (
     RefusedError,
     refusing,
 )
-from fedjax_mm.sweeps.execute import batches, plan_for
+from fedjax_mm.sweeps.execute import batches, kept_state, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import check_fits, make_plan
+from fedjax_mm.sweeps.plan import Plan, check_fits, make_plan
 from fedjax_mm.sweeps.program import Program, programs_of
 from fedjax_mm.sweeps.result import Result
-from fedjax_mm.tools.files import plain, read_regular
+from fedjax_mm.sweeps.store import Store
+from fedjax_mm.tools.files import plain, read_regular, write_aside
 from fedjax_mm.tools.interrupts import noted_signals
 
 _ENDLESS, _LISTED_BYTES = 2.0**60, 64  # unlimited memory, and bytes per listed run
@@ -288,12 +290,62 @@ def join_parts(
       >>> dict(result.sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    # Plan without a memory limit, because no runs are computed.
     programs = all_programs(grid) if programs is None else programs
-    plan = make_plan(grid, limit=_ENDLESS, programs=programs, compiles=False)
+    plan = _outline(grid, programs)
     what = f"the results of {math.prod(grid.shape):,} runs"
-    check_fits(what, plan.result_bytes, None, "record less often (record_every)")
-    result, wanted = Result(plan), alike(grid, programs)
+    remedy = "record less often (record_every), or merge into a file: merge(..., to=FILE)"
+    check_fits(what, plan.result_bytes, None, remedy)
+    result = Result(plan)
+    about = _fill(result, programs, parts)
+    return result.dataset(**about), result.params
+
+
+def store_parts(
+    grid: Grid, parts: Iterable[Saved], path: Path, before: xr.Dataset | None = None
+) -> tuple[xr.Dataset, list[Params] | None]:
+    """Joins all parts as `join_parts` does, into a file that is written run by run.
+
+    Args:
+      grid: the runs of the sweep.
+      parts: the results of all parts, in any order.
+      path: the file, which is replaced once it is complete.
+      before: the result of the seeds before those of the grid, if they are to be in it as well.
+
+    Returns:
+      The result in the file, which is read lazily if it is large, and parameters if kept.
+
+    Raises:
+      ValueError: as in `join_parts`, or if `before` is not of the same run.
+      OSError: if the file cannot be written.
+    """
+    programs = all_programs(grid)
+    plan, found = _outline(grid, programs), list[list[Params] | None]()
+
+    def write(aside: Path) -> None:
+        try:
+            with Store(plan, aside, before) as store:
+                store.finish(**_fill(store, programs, parts))
+                found.append(store.params)
+        except RuntimeError as error:  # NetCDF's error for a full disk
+            raise OSError(str(error)) from error
+
+    write_aside(path, write)
+    dataset = load_dataset(path)
+    if words := nobody(dataset):
+        warnings.warn(words, stacklevel=2)
+    return dataset, found[0]
+
+
+def _outline(grid: Grid, programs: Sequence[Program]) -> Plan:
+    # Plan without a memory limit, because no runs are computed.
+    return make_plan(grid, limit=_ENDLESS, programs=programs, compiles=False)
+
+
+def _fill(
+    result: Result | Store, programs: Sequence[Program], parts: Iterable[Saved]
+) -> dict[str, Any]:
+    """Places the runs of all parts, and returns the entries of the manifest about them."""
+    wanted = alike(programs[0].grid, programs)
     seconds, devices = {"compile": 0.0, "run": 0.0}, list[Mapping[str, Any]]()
     found, of = set[int](), 0
     for saved in parts:
@@ -318,7 +370,7 @@ def join_parts(
         raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
     kinds = " and ".join(sorted({each["kind"] for each in devices}))
     device = {**devices[0], "kind": kinds}
-    return result.dataset(wall_seconds=seconds, device=device, parts=of), result.params
+    return {"wall_seconds": seconds, "device": device, "parts": of}
 
 
 def alike(grid: Grid, programs: Sequence[Program]) -> dict[str, Any]:
@@ -563,6 +615,11 @@ def by_executor(
         raise TypeError(
             f"executor is {described(how.executor)}; give an object with submit(fn, *args), such "
             "as a concurrent.futures.Executor"
+        )
+    if how.keep_state or kept_state(how):
+        raise RefusedError(
+            "an executor keeps no states of runs; keep and continue them without one, or in parts "
+            "(--part K/N, in Python part and out)"
         )
     programs, done = all_programs(grid), dict[Part, Saved]()
     if saved:

@@ -14,7 +14,7 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.results.dataset import check_counts
 from fedjax_mm.simulator.record import Record
-from fedjax_mm.sweeps.checkpoint import Saving, claim_program, identity
+from fedjax_mm.sweeps.checkpoint import KeptState, Saving, claim_program, identity
 from fedjax_mm.sweeps.client_files import ClientFiles
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
@@ -43,10 +43,20 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
         run.
     """
     check_callbacks(how.callbacks)
-    saved, blocks, choices = how.checkpoints, None, None
-    if saved:
+    if how.keep_state and not how.checkpoints:
+        raise ValueError("keep_state needs checkpoints; give Checkpoints(DIRECTORY), or a part")
+    saved, kept, blocks, begun, choices = how.checkpoints, kept_state(how), None, None, None
+    if how.client_states is not None and (how.keep_state or kept):
+        raise ValueError(
+            "states of clients in files are deleted at the end, so that no longer run can go on "
+            "from them; leave out keep_state and continue_from, or client_states"
+        )
+    if saved or kept:
         how.report("looking for what was saved")
-        choices = saved.claim(identity(grid, how.split, programs, how.client_states))
+        mine = identity(grid, how.split, programs, how.client_states)
+        begun = saved.claim(mine) if saved else None
+        choices = kept.claim(mine, grid.num_rounds) if kept else begun
+        choices = begun or choices
         blocks = [Block(*each) for each in choices["blocks"]] if choices else None
     plan = make_plan(
         grid,
@@ -54,7 +64,7 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
         limit=how.memory,
         blocks=blocks,
         report=how.report,
-        approve=partial(claim_program, saved) if saved else None,
+        approve=partial(claim_program, saved, kept) if saved or kept else None,
         programs=programs,
         client_states=how.client_states,
     )
@@ -66,15 +76,23 @@ def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = No
             "memory limit of the unfinished run"
         )
     number = plan.where.mesh.size
-    if saved and blocks is None:
-        saved.begin({"blocks": now, "devices": number})
-    elif saved and choices and choices["devices"] != number:
+    if choices and choices["devices"] != number:
         warnings.warn(
             f"the number of devices was {choices['devices']} and is {number}; they add in another "
             "order, so the result is that of an uninterrupted run up to rounding",
             stacklevel=2,
         )
+    if saved and begun is None:
+        now_chosen = {"blocks": now, "devices": number, "num_rounds": grid.num_rounds}
+        saved.begin(now_chosen | {"continues": kept is not None})
     return plan
+
+
+def kept_state(how: Execution) -> KeptState | None:
+    """The kept state from which a sweep goes on, if any."""
+    if how.continue_from is not None:
+        return KeptState(how.continue_from)
+    return how.checkpoints.kept if how.checkpoints else None
 
 
 def carry_out(
@@ -105,9 +123,11 @@ def batches(
     """
     callbacks = list(how.callbacks)
     with noted_signals(how.checkpoints is not None, "saving after this segment") as signals:
-        saving = None
+        kept = kept_state(how)
+        # A run that goes on from the state in its own directory replaces it.
+        keeps = how.keep_state or bool(how.checkpoints and how.checkpoints.kept)
+        saving = Saving(plan, how.checkpoints, kept, how.save_every, signals, keep_state=keeps)
         if how.checkpoints:
-            saving = Saving(plan, how.checkpoints, how.save_every, signals)
             # Save after other callbacks, so that a signal raised by them takes effect immediately.
             callbacks.append(Callback(on_segment=saving.save))
         for callback in callbacks:
@@ -126,17 +146,17 @@ def batches(
                     for callback in callbacks:
                         callback.on_segment(last)
             yield last
+        saving.end()
 
 
-def _first(
-    plan: Plan, batch: int, records: Record, how: Execution, saving: Saving | None
-) -> Segment:
+def _first(plan: Plan, batch: int, records: Record, how: Execution, saving: Saving) -> Segment:
     """A batch as it was saved, or before its first segment if nothing was saved."""
     compiled, number = plan.batches[batch]
-    rounds, replica, states = saving.load(batch, records) if saving else (0, None, None)
+    rounds, replica, states = saving.load(batch, records)
     so_far, label, files = _up_to(rounds, records, plan), compiled.label(number), None
     if compiled.program.in_files and plan.client_states is not None:
-        name = None if saving is None else f"{saving.checkpoints.digest[:16]}-{batch}"
+        saved = saving.checkpoints
+        name = None if saved is None else f"{saved.digest[:16]}-{batch}"
         files = ClientFiles(plan.client_states, name, states)
         if rounds == plan.grid.num_rounds:
             files.remove()

@@ -93,6 +93,10 @@ class Execution(NamedTuple):
       client_states: a directory for files with the states of clients, such as SCAFFOLD's, of which
         only those of a round's clients are then in memory.
         Results are the same. None keeps all states on the device.
+      keep_state: whether to keep the final state of all runs in the directory of the checkpoints,
+        or of the part, so that a longer sweep can go on from it.
+      continue_from: the directory in which a shorter sweep kept its state; None goes on from the
+        state in the directory of the checkpoints, if they resume.
       split: "replicas" or "clients", the axis to split over devices; see `layout`.
       memory: the memory limit in bytes; defaults to 60 % of the free memory.
       label: a prefix of progress labels that distinguishes several sweeps.
@@ -108,6 +112,8 @@ class Execution(NamedTuple):
     checkpoints: Checkpoints | None = None
     save_every: float = 30.0
     client_states: Path | str | None = None
+    keep_state: bool = False
+    continue_from: Path | str | None = None
     split: Literal["replicas", "clients"] | None = None
     memory: float | None = None
     label: str = ""

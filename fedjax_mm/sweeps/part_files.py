@@ -11,7 +11,7 @@ import jax
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.sweeps.checkpoint import Checkpoints, Saved
+from fedjax_mm.sweeps.checkpoint import KEEP_STATE, Checkpoints, KeptState, Saved, as_long
 from fedjax_mm.sweeps.cluster import (
     Part,
     alike,
@@ -22,6 +22,7 @@ from fedjax_mm.sweeps.cluster import (
     listed,
     load_part,
     save_part,
+    store_parts,
 )
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution
@@ -51,27 +52,38 @@ def file_of(directory: Path, part: Part, first_seed: int, *, overwrite: bool = F
 
 
 def is_complete(
-    path: Path, wanted: Mapping[str, Any], tell: Callable[[str], None] = warnings.warn
+    path: Path,
+    wanted: Mapping[str, Any],
+    tell: Callable[[str], None] = warnings.warn,
+    *,
+    resume: bool = True,
 ) -> bool:
     """Whether a file holds an intact part of this run, which nobody has begun to replace.
+
+    With `resume`, a part with fewer rounds whose state was kept is not complete, but continued.
 
     Raises:
       RefusedError: if the part is from another run.
     """
     # Unfinished work next to an existing part must have been started with `--overwrite`.
-    if not path.exists() or Checkpoints(path.with_suffix("")).has_work:
+    unfinished = path.with_suffix("")
+    if not path.exists() or Checkpoints(unfinished).has_work:
         return False
     try:
         saved = load_part(path)
     except ValueError as error:
         tell(f"{error}: made again")
         return False
-    if changes := changes_of(saved, wanted):
-        raise RefusedError(
-            f"{path} is a part of another run: {changes}; choose another directory with --out, or "
-            "replace it with --overwrite; in Python choose another `out`, or delete it"
-        )
-    return True
+    if not (changes := changes_of(saved, wanted)):
+        return True
+    is_longer = not changes_of(saved, as_long(wanted, saved.rounds))
+    if is_longer and resume and KeptState(unfinished).exists:
+        return False  # going on from the state, which refuses fewer rounds
+    hint = f"; {KEEP_STATE}" * is_longer
+    raise RefusedError(
+        f"{path} is a part of another run: {changes}; choose another directory with --out, or "
+        f"replace it with --overwrite; in Python choose another `out`, or delete it{hint}"
+    )
 
 
 def compute_into(
@@ -163,12 +175,20 @@ def parts_in(directory: Path, first_seed: int) -> list[Path]:
 
 
 def join_files(
-    grid: Grid, paths: Sequence[Path], report: Report = lambda *_: None
+    grid: Grid,
+    paths: Sequence[Path],
+    to: Path | None = None,
+    before: xr.Dataset | None = None,
+    report: Report = lambda *_: None,
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Joins the parts in some files, one at a time, into the sweep's result; see `join_parts`."""
+    """Joins the parts in some files, one at a time: in memory, or in the file `to`.
+
+    See `join_parts` and `store_parts`.
+    """
 
     def loaded(number: int, path: Path) -> Saved:
         report(f"joining {path.name}", number, len(paths))
         return load_part(path)
 
-    return join_parts(grid, map(loaded, range(len(paths)), paths))
+    parts = map(loaded, range(len(paths)), paths)
+    return join_parts(grid, parts) if to is None else store_parts(grid, parts, to, before)

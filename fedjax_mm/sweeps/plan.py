@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -44,6 +44,8 @@ from fedjax_mm.tools.interrupts import noted_signals
 _RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies
 _PADDING = 1.2  # most work in padding that sharing between points and seeds is worth
 _CACHE_BYTES = 512 * 2**10  # for the states of replicas that one CPU device computes at a time
+
+Approve: TypeAlias = Callable[[Program, Callable[[int], str]], None]
 
 _compiled = Memory(64)  # a program takes a few megabytes
 
@@ -244,7 +246,7 @@ def make_plan(
     limit: float | None = None,
     blocks: Sequence[Block] | None = None,
     report: Callable[[str], None] = lambda _: None,
-    approve: Callable[[Program, str], None] | None = None,
+    approve: Approve | None = None,
     programs: Sequence[Program] | None = None,
     compiles: bool = True,
     client_states: Path | str | None = None,
@@ -259,7 +261,8 @@ def make_plan(
       limit: the memory limit in bytes; defaults to 60 % of the free memory.
       blocks: the block of each program, to repeat an earlier plan.
       report: called with progress messages.
-      approve: called with every program and a digest of its text, before it is compiled.
+      approve: called with every program, and with a function that returns the digest of its text
+        for a number of rounds, before it is compiled.
       programs: the runs to compute; defaults to all runs of the grid.
       compiles: False makes an outline by tracing alone. Its programs cannot be called, and its
         estimates of memory, which determine the batch sizes, count only states and records.
@@ -308,7 +311,7 @@ def _compile(
     blocks: Sequence[Block],
     where: Layout,
     report: Callable[[str], None],
-    approve: Callable[[Program, str], None] | None,
+    approve: Approve | None,
 ) -> list[Any]:
     """Compiles each program for its block, and reports how many of them are ready.
 
@@ -335,11 +338,10 @@ def _compile(
                 if call is None or (approve and not code):
                     lowered = _lower(program, block, where)
                     if approve:
-                        text = _text_alone(program, block, where) or lowered.as_text()
-                        code = hashlib.sha256(text.encode()).hexdigest()
+                        code = _digest(program, block, where, lowered)
                     call = call or threads.submit(lowered.compile)
                 if approve:
-                    approve(program, code)
+                    approve(program, partial(_code, program, block, where, code))
                 made.append((key, code, call))
                 calls.append(call)
                 tell(sum(call.done() for call in calls))
@@ -360,6 +362,20 @@ def _compile(
         call.result()
         _compiled.put(key, (code, call))
     return [call.result() for call in calls]
+
+
+def _digest(program: Program, block: Block, where: Layout, lowered: Any = None) -> str:
+    """The digest of a program's text, for one device if clients are split over devices."""
+    text = _text_alone(program, block, where)
+    text = text or (lowered or _lower(program, block, where)).as_text()
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _code(program: Program, block: Block, where: Layout, code: str, num_rounds: int) -> str:
+    """The digest of a program's text for a number of rounds, given that for its own number."""
+    other = program.lasting(num_rounds)
+    # The text depends on the number of rounds only through the records that a segment keeps.
+    return code if other.records_kept == program.records_kept else _digest(other, block, where)
 
 
 def _outlined(program: Program, block: Block, where: Layout) -> Compiled:

@@ -226,6 +226,10 @@ class Program:
         made.__dict__.update(traced=self.traced, _prepared=self._prepared)
         return made
 
+    def lasting(self, num_rounds: int) -> "Program":
+        """The program of runs with another number of rounds."""
+        return self._with(grid=dataclasses.replace(self.grid, num_rounds=num_rounds))
+
     @cached_property
     def digest(self) -> str:
         """A digest of the numbers and arrays of all runs."""

@@ -24,6 +24,7 @@ def sweep(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: None = None,
+    continue_from: Path | str | None = None,
     part: None = None,
     out: None = None,
     **settings: Any,
@@ -38,6 +39,7 @@ def sweep(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: Literal["params"],
+    continue_from: Path | str | None = None,
     part: None = None,
     out: None = None,
     **settings: Any,
@@ -52,6 +54,7 @@ def sweep(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: Literal["params"] | None = None,
+    continue_from: None = None,
     part: Part | str,
     out: Path | str,
     **settings: Any,
@@ -66,6 +69,7 @@ def sweep(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     keep: Literal["params"] | None = None,
+    continue_from: Path | str | None = None,
     part: Part | str | None = None,
     out: Path | str | None = None,
     **settings: Any,
@@ -87,8 +91,12 @@ def sweep(
         ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target, they are the
         parameters at the record that met it. Parameters of unused models are NaN, or 0 if they are
         not floats.
+      continue_from: the directory in which a shorter sweep with otherwise the same arguments kept
+        its state by ``Execution(keep_state=True)``. Only the further rounds are computed, and the
+        result is bit for bit that of the whole sweep.
       part: the part to compute into a file in `out`, for `merge`: "K/N", `Part`, or "slurm" for
-        the task of a Slurm job array. Its unfinished work is saved there too, and continued.
+        the task of a Slurm job array. Its unfinished work is saved there too, and continued; so is
+        a shorter part whose state was kept.
       out: the directory of the parts.
       **settings: settings of `Grid`, such as `num_rounds` and `num_seeds`.
 
@@ -132,12 +140,14 @@ def sweep(
     if isinstance(axes, Execution):
         axes, execution = None, axes
     grid, how = _grid(what, axes, keep, settings), execution or Execution()
+    if continue_from is not None:
+        how = how._replace(continue_from=continue_from)
     if (part is None) != (out is None):
         raise TypeError("give both part and out, as in sweep(..., part='1/4', out='results/mine')")
-    if part is not None and (how.executor is not None or how.checkpoints is not None):
+    if part is not None and (how.executor or how.checkpoints or how.continue_from):
         raise TypeError(
-            "part computes one part here and saves its unfinished work in `out`; give no executor "
-            "and no checkpoints"
+            "part computes one part here, and saves and continues its work in `out`; give "
+            "no executor and no checkpoints, nor continue_from"
         )
     with watched(how) as how:
         if part is not None and out is not None:
@@ -156,6 +166,7 @@ def merge(
     axes: Mapping[str, Sequence[Any]] | None = None,
     *,
     keep: Literal["params"] | None = None,
+    to: Path | str | None = None,
     **settings: Any,
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Joins the parts in a directory into the result that `sweep` would have returned.
@@ -165,6 +176,8 @@ def merge(
       what: the runs, as given to `sweep`; so are `axes`, `keep` and `settings`.
       axes: names and values, unless there is a `Grid`.
       keep: "params" if the parts have parameters.
+      to: a file such as ``result.nc``, into which parts are written one by one, so that the result
+        need not fit in memory. It is returned as `open_result` opens it, and large ones lazily.
       **settings: settings of `Grid`.
 
     Raises:
@@ -185,7 +198,8 @@ def merge(
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
     grid = _grid(what, axes, keep, settings)
-    dataset, params = join_files(grid, parts_in(Path(out), grid.first_seed))
+    paths = parts_in(Path(out), grid.first_seed)
+    dataset, params = join_files(grid, paths, None if to is None else Path(to))
     return dataset if params is None else (dataset, params)
 
 

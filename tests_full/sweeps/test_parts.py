@@ -101,7 +101,7 @@ def test_a_part_in_python_is_continued_or_left_alone(tmp_path):
         ({"out": "results"}, "give both part and out"),
         (
             {"part": "1/2", "out": "results", "execution": Execution(executor=1)},
-            "give no executor and no checkpoints",
+            "no executor and no checkpoints",
         ),
     ],
 )
