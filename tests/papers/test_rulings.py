@@ -8,23 +8,9 @@ import xarray as xr
 from scipy.stats import binom
 from scipy.stats import t as student
 
+from fedjax_mm.claims import LEVEL, fact, less, more, one_draw, welch
 from fedjax_mm.metrics import estimate
-from fedjax_mm.papers.printed import one_draw, welch
-from fedjax_mm.papers.rulings import (
-    LEVEL,
-    alike,
-    check,
-    compare,
-    fact,
-    finding,
-    less,
-    median_less,
-    median_more,
-    more,
-    no_less,
-    ruling,
-    untested,
-)
+from fedjax_mm.papers.rulings import check, compare, finding, ruling, untested
 from fedjax_mm.papers.schema import Published, Statement
 
 NAN, INF = float("nan"), float("inf")

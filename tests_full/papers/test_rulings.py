@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from fedjax_mm.papers.rulings import (
-    LEVEL,
-    _p_value,
-    alike,
-    median_more,
-    more,
-    no_less,
-    ruling,
-)
+from fedjax_mm.claims import LEVEL, more
+from fedjax_mm.papers.rulings import _p_value, ruling
 from tests.papers.test_rulings import samples
 
 KINDS = {

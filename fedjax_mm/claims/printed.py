@@ -1,4 +1,4 @@
-"""Tests of printed numbers, which have an error of their own."""
+"""Tests of numbers that are known by a mean and an error alone, such as printed ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.claims.evidence import Evidence, rows_of
 from fedjax_mm.metrics import standard_error
-from fedjax_mm.papers.rulings import Evidence, rows_of
-from fedjax_mm.results.labels import number
+from fedjax_mm.results.labels import number, places
 
 _CERTAIN = 1e9  # degrees of freedom of a known error
 _TINY = 1e-9  # the smallest standard error, of draws that are all equal
@@ -114,4 +114,34 @@ def one_draw(
         supports = np.nan if np.isnan(least) else float(least < _USUAL or is_wide)
         within = f"an interval within {most:g}"
         found.append(Evidence(rows[0][0], text, supports, largest, size, margin=within))
+    return found
+
+
+def mean_above(
+    mean: xr.DataArray, error: xr.DataArray, by: float, draws: int, form: str = ".3f"
+) -> list[Evidence]:
+    """Tests whether means over many draws exceed `by`, from means and standard errors alone.
+
+    Args:
+      mean: the means, for example of more draws than a file keeps.
+      error: their standard errors.
+      by: the margin.
+      draws: the number of draws.
+      form: the format of numbers in the evidence.
+
+    Example:
+      >>> [test] = mean_above(xr.DataArray(1.0), xr.DataArray(0.1), 0.5, draws=10_000)
+      >>> test.text, test.supports < 1e-6
+      ('1.000 ± 0.100', True)
+    """
+    from scipy.special import ndtr
+
+    found = []
+    for at, words in places(mean, *map(str, mean.dims)):
+        value, spread = mean.sel(at).item(), error.sel(at).item()
+        # If all draws are equal, compare the means directly, because their spread is 0.
+        score = (value - by) / spread if spread else np.copysign(np.inf, value - by)
+        text = number(value, spread, form)
+        tails = float(ndtr(-score)), float(ndtr(score))
+        found.append(Evidence(", ".join(words), text, *tails, seeds=draws))
     return found
