@@ -146,6 +146,14 @@ REFERENCE = {
         ),
         aliases=("metrics.ClientShare",),
     ),
+    "claims": Area(
+        "Claims",
+        "Whether a difference is real, and how many seeds it takes.",
+        ("claims",),
+        ("fedjax_mm.claims.evidence", "fedjax_mm.claims.parts"),
+        first=("judge", "more"),
+        aliases=("claims.judging.Claim", "claims.comparisons.Of", "claims.comparisons.Standing"),
+    ),
     "theory": Area(
         "Theory",
         "The papers' theorems, one function each, which check their hypotheses.",
@@ -176,7 +184,8 @@ NAMESPACES = (
     *(
         f"fedjax_mm.{name}"
         for name in (
-            *("asynchrony", "availability", "compression", "data", "privacy", "robust", "tasks"),
+            *("asynchrony", "availability", "claims", "compression", "data", "privacy", "robust"),
+            "tasks",
             "theory",
             *("metrics", "optimizers", "plots", "schedules", "sweeps", "base"),
         )

@@ -4,6 +4,7 @@ from . import (
     asynchrony,
     availability,
     base,
+    claims,
     compression,
     data,
     metrics,
@@ -54,6 +55,7 @@ from .results.finished import open_result
 from .simulator.record import join_traces
 from .simulator.round import State
 from .simulator.simulate import advance, init, params_of, simulate
+from .sweeps.settle import settle
 from .sweeps.sweep import sweep
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "averaging",
     "bandit",
     "base",
+    "claims",
     "compression",
     "data",
     "ditto",
@@ -113,6 +116,7 @@ __all__ = [
     "scheduled",
     "schedules",
     "sequential",
+    "settle",
     "simulate",
     "stalevr",
     "sweep",

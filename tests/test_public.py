@@ -30,6 +30,7 @@ LAYERS = [
     {"privacy", "robust", "tasks"},
     {"algorithms", "simulator"},
     {"results"},
+    {"claims"},
     {"plots", "sweeps"},
     {"experiments"},
     {"papers"},
@@ -55,7 +56,16 @@ def imports(path):
 
 
 NAMESPACES = [
-    *("asynchrony", "availability", "base", "compression", "data", "metrics", "optimizers"),
+    *(
+        "asynchrony",
+        "availability",
+        "base",
+        "claims",
+        "compression",
+        "data",
+        "metrics",
+        "optimizers",
+    ),
     *("plots", "privacy", "robust", "schedules", "sweeps", "tasks", "theory"),
 ]
 

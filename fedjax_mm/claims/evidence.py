@@ -170,26 +170,27 @@ def mean_test(
     )
 
     def interval(level: float) -> tuple[float, float]:
-        if _unseen(size) >= level:
+        if unseen(size) >= level:
             return -math.inf, math.inf
-        low, high = (error * _quantile(size, level, sign * skewness) for sign in (-1, 1))
+        low, high = (error * quantile(size, level, sign * skewness) for sign in (-1, 1))
         return float(mean - low), float(mean + high)
 
     about["needed"] = partial(_least, supports if room > 0 else contradicts)
-    about |= {"interval": interval, "unseen": _unseen(size)}
+    about |= {"interval": interval, "unseen": unseen(size)}
     return Evidence(name, evidence, supports(size), contradicts(size), **about)
 
 
-def _unseen(size: int) -> float:
+def unseen(size: int) -> float:
+    """The probability that all samples are of the larger of two humps."""
     return float(_SEEN ** (size - 1))
 
 
 def _fewest(level: float) -> int:
     """The fewest seeds that see more than one hump."""
-    return next(size for size in range(2, _MOST_SEEDS) if _unseen(size) < level)
+    return next(size for size in range(2, _MOST_SEEDS) if unseen(size) < level)
 
 
-def _quantile(size: int, level: float, skewness: float) -> float:
+def quantile(size: int, level: float, skewness: Any) -> Any:
     """The t beyond which a mean is decided.
 
     Args:
@@ -201,8 +202,8 @@ def _quantile(size: int, level: float, skewness: float) -> float:
 
     # The quantile of an exponential law's t, of skewness 2, is that of a normal one's plus about
     # 10 / sqrt(n) at z = 3. A sample without its tail looks less skewed, the more so the smaller.
-    scale = (1 + 2 * float(ndtri(level)) ** 2) / 19
-    return -float(stdtrit(size - 1, level)) + scale * 5 * max(skewness + 40 / size, 0) / size**0.5
+    scale = 5 * (1 + 2 * float(ndtri(level)) ** 2) / 19
+    return scale * np.maximum(skewness + 40 / size, 0) / size**0.5 - stdtrit(size - 1, level)
 
 
 def _p_value(size: int, effect: float, skewness: float) -> float:
@@ -211,17 +212,20 @@ def _p_value(size: int, effect: float, skewness: float) -> float:
     Args:
       size: n, the number of samples.
       effect: t / sqrt(n), positive for the conclusion.
-      skewness: see `_quantile`.
+      skewness: see `quantile`.
     """
+    from scipy.optimize import brentq
     from scipy.special import ndtr, stdtr
 
-    t, low, high = size**0.5 * effect, 0.0, 37.0  # a normal tail beyond 37 is 0
-    if t <= _quantile(size, 0.5, skewness):
+    t, room = size**0.5 * effect, 5 * max(skewness + 40 / size, 0) / size**0.5
+    if t <= room / 19:  # the quantile at a level of one half
         return float(np.maximum(stdtr(size - 1, -t), 0.5))
-    for _ in range(50):
-        z = (low + high) / 2
-        low, high = (z, high) if _quantile(size, float(ndtr(-z)), skewness) < t else (low, z)
-    return float(ndtr(-low))
+
+    def excess(z: float) -> float:
+        return float(ndtr(-z) - stdtr(size - 1, room * (1 + 2 * z**2) / 19 - t))
+
+    most = min(t, 37.0)  # a normal tail beyond 37 is 0
+    return float(ndtr(-most if excess(most) >= 0 else -brentq(excess, 0.0, most, xtol=1e-9)))
 
 
 def sign_test(

@@ -61,6 +61,12 @@ def welch(
       runs: the number of runs behind each printed mean.
       margin: the largest difference that counts as near.
       form: the format of numbers in the evidence.
+
+    Example:
+      >>> ours = xr.DataArray([[79.0, 81.0] * 10], {"rule": ["A"]}, dims=("rule", "seed"))
+      >>> [test] = welch(ours, mean=80.2, spread=1.0, runs=10, margin=2.0)
+      >>> test.text, test.supports < 0.01
+      ('80.0 ± 0.2, printed 80.2 with sd 1.0', True)
     """
     found, size = [], samples.sizes["seed"]
     one = samples.isel(seed=0, drop=True)
@@ -94,6 +100,12 @@ def one_draw(
       printed: the printed numbers, over the other dimensions.
       most: the largest half width of an interval that says something.
       form: the format of numbers in the evidence.
+
+    Example:
+      >>> ours = xr.DataArray([79.0, 81.0] * 10, dims="seed")
+      >>> [test] = one_draw({"": ours}, 80.2, most=5.0)
+      >>> test.text, test.supports
+      ('printed 80.2, 95 % of our draws are 77.8 to 82.2', 0.0)
     """
     from scipy.special import stdtr, stdtrit
 

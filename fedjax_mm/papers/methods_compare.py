@@ -46,7 +46,7 @@ from fedjax_mm.algorithms.sharing import personal
 from fedjax_mm.algorithms.stalevr import stalevr
 from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Algorithm, Scalar
-from fedjax_mm.claims import LEVEL
+from fedjax_mm.claims.evidence import LEVEL
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx

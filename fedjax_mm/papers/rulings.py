@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.claims import LEVEL, Evidence, combined, more, standing
+from fedjax_mm.claims import Evidence, more, standing
+from fedjax_mm.claims.evidence import LEVEL, combined
 from fedjax_mm.claims.parts import Part
 from fedjax_mm.papers.schema import Check, Outcome, Reading, Word
 
@@ -56,7 +57,7 @@ def ruling(
         a verdict each.
     """
     tests = [test for each in parts for test in each]
-    levels = LEVEL, LEVEL / (len(tests) if is_shared else 1)
+    levels = LEVEL, LEVEL / (len(tests) or 1 if is_shared else 1)
     found = tuple(test.part(levels, LEVEL) for test in tests)
     loose = None if looseness is None else float(looseness)
     return Ruling(key, combined(part.verdict for part in found), found, about, takes, loose)

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.data.federated import FederatedData, check_federated
-from fedjax_mm.metrics import PERSONAL, standard_error
+from fedjax_mm.metrics import PERSONAL, final, standard_error
 from fedjax_mm.plots.drawing import (
     COLORS,
     STYLE,
@@ -167,10 +167,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     # Prefer an axis of real numbers, then of counts, then any axis.
     x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
     panel, *others = [name for name in axes if name != x] or ["panel"]
-    # Average over the models of a run, skipping models that are absent but not diverged ones.
-    is_whole = (dataset.diverged < 0).all("model")
-    end = values.isel(round=-1).astype(float).mean("model").where(is_whole)
-    end = end.isel(dict.fromkeys(others, 0))
+    end = final(dataset, metric).isel(dict.fromkeys(others, 0))
     if panel not in end.dims:
         end = end.expand_dims(panel)
     titles = [f"{panel} = {name}" for name in _shown(end[panel])] if panel in axes else [""]

@@ -257,12 +257,23 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
     write_aside(Path(path), write)
 
 
-def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
+def join_seeds(result: xr.Dataset, more: xr.Dataset, *, some: bool = False) -> xr.Dataset:
     """Joins the results of two batches of seeds as if they had been computed in one run.
+
+    Args:
+      result: the result of the first seeds.
+      more: that of further seeds.
+      some: whether the second may have only some of the points. The others then have NaN.
 
     Raises:
       ValueError: if the results differ in other coordinates, or in values that all seeds share.
     """
+    if some:
+        dims = [dim for dim in result.dims if dim in result.coords and dim != "seed"]
+        shared = {name: x for name, x in result.items() if "seed" not in x.dims}
+        missing = {name: result[name] * np.nan for name in result if name not in more}
+        alike = xr.Dataset(missing).isel(seed=[0] * more.sizes["seed"]).drop_vars("seed")
+        more = more.reindex({dim: result[dim] for dim in dims}).assign(alike).assign(shared)
     about, others = (each.attrs["manifest"] for each in (result, more))
     seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
     num_seeds = result.sizes["seed"] + more.sizes["seed"]

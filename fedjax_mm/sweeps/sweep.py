@@ -131,7 +131,7 @@ def sweep(
     """
     if isinstance(axes, Execution):
         axes, execution = None, axes
-    grid, how = _grid(what, axes, keep, settings), execution or Execution()
+    grid, how = grid_from(what, axes, keep, settings), execution or Execution()
     if (part is None) != (out is None):
         raise TypeError("give both part and out, as in sweep(..., part='1/4', out='results/mine')")
     if part is not None and (how.executor is not None or how.checkpoints is not None):
@@ -184,12 +184,12 @@ def merge(
       ...     dict(merge(out, grid).sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    grid = _grid(what, axes, keep, settings)
+    grid = grid_from(what, axes, keep, settings)
     dataset, params = join_files(grid, parts_in(Path(out), grid.first_seed))
     return dataset if params is None else (dataset, params)
 
 
-def _grid(
+def grid_from(
     what: Grid | Setup | Callable[..., Setup],
     axes: Mapping[str, Sequence[Any]] | None,
     keep: Literal["params"] | None,

@@ -10,7 +10,7 @@ import xarray as xr
 from scipy.stats import t as student
 
 from fedjax_mm import papers, plots
-from fedjax_mm.claims import LEVEL
+from fedjax_mm.claims.evidence import LEVEL
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.papers import ALL, BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.fig1_to_4 import Comparison, jackknife

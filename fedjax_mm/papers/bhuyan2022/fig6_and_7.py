@@ -27,7 +27,7 @@ from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.papers.training import described, stage, train
+from fedjax_mm.papers.training import described, train
 from fedjax_mm.papers.values import Some
 from fedjax_mm.results.labels import number
 from fedjax_mm.sweeps.execution import Execution
@@ -107,7 +107,7 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
         build = partial(config.setup, learner, data=data, targets=targets, start=initial)
         axes = {"algorithm": _ALGORITHMS, "num_models": num_models}
         records: Any = {"record_every": config.resolution, "until": config.until}
-        with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
+        with execution.stage(f"{name}-{config.learners.index(learner)}") as how:
             return train([data], build, axes, config, how, num_rounds=rounds, **records)
 
     # Run FedAvg on one model first, with unreachable targets, because its accuracies after T_1

@@ -193,7 +193,7 @@ def judge(
       >>> found.claims[0].verdict
       'supported'
       >>> found.sentences[0]
-      'A is better than B: by 2.50 ± 0.39 points, 20 seeds, paired (95 % simultaneous).'
+      'A is better than B: by 2.50 ± 0.36 points, 20 seeds, paired (95 % simultaneous).'
 
     Reference: Robbins, "Statistical Methods Related to the Law of the Iterated Logarithm" (1970),
     and Howard et al., "Time-uniform, nonparametric, nonasymptotic confidence sequences" (2021),
