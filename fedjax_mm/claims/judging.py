@@ -50,7 +50,7 @@ class Judged(NamedTuple):
         )
 
     def sentence(self, confidence: float = 0.95) -> str:
-        """The claim, its evidence and its verdict in a sentence.
+        """The claim, its verdict, and the comparisons with this verdict, in a sentence.
 
         Args:
           confidence: the simultaneous confidence of the intervals.
@@ -58,7 +58,8 @@ class Judged(NamedTuple):
         parts = self.parts
         if len(parts) == 1:  # the claim says what is compared
             parts = (parts[0].model_copy(update={"name": ""}),)
-        each = "; ".join(map(_in_words, self.evidence, parts, self.intervals))
+        rows = zip(self.evidence, parts, self.intervals, strict=True)
+        each = "; ".join(_in_words(*row) for row in rows if row[1].verdict == self.verdict)
         text = self.text.rstrip(".")
         words = {
             "supported": f"{text}: {each}",
