@@ -124,7 +124,7 @@ def final(result: xr.Dataset, metric: str | None = None) -> xr.DataArray:
     """The mean of a metric over models at the last record, for each run.
 
     A run is NaN if one of its models diverged, because a mean over the others would hide it, or if
-    its algorithm does not have the metric. Models that a run does not use are left out.
+    its algorithm does not have the metric. Models that a run of a sweep does not use are left out.
 
     Args:
       result: a result over ``(..., round, model)``.
@@ -148,8 +148,10 @@ def final(result: xr.Dataset, metric: str | None = None) -> xr.DataArray:
         metric = next((name for name in PERSONAL if name in result), "loss")
     if metric not in result.data_vars:
         raise ValueError(f"the result has no {metric!r}, but {', '.join(map(str, result))}")
-    end = result[metric].isel(round=-1, drop=True).astype(float).mean("model")
-    return end.where((result["diverged"] < 0).all("model")) if "diverged" in result else end
+    end = result[metric].isel(round=-1, drop=True).astype(float)
+    if "diverged" not in result:
+        return end.mean("model", skipna=False)
+    return end.mean("model").where((result["diverged"] < 0).all("model"))
 
 
 def time_to_target(

@@ -1,6 +1,6 @@
 """The verdict on one comparison, as files store it. This module does not need JAX."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,7 +32,7 @@ class Part(Schema):
     """
 
     name: str
-    verdict: str
+    verdict: Any
     evidence: str
     margin: str = ""
     seeds: int | None = None

@@ -134,7 +134,8 @@ def run(
     continue.
 
     With claims, the verdicts are printed, and written to claims.md and claims.png.
-    `--until-settled` adds seeds until all are decided; see "Is it really better?" in the documentation:
+    `--until-settled` adds seeds until all are decided; see "Is it really better?" in the
+    documentation:
 
         [claims.round-robin-is-better]
         metric = "excess_loss"

@@ -271,9 +271,11 @@ def join_seeds(result: xr.Dataset, more: xr.Dataset, *, some: bool = False) -> x
     if some:
         dims = [dim for dim in result.dims if dim in result.coords and dim != "seed"]
         shared = {name: x for name, x in result.items() if "seed" not in x.dims}
-        missing = {name: result[name] * np.nan for name in result if name not in more}
-        alike = xr.Dataset(missing).isel(seed=[0] * more.sizes["seed"]).drop_vars("seed")
-        more = more.reindex({dim: result[dim] for dim in dims}).assign(alike).assign(shared)
+        missing = {
+            name: result[name].isel(seed=[0] * more.sizes["seed"]).drop_vars("seed") * np.nan
+            for name in result.data_vars.keys() - more.data_vars.keys() - shared.keys()
+        }
+        more = more.reindex({dim: result[dim] for dim in dims}).assign(missing).assign(shared)
     about, others = (each.attrs["manifest"] for each in (result, more))
     seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
     num_seeds = result.sizes["seed"] + more.sizes["seed"]

@@ -54,7 +54,7 @@ def settle(
       block: the number of seeds in a block. A level of 5 % takes 12 seeds or more to decide a mean.
       level: the probability that any verdict is wrong.
       execution: the execution of each block. Checkpoints have a stage for each, so that a resumed
-        run repeats none.
+        run repeats no saved block.
       on_look: called with the verdicts at each look.
       **settings: settings of `Grid`, such as `num_rounds`.
 
@@ -90,7 +90,7 @@ def settle(
     def run(first: int, points: np.ndarray | None) -> xr.Dataset:
         points = np.ones(grid.shape[:-1], bool) if points is None else points
         over = range(points.ndim)
-        kept = [points.any(axis=tuple(x for x in over if x != axis)) for axis in over]
+        kept: list[Any] = [points.any(axis=tuple(x for x in over if x != axis)) for axis in over]
         some = {
             name: [value for value, is_kept in zip(values, which, strict=True) if is_kept]
             for (name, values), which in zip(grid.axes.items(), kept, strict=True)
