@@ -7,6 +7,7 @@ import xarray as xr
 
 from benchmarks.settling import LAWS, LEVEL, MARGIN, decided, table
 from fedjax_mm import claims, settle
+from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.sweeps import Callback, Checkpoints, Execution
 from tests.sweeps.test_settle import AXES, build, is_open, rates_differ
 
@@ -68,3 +69,16 @@ def test_an_interrupted_run_repeats_no_block(tmp_path):
     assert set(rounds) == {32, 48}  # the first blocks were loaded
     xr.testing.assert_equal(result, whole)
     assert str(found) == str(verdicts)
+
+
+def test_claims_of_files_name_runs_that_there_are():
+    method = {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 5}
+    about = {"task": {"name": "quadratic"}, "num_models": 2, "num_rounds": 10}
+    for more, words in (
+        ({"algorithm": "C"}, "claims.better: algorithm is 'C', and the runs have A, B"),
+        ({"learning_rate": 0.1}, "claims.better: 'learning_rate' is no axis, but algorithm"),
+    ):
+        claim = {"metric": "loss", "more": more, "than": {"algorithm": "B"}}
+        given = about | {"algorithms": {"A": method, "B": method}, "claims": {"better": claim}}
+        with pytest.raises(ValueError, match=words):
+            Experiment.model_validate(given)

@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from fedjax_mm import fedavg, full_participation, local_sgd, maxfl, simulate
 from fedjax_mm.base import Batching, Task
 from fedjax_mm.base.capabilities import AnalyticTask
+from fedjax_mm.claims import mean_above
 from fedjax_mm.cli import main
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
