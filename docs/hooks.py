@@ -147,6 +147,14 @@ REFERENCE = {
         ),
         aliases=("metrics.ClientShare",),
     ),
+    "claims": Area(
+        "Claims",
+        "Whether a difference is real, and how many seeds it takes.",
+        ("claims",),
+        ("fedjax_mm.claims.evidence", "fedjax_mm.claims.parts"),
+        first=("judge", "more"),
+        aliases=("claims.judging.Claim", "claims.comparisons.Of", "claims.comparisons.Standing"),
+    ),
     "theory": Area(
         "Theory",
         "The papers' theorems, one function each, which check their hypotheses.",
@@ -177,8 +185,8 @@ NAMESPACES = (
     *(
         f"fedjax_mm.{name}"
         for name in (
-            *("asynchrony", "availability", "compression", "data", "privacy", "robust", "tasks"),
-            *("theory", "topologies"),
+            *("asynchrony", "availability", "claims", "compression", "data", "privacy", "robust"),
+            *("tasks", "theory", "topologies"),
             *("metrics", "optimizers", "plots", "schedules", "sweeps", "base"),
         )
     ),

@@ -4,6 +4,7 @@ from . import (
     asynchrony,
     availability,
     base,
+    claims,
     compression,
     data,
     metrics,
@@ -58,6 +59,7 @@ from .results.finished import open_result
 from .simulator.record import join_traces
 from .simulator.round import State
 from .simulator.simulate import advance, init, params_of, simulate
+from .sweeps.settle import settle
 from .sweeps.sweep import sweep
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "bandit",
     "base",
     "cfl",
+    "claims",
     "compression",
     "data",
     "ditto",
@@ -123,6 +126,7 @@ __all__ = [
     "scheduled",
     "schedules",
     "sequential",
+    "settle",
     "simulate",
     "soft_clusters",
     "stalevr",

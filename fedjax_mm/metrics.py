@@ -3,7 +3,6 @@
 Those of NumPy arrays have recorded rounds along the last axis.
 """
 
-import warnings
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,10 +19,10 @@ __all__ = [
     "Estimate",
     "Fairness",
     "client_fairness",
-    "compare",
     "completion",
     "estimate",
     "fairness",
+    "final",
     "first_round_below",
     "gain",
     "log_gap",
@@ -121,71 +120,38 @@ def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
     return Estimate(mean, mean.copy(data=error))
 
 
-def compare(
-    result: xr.Dataset, axis: str, metric: str | None = None, *, baseline: Any = None
-) -> xr.Dataset:
-    """Returns how much each value of an axis differs from a baseline, paired by seed.
+def final(result: xr.Dataset, metric: str | None = None) -> xr.DataArray:
+    """The mean of a metric over models at the last record, for each run.
 
-    Runs of the same seed share their initial models and draws, so that their differences vary less
-    than the runs. They are taken at the last record, model by model, and averaged over models. A
-    model that neither of two runs has is left out. If only one of them has it, as when it diverged
-    in the other, their difference is NaN, because a mean over the other models would hide it.
+    A run is NaN if one of its models diverged, because a mean over the others would hide it, or if
+    its algorithm does not have the metric. Models that a run of a sweep does not use are left out.
 
     Args:
-      result: a result over ``(..., seed, round, model)``.
-      axis: the name of the axis, such as "algorithm".
+      result: a result over ``(..., round, model)``.
       metric: the name of the metric; defaults to that of the clients' models if a method has
         personal ones, ``personal_accuracy`` or ``personal_loss``, or else to the loss.
-      baseline: the value of the axis with which the others are compared; the first by default.
-
-    Returns:
-      ``difference`` and ``standard_error`` over the axis without its baseline, and other axes. The
-      error is NaN for fewer than three seeds, and both are NaN if that of a seed is.
-
-    Warns:
-      UserWarning: if only one of two runs has a value of some model, or neither has any value.
 
     Raises:
-      ValueError: if the result has no such axis, metric or baseline.
+      ValueError: if the result has no such metric.
 
     Example:
       >>> import xarray as xr
       >>> loss = np.reshape([[3.0, 4.0, 5.0], [1.0, 2.5, 3.0]], (2, 3, 1, 1))
       >>> dims = ("algorithm", "seed", "round", "model")
       >>> result = xr.Dataset({"loss": (dims, loss)}, {"algorithm": ["FedAvg", "FedProx"]})
-      >>> found = compare(result, "algorithm")
-      >>> found.difference.values.round(2), found.standard_error.values.round(2)
-      (array([-1.83]), array([0.17]))
+      >>> end = final(result)
+      >>> mean, error = estimate(end - end.sel(algorithm="FedAvg"))  # paired by seed
+      >>> mean.values.round(2), error.values.round(2)
+      (array([ 0.  , -1.83]), array([0.  , 0.17]))
     """
     if metric is None:
         metric = next((name for name in PERSONAL if name in result), "loss")
     if metric not in result.data_vars:
         raise ValueError(f"the result has no {metric!r}, but {', '.join(map(str, result))}")
-    if axis not in result[metric].dims or axis in ("seed", "round", "model"):
-        axes = [str(dim) for dim in result[metric].dims if dim not in ("seed", "round", "model")]
-        raise ValueError(f"the result has no axis {axis!r}, but {', '.join(axes) or 'none'}")
-    values = result[axis].values.tolist()
-    baseline = values[0] if baseline is None else baseline
-    if baseline not in values:
-        raise ValueError(f"baseline is {baseline!r}, and {axis} has {', '.join(map(str, values))}")
     end = result[metric].isel(round=-1, drop=True).astype(float)
-    place = values.index(baseline)
-    base, others = end.isel({axis: place}, drop=True), end.drop_isel({axis: place})
-    is_one: Any = np.isfinite(others)
-    is_other: Any = np.isfinite(base)
-    is_unpaired = (is_one != is_other).any("model")
-    of_none = ~(is_one | is_other).any("model")
-    for where, is_nan in (("for a model in only one run", is_unpaired), ("in both runs", of_none)):
-        if is_nan.any():
-            names = [str(at) for at in others[axis].values if is_nan.sel({axis: at}).any()]
-            warnings.warn(
-                f"{metric} is missing or not finite {where} of {int(is_nan.sum())} of "
-                f"{is_nan.size} pairs, of {', '.join(names)} with {baseline}; the difference is "
-                "NaN there. A model has diverged, or an algorithm does not have the metric",
-                stacklevel=2,
-            )
-    mean, error = estimate((others - base).mean("model").where(~is_unpaired))
-    return xr.Dataset({"difference": mean, "standard_error": error})
+    if "diverged" not in result:
+        return end.mean("model", skipna=False)
+    return end.mean("model").where((result["diverged"] < 0).all("model"))
 
 
 def time_to_target(

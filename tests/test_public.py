@@ -38,6 +38,7 @@ LAYERS = [
     {"privacy", "robust", "tasks"},
     {"algorithms", "simulator"},
     {"results"},
+    {"claims"},
     {"plots", "sweeps"},
     {"theory"},
     {"experiments"},
@@ -64,7 +65,16 @@ def imports(path):
 
 
 NAMESPACES = [
-    *("asynchrony", "availability", "base", "compression", "data", "metrics", "optimizers"),
+    *(
+        "asynchrony",
+        "availability",
+        "base",
+        "claims",
+        "compression",
+        "data",
+        "metrics",
+        "optimizers",
+    ),
     *("plots", "privacy", "robust", "schedules", "sweeps", "tasks", "theory"),
     "topologies",
 ]

@@ -42,6 +42,7 @@ def all_orders():
         "fedjax_mm": [],
         "fedjax_mm.asynchrony": [],
         "fedjax_mm.availability": [],
+        "fedjax_mm.claims": [],
         "fedjax_mm.data": ["digits", "federate", "synthetic"],
         "fedjax_mm.privacy": [],
         "fedjax_mm.robust": [],

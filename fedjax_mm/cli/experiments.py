@@ -16,6 +16,8 @@ from fedjax_mm.cli.options import (
     ExecutorName,
     FigureFormat,
     FirstSeed,
+    MaxMinutes,
+    MaxSeeds,
     Memory,
     Out,
     Overrides,
@@ -24,6 +26,7 @@ from fedjax_mm.cli.options import (
     Resume,
     SaveEvery,
     Split,
+    UntilSettled,
 )
 from fedjax_mm.cli.terminal import say
 from fedjax_mm.sweeps.errors import RefusedError, refusing
@@ -95,6 +98,9 @@ def run(
             help="Keep the final state, from which --set num_rounds=MORE --resume goes on.",
         ),
     ] = False,
+    until_settled: UntilSettled = False,
+    max_seeds: MaxSeeds = 512,
+    max_minutes: MaxMinutes = None,
     kind: FigureFormat = "png",
 ) -> None:
     """Run an experiment described in a TOML file, at all points of its axes.
@@ -135,6 +141,15 @@ def run(
     Axes of real numbers, seeds and data draws need no further compilation. A sweep also writes
     OUT/NAME/figure.png. Runs that diverge are marked in its variable `diverged`, and the others
     continue.
+
+    With claims, the verdicts are printed, and written to claims.md and claims.png.
+    `--until-settled` adds seeds until all are decided; see "Is it really better?" in the
+    documentation:
+
+        [claims.round-robin-is-better]
+        metric = "excess_loss"
+        more = { algorithm = "MFA-Rand" }
+        than = { algorithm = "MFA-RR" }
     """
     from fedjax_mm.cli import directories as saving
     from fedjax_mm.cli import runs
@@ -143,11 +158,14 @@ def run(
     how = saving.execution(memory, split, save_every)
     how = how._replace(keep_state=keep_state, client_states=client_states)
     which = runs.Which(saving.part(part), first_seed, executor)
+    until = runs.Until(max_seeds, max_minutes) if until_settled else None
     if dry_run:
         runs.outline(config, overrides or [], which, how)
     else:
         runs.run(
-            config, overrides or [], which, out, before, how, with_params=save_params, kind=kind
+            *(config, overrides or [], which, out, before, how, until),
+            with_params=save_params,
+            kind=kind,
         )
 
 

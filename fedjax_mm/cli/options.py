@@ -84,4 +84,18 @@ FigureFormat = Annotated[
     Literal["png", "pdf", "svg"],
     typer.Option("--format", help="Write the figure in this format, too; text stays text."),
 ]
+UntilSettled = Annotated[
+    bool,
+    typer.Option(
+        "--until-settled",
+        help="Add blocks of num_seeds seeds until the file's claims are decided.",
+    ),
+]
+MaxSeeds = Annotated[
+    int, typer.Option(min=1, metavar="NUMBER", help="Of --until-settled: the most seeds.")
+]
+MaxMinutes = Annotated[
+    float | None,
+    typer.Option(metavar="MINUTES", help="Of --until-settled; no default limit."),
+]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml")]

@@ -13,6 +13,7 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm.base import Params
+from fedjax_mm.claims.judging import Claim, Verdicts, judge
 from fedjax_mm.cli.directories import Existing, alone, finished, leave_alone, saving
 from fedjax_mm.cli.results import show_end, show_last
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
@@ -31,7 +32,8 @@ from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Callback, Execution
 from fedjax_mm.sweeps.part_files import compute_into, file_of, is_complete, join_files, parts_in
 from fedjax_mm.sweeps.plan import Plan, make_plan
-from fedjax_mm.tools.files import plain
+from fedjax_mm.sweeps.settle import add_seeds
+from fedjax_mm.tools.files import plain, write_aside
 
 PARAMS = "params.npz"
 """The name of the file with the models' final parameters, in a result's directory."""
@@ -53,6 +55,13 @@ class Which(NamedTuple):
     executor: str | None = None
 
 
+class Until(NamedTuple):
+    """The limits of adding seeds until claims are decided."""
+
+    max_seeds: int
+    max_minutes: float | None
+
+
 def run(
     path: Path,
     overrides: Sequence[str],
@@ -60,12 +69,15 @@ def run(
     out: Path,
     before: Existing,
     how: Execution,
+    until: Until | None = None,
     *,
     with_params: bool = False,
     kind: str = "png",
 ) -> None:
     """Computes all or some runs of an experiment file."""
     experiment, workers = _read(path, overrides, which)
+    if until:
+        _check_until(experiment, which, until, with_params=with_params)
     directory = out / path.stem
     with refusing():
         goes_on = before == "resume" and _goes_on(experiment, directory, which)
@@ -78,10 +90,15 @@ def run(
         _run_part(experiment, directory, which.part, before, how, plan, with_params)
     else:
         with saving(directory, before, how) as how, by(workers, how) as how:
-            how = how._replace(callbacks=[*plan, *how.callbacks])
-            dataset = _run_and_save(experiment, directory, how, with_params)
+            if until:
+                dataset, verdicts = _run_until(experiment, directory, how, until)
+            else:
+                how = how._replace(callbacks=[*plan, *how.callbacks])
+                dataset, verdicts = _run_and_save(experiment, directory, how, with_params), None
         if experiment.axes and kind != "png" and jax.process_index() == 0:
             _draw_overview(dataset, directory / f"figure.{kind}")
+        if experiment.claims and jax.process_index() == 0:
+            _show_claims(verdicts or judge(dataset, _claims_of(experiment)), directory)
         _show(dataset, directory)
 
 
@@ -126,6 +143,64 @@ def _check_seeds(experiment: Experiment, directory: Path, keeps: bool) -> None:
                 f"--first-seed {experiment.first_seed} adds to no parameters and to no state, but "
                 f"{directory / name} or {option} has those of some seeds; leave them out"
             )
+
+
+def _check_until(experiment: Experiment, which: Which, until: Until, *, with_params: bool) -> None:
+    """Raises `RefusedError` if no seeds can be added until claims are decided."""
+    with refusing():
+        if not experiment.claims:
+            raise ValueError("--until-settled decides claims, and the file has no table of claims")
+        if which.part or which.first_seed or with_params:
+            raise ValueError(
+                "--until-settled adds all seeds itself; leave out --part, --first-seed and "
+                "--save-params"
+            )
+        if until.max_seeds < experiment.num_seeds:
+            raise ValueError(
+                f"--max-seeds is {until.max_seeds}, and a block has num_seeds = "
+                f"{experiment.num_seeds}; raise the limit, or take --set num_seeds=16"
+            )
+
+
+def _run_until(
+    experiment: Experiment, directory: Path, how: Execution, until: Until
+) -> tuple[xr.Dataset, Verdicts]:
+    """Adds seeds at all points until the claims are decided, and saves the result."""
+    block = experiment.num_seeds
+
+    def some(first: int, _: Any) -> xr.Dataset:
+        with how.stage(f"seeds-{first}") as saving:
+            return run_experiment(experiment.with_seeds(first, block), saving)
+
+    def tell(verdicts: Verdicts) -> None:
+        parts = [part for claim in verdicts.claims for part in claim.parts]
+        still = sum(part.verdict == "not settled" for part in parts)
+        seeds = max(part.seeds or 0 for part in parts)
+        say(f"  {seeds} seeds, {still} of {len(parts)} comparisons not settled", notes, "dim")
+
+    seconds = None if until.max_minutes is None else 60 * until.max_minutes
+    limits: Any = {"max_seeds": until.max_seeds, "max_seconds": seconds, "block": block}
+    dataset, verdicts = add_seeds(some, _claims_of(experiment), (), **limits, on_look=tell)
+    return _save(experiment, directory, dataset), verdicts
+
+
+def _claims_of(experiment: Experiment) -> list[Claim]:
+    return [claim.named(name) for name, claim in experiment.claims.items()]
+
+
+def _show_claims(verdicts: Verdicts, directory: Path) -> None:
+    """Prints verdicts, and writes them and their figure."""
+    from fedjax_mm import plots
+
+    header, *rows = verdicts.rows
+    show_table(header, rows)
+    for sentence in verdicts.sentences:
+        say(f"  {sentence}")
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    text = "\n".join([f"# {directory.name}", "", *lines, "", *verdicts.sentences, ""])
+    write_aside(directory / "claims.md", lambda aside: aside.write_text(text))
+    if any(test.interval for claim in verdicts.claims for test in claim.evidence):
+        plots.save_figure(plots.claims(verdicts), directory / "claims.png")
 
 
 def _is_there(
@@ -351,7 +426,8 @@ def _show(dataset: xr.Dataset, directory: Path) -> None:
         say(
             f"  {words}, as with any root. To add seeds to a result, give --first-seed", style="dim"
         )
-    files = [name for name in (*_FILES, "manifest.json") if (directory / name).exists()]
+    every = (*_FILES, "manifest.json", "claims.md", "claims.png")
+    files = [name for name in every if (directory / name).exists()]
     show_end(dataset, directory, ", ".join(files))
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedjax_mm.experiments.axes import Axes, Points, dotted
+from fedjax_mm.experiments.claims import Claim
 from fedjax_mm.experiments.executors import AnyExecutor
 from fedjax_mm.experiments.overrides import replaced
 from fedjax_mm.experiments.point import Point
@@ -27,6 +28,8 @@ class Experiment(Point):
       axes: values of settings, as lists or ranges; with this table the file is a sweep.
       executor: the executor that computes the parts if a command selects it. It is not one of the
         settings that identify a result.
+      claims: what the result decides, by name; `run --until-settled` adds seeds for it. Like the
+        executor, they do not identify a result.
       together: count axes whose values share a program, which plain FedAvg on the quadratic allows;
         defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves compilation,
         but a round may take 2.7 times longer.
@@ -46,6 +49,7 @@ class Experiment(Point):
 
     axes: Axes = Field(default_factory=dict)
     executor: Annotated[AnyExecutor | None, Field(exclude=True)] = None
+    claims: Annotated[dict[str, Claim], Field(exclude=True, default_factory=dict)]
     together: list[str] | None = None
 
     @model_validator(mode="before")
@@ -72,7 +76,13 @@ class Experiment(Point):
     @model_validator(mode="after")
     def _points_fit(self) -> Self:
         """Raises `ValueError` if a point is invalid."""
-        self.points()
+        points = self.points()
+        places = {name: points.values[key] for name, key in points.names.items()}
+        for name, claim in self.claims.items():
+            try:
+                claim.check({"algorithm": list(self.algorithms), **places})
+            except ValueError as error:
+                raise ValueError(f"claims.{name}: {error}") from None
         return self
 
     @property

@@ -19,6 +19,7 @@ from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import full_participation, mfa_rand
 from fedjax_mm.base import Algorithm
+from fedjax_mm.claims import more
 from fedjax_mm.compression import Compressor, compressed, qsgd, random_k, sign, top_k
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.fields import (
@@ -33,7 +34,7 @@ from fedjax_mm.experiments.fields import (
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import check, finding, more
+from fedjax_mm.papers.rulings import check, finding
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.training import train
@@ -239,7 +240,7 @@ def judge_compression(measured: xr.Dataset, config: CompressionCurve) -> Iterato
     last = measured["percent"].isel(round=-1)
     plain, top, alone = (last.sel(message=name, drop=True) for name in (PLAIN, TOP, TOP_ALONE))
     yield finding("top-k is better with error feedback", more(top - alone))
-    yield finding("top-k with error feedback loses less than 2 points", more(top - plain, -2.0))
+    yield finding("top-k with error feedback loses less than 2 points", more(top - plain, by=-2.0))
     bits = measured["megabits"].isel(round=-1)
     ratio = float(bits.sel(message=PLAIN) / bits.sel(message=TOP))
     yield check("top-k sends less than a tenth of the bits", ratio > 10, f"a {ratio:.0f}th")
@@ -266,7 +267,7 @@ def judge_rules(measured: xr.Dataset, config: RobustCurve) -> Iterator[Check]:
     for name in (name for name in RULES if name != MEAN):
         lead = percent.sel(rule=name, drop=True) - plain
         honest = lead.sel(attack=FLIP, drop=True).isel(share=0, drop=True)
-        yield finding(f"without attackers, {name} loses less than 2 points", more(honest, -2.0))
+        yield finding(f"without attackers, {name} loses less than 2 points", more(honest, by=-2.0))
         for attack in (FLIP, FORGED):
             text = f"with {most:.0%} of attackers ({attack}), {name} is better than the mean"
             yield finding(text, more(lead.sel(share=most, attack=attack, drop=True)))

@@ -133,7 +133,8 @@ def _judged(
         return schema.not_run(published, f"run on {stood} instead of {published.data}")
     words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
     parts = tuple(
-        part.model_copy(update={"verdict": published.word(part.verdict)}) for part in ruling.parts
+        schema.Part(**part.model_dump() | {"verdict": published.word(part.verdict)})
+        for part in ruling.parts
     )
-    found = ruling._replace(verdict=published.word(ruling.verdict), parts=parts)._asdict()
+    found = ruling._asdict() | {"verdict": published.word(ruling.verdict), "parts": parts}
     return schema.Statement(**(found | words))

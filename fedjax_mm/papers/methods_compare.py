@@ -46,6 +46,7 @@ from fedjax_mm.algorithms.sharing import personal
 from fedjax_mm.algorithms.stalevr import stalevr
 from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Algorithm, Scalar
+from fedjax_mm.claims.evidence import LEVEL
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
@@ -57,7 +58,7 @@ from fedjax_mm.optimizers import fedadam
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_problems import deal
-from fedjax_mm.papers.rulings import LEVEL, compare
+from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Outcome, Table
 from fedjax_mm.papers.selection import Selecting, at_edge, best_point, check_inner, searched
 from fedjax_mm.papers.tables import cells, rows

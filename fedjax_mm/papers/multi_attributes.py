@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from pydantic import model_validator
 
 from fedjax_mm import plots
+from fedjax_mm.claims import more
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx
 from fedjax_mm.experiments.fields import Count, Positive
@@ -28,7 +29,7 @@ from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
 from fedjax_mm.papers.multi_problems import deal, first_images
-from fedjax_mm.papers.rulings import compare, finding, more
+from fedjax_mm.papers.rulings import compare, finding
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several, Some

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict
+from fedjax_mm.claims import parts as claims
+from fedjax_mm.claims.parts import FEWEST, Schema
 
 Verdict = Literal[
     "supported",
@@ -37,42 +38,17 @@ _OF_NUMBERS: dict[Word, Agreement] = {
 }
 
 
-FEWEST = 5
-"""The fewest samples from which the number of needed seeds is computed."""
-
 LOOSE = 100.0
 """A bound that is larger than this many times what it bounds, everywhere, hardly tests anything."""
 
 
-class _Schema(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Part(claims.Part):
+    """One comparison within a statement, with a word for its verdict that fits the statement."""
 
-
-class Part(_Schema):
-    """One comparison within a statement, for example with one of six methods.
-
-    Attributes:
-      name: the name of the comparison, empty if the statement has only one.
-      verdict: the verdict on this comparison alone.
-      evidence: the numbers, as text.
-      margin: the limit of the comparison, such as "above 0".
-      seeds: the number of samples, if the quantity is random.
-      needed: the seeds that would settle the comparison if the mean and the spread stay the same,
-        or None if there are too many of them, or too few samples to tell.
-      leans: the side of the margin on which the mean lies, by more than one standard error, or
-        empty.
-    """
-
-    name: str
     verdict: Word
-    evidence: str
-    margin: str = ""
-    seeds: int | None = None
-    needed: int | None = None
-    leans: Literal["", "for", "against"] = ""
 
 
-class Published(_Schema):
+class Published(Schema):
     """A sentence of a paper, or some of its printed numbers, as in `published.toml`.
 
     Attributes:
@@ -174,7 +150,7 @@ class Statement(Published):
         return self.about or (lost[0] if lost else "")
 
 
-class Claim(_Schema):
+class Claim(Schema):
     """A main claim of a paper, in our words, and the statements that judge it.
 
     Attributes:
@@ -188,7 +164,7 @@ class Claim(_Schema):
     under: str = ""
 
 
-class Reading(_Schema):
+class Reading(Schema):
     """The verdict on another item's statement under another reading, which is never counted.
 
     Attributes:
@@ -204,7 +180,7 @@ class Reading(_Schema):
     evidence: str = ""
 
 
-class Check(_Schema):
+class Check(Schema):
     """One of our own checks, findings or comparisons.
 
     Attributes:
@@ -219,7 +195,7 @@ class Check(_Schema):
     evidence: str = ""
 
 
-class Table(_Schema):
+class Table(Schema):
     """A header and rows of text, with a title that is empty for an item's first table."""
 
     header: tuple[str, ...]

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -88,14 +87,6 @@ def described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
         },
     }
     return result.assign_attrs(manifest=each[0] | about)
-
-
-@contextmanager
-def stage(execution: Execution, name: str) -> Iterator[Execution]:
-    """Yields the execution of one of several sweeps, which a resumed run does not repeat."""
-    saved = execution.checkpoints and execution.checkpoints.stage(name)
-    with saved or nullcontext():
-        yield execution._replace(checkpoints=saved)
 
 
 def staged(name: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:

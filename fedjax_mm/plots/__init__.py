@@ -2,6 +2,7 @@
 
 from fedjax_mm.plots.drawing import Line, Panel, draw, lines, panels, save_figure
 from fedjax_mm.plots.pictures import (
+    claims,
     client_distribution,
     curves,
     partition,
@@ -12,6 +13,7 @@ from fedjax_mm.plots.pictures import (
 __all__ = [
     "Line",
     "Panel",
+    "claims",
     "client_distribution",
     "curves",
     "draw",

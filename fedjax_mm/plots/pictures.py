@@ -1,5 +1,6 @@
 """Figures of results, and of how data are distributed over clients."""
 
+import textwrap
 from typing import Any
 
 import matplotlib as mpl
@@ -9,10 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_mm.checks.instances import check_instance
+from fedjax_mm.claims.judging import Verdicts
 from fedjax_mm.data.federated import FederatedData, check_federated
-from fedjax_mm.metrics import PERSONAL, standard_error
+from fedjax_mm.metrics import PERSONAL, final, standard_error
 from fedjax_mm.plots.drawing import (
     COLORS,
+    GRAY,
     STYLE,
     WIDTH,
     Panel,
@@ -26,6 +29,12 @@ from fedjax_mm.plots.drawing import (
 from fedjax_mm.results.labels import label as in_words
 
 _MOST_PANELS = 6
+_OF_VERDICTS = {
+    "supported": COLORS[2],
+    "contradicted": COLORS[0],
+    "not settled": COLORS[6],
+    "not tested": GRAY,
+}
 _MOST_CLIENTS = 300  # columns, which are then at least a point wide
 
 
@@ -169,10 +178,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     # Prefer an axis of real numbers, then of counts, then any axis.
     x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
     panel, *others = [name for name in axes if name != x] or ["panel"]
-    # Average over the models of a run, skipping models that are absent but not diverged ones.
-    is_whole = (dataset.diverged < 0).all("model")
-    end = values.isel(round=-1).astype(float).mean("model").where(is_whole)
-    end = end.isel(dict.fromkeys(others, 0))
+    end = final(dataset, metric).isel(dict.fromkeys(others, 0))
     if panel not in end.dims:
         end = end.expand_dims(panel)
     titles = [f"{panel} = {name}" for name in _shown(end[panel])] if panel in axes else [""]
@@ -272,6 +278,71 @@ def client_distribution(dataset: xr.Dataset, metric: str, *, round: int | None =
         f"{num_seeds} seeds, with standard errors{more}.",
         share="figure",
     )
+
+
+def claims(verdicts: Verdicts) -> Figure:
+    """Draws the differences that claims compare, with simultaneous intervals and margins.
+
+    Each claim is a panel, and each of its comparisons a line. The claim holds in the shaded region:
+    a line inside it is supported, one outside contradicted, and one across its edge not settled. A
+    comparison without numbers, such as a fact, is not drawn.
+
+    Args:
+      verdicts: of `settle`, or of `claims.judge`.
+
+    Raises:
+      ValueError: if no comparison has an interval.
+
+    Example:
+      >>> from fedjax_mm.claims import judge, more
+      >>> lead = xr.DataArray([[1.0, 1.2] * 10], {"rule": ["A"]}, dims=("rule", "seed"))
+      >>> def ahead(result):
+      ...     yield more(result["lead"], by=0.5, unit="points")
+      >>> figure = claims(judge(lead.to_dataset(name="lead"), ahead))
+      >>> figure.axes[0].get_xlabel()
+      'points'
+    """
+    check_instance("verdicts", verdicts, Verdicts, "give those of settle or claims.judge")
+    drawn = []
+    for claim in verdicts.claims:
+        each = zip(claim.evidence, claim.parts, claim.intervals, strict=True)
+        rows = [row for row in each if np.isfinite(row[0].center) and not np.isnan(row[2]).any()]
+        drawn += [(claim, rows)] * bool(rows)
+    if not drawn:
+        raise ValueError("no comparison has an interval; facts and diverged runs are not drawn")
+    sizes = [len(rows) + 1.2 for _, rows in drawn]
+    with mpl.rc_context(STYLE):
+        figure = Picture(figsize=(WIDTH, 0.6 + 0.28 * sum(sizes) + 0.35 * len(sizes)))
+        every = figure.subplots(len(drawn), squeeze=False, height_ratios=sizes)[:, 0]
+        for axes, (claim, rows) in zip(every, drawn, strict=True):
+            centers = np.array([test.center for test, _, _ in rows])
+            ends = np.array([interval for _, _, interval in rows])
+            edges = np.array([test.region for test, _, _ in rows])
+            shown = np.concatenate([centers, ends.ravel(), edges.ravel()])
+            shown = shown[np.isfinite(shown)]
+            pad = 0.08 * (np.ptp(shown) or 1.0)
+            low, high = shown.min() - pad, shown.max() + pad
+            for place, (test, part, interval) in enumerate(rows):
+                color = _OF_VERDICTS[part.verdict]
+                left, right = np.clip(test.region, low, high)
+                axes.barh(place, right - left, 0.8, left, color="0.92", lw=0, zorder=0)
+                axes.plot(np.clip(interval, low, high), [place, place], color=color, lw=2)
+                axes.plot(test.center, place, "o", color=color)
+            names = [_short(part.name or part.margin, part.seeds) for _, part, _ in rows]
+            axes.set_yticks(range(len(rows)), names)
+            axes.set_ylim(len(rows) - 0.4, -0.6)
+            axes.set_xlim(low, high)
+            axes.grid(visible=False, axis="y")
+            title = textwrap.fill(f"{claim.text.rstrip('.')}: {claim.verdict}", 70)
+            finish(axes, title, rows[0][0].unit or "difference", "")
+        confidence = 100 * (1 - verdicts.level)
+        caption = f"Intervals hold together with {confidence:g} %. Claims hold in the gray regions."
+        arrange(figure, "", caption)
+    return figure
+
+
+def _short(name: str, seeds: int | None) -> str:
+    return textwrap.fill(f"{name} ({seeds or 'no'} seeds)", 30)
 
 
 def timelines(result: xr.Dataset) -> Figure:

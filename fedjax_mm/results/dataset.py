@@ -299,6 +299,20 @@ def join_seeds(first: xr.Dataset, *later: xr.Dataset) -> xr.Dataset:
     return reduce(_join_two, later, first)
 
 
+def join_some(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
+    """Joins further seeds of some of a result's points, and NaN for the others."""
+    dims = [dim for dim in result.dims if dim in result.coords and dim != "seed"]
+    shared = {name: x for name, x in result.items() if "seed" not in x.dims}
+    missing = {
+        name: result[name].isel(seed=[0] * more.sizes["seed"]).drop_vars("seed") * np.nan
+        for name in result.data_vars.keys() - more.data_vars.keys() - shared.keys()
+    }
+    about, others = map(_checked_manifest, (result, more))
+    config = about["config"] | {k: v for k, v in others["config"].items() if k == "num_seeds"}
+    more = more.reindex({dim: result[dim] for dim in dims}).assign(missing).assign(shared)
+    return join_seeds(result, more.assign_attrs(manifest=others | {"config": config}))
+
+
 def _join_two(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
     about = joined_manifest(result, more)
     # Values shared by all seeds must not depend on the seeds, hence "equals".

@@ -508,7 +508,7 @@ def _digest(label: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray])
     for x in arrays:
         found.update(f"{x.dtype} {x.shape}".encode())
         # Hash the array itself, because a copy of its bytes would double the memory.
-        found.update(memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8)))
+        found.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

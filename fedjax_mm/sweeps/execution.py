@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -125,6 +125,13 @@ class Execution(NamedTuple):
     def in_words(self, what: str) -> str:
         """The progress label for some work."""
         return ", ".join(filter(None, (self.label, what)))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator["Execution"]:
+        """Yields the execution of one of several sweeps, which a resumed run does not repeat."""
+        saved = self.checkpoints and self.checkpoints.stage(name)
+        with saved or nullcontext():
+            yield self._replace(checkpoints=saved)
 
     def report(self, what: str) -> None:
         """Reports work that precedes the plan to the callbacks."""

@@ -139,7 +139,7 @@ def sweep(
     """
     if isinstance(axes, Execution):
         axes, execution = None, axes
-    grid, how = _grid(what, axes, keep, settings), execution or Execution()
+    grid, how = grid_from(what, axes, keep, settings), execution or Execution()
     if continue_from is not None:
         how = how._replace(continue_from=continue_from)
     if (part is None) != (out is None):
@@ -197,13 +197,13 @@ def merge(
       ...     dict(merge(out, grid).sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    grid = _grid(what, axes, keep, settings)
+    grid = grid_from(what, axes, keep, settings)
     paths = parts_in(Path(out), grid.first_seed)
     dataset, params = join_files(grid, paths, None if to is None else Path(to))
     return dataset if params is None else (dataset, params)
 
 
-def _grid(
+def grid_from(
     what: Grid | Setup | Callable[..., Setup],
     axes: Mapping[str, Sequence[Any]] | None,
     keep: Literal["params"] | None,

@@ -10,11 +10,11 @@ import xarray as xr
 from scipy.stats import t as student
 
 from fedjax_mm import papers, plots
+from fedjax_mm.claims.evidence import LEVEL
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.papers import ALL, BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.fig1_to_4 import Comparison, jackknife
 from fedjax_mm.papers.bhuyan2022.fig5 import GainSweep
-from fedjax_mm.papers.rulings import LEVEL
 from fedjax_mm.plots import sweep_overview
 
 LABELS = ("MFA-Rand", "MFA-RR")

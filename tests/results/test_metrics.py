@@ -7,8 +7,9 @@ import pytest
 import xarray as xr
 
 from fedjax_mm.metrics import (
-    compare,
+    estimate,
     fairness,
+    final,
     first_round_below,
     gain,
     log_gap,
@@ -114,58 +115,37 @@ def test_equal_values_are_fair_and_zeros_have_no_index():
 
 
 def paired_result():
-    """Losses of two methods and two rates, whose seeds differ more than the methods."""
-    method = np.array([[0.0, 0, 0], [-1, -0.7, -1.3]])
-    loss = np.array([10.0, 20, 40]) + method[:, None]
-    loss = np.broadcast_to(loss[..., None, None], (2, 2, 3, 2, 2))
-    dims = ("algorithm", "rate", "seed", "round", "model")
-    coords = {"algorithm": ["A", "B"], "rate": [0.1, 0.2], "round": [0, 10]}
-    return xr.Dataset({"loss": (dims, loss)}, coords)
+    """Losses of two methods, whose seeds differ more than the methods."""
+    loss = np.array([10.0, 20, 40]) + np.array([[0.0, 0, 0], [-1, -0.7, -1.3]])
+    loss = np.broadcast_to(loss[..., None, None], (2, 3, 2, 2)).copy()
+    loss[:, :, 0] = np.nan  # only the last record counts
+    dims = ("algorithm", "seed", "round", "model")
+    return xr.Dataset({"loss": (dims, loss)}, {"algorithm": ["A", "B"], "round": [0, 10]})
 
 
-def test_methods_are_compared_seed_by_seed():
-    found = compare(paired_result(), "algorithm")
-    assert found.difference.dims == ("algorithm", "rate")
-    np.testing.assert_allclose(found.difference.sel(algorithm="B"), -1.0)
-    np.testing.assert_allclose(found.standard_error, 0.3 / np.sqrt(3))
-    other = compare(paired_result(), "algorithm", baseline="B")
-    np.testing.assert_allclose(other.difference.sel(algorithm="A"), 1.0)
-    two = compare(paired_result().isel(seed=[0, 1]), "algorithm")
-    assert np.isnan(two.standard_error).all()
+def test_final_values_are_paired_by_seed():
+    end = final(paired_result())
+    mean, error = estimate(end.sel(algorithm="B") - end.sel(algorithm="A"))
+    assert (mean.item(), error.item()) == pytest.approx((-1.0, 0.3 / np.sqrt(3)))
 
 
-def test_models_are_compared_in_pairs():
-    result = paired_result().isel(rate=[0])
-    both = result.copy(deep=True)
-    both.loss[:, :, 1, :, 1] = np.nan  # absent on both sides
-    np.testing.assert_allclose(compare(both, "algorithm").difference, -1.0)
-    for broken in (np.nan, np.inf):
-        diverged = result.copy(deep=True)
-        diverged.loss[1, :, 1:, :, 1] = broken
-        words = "a model in only one run of 2 of 3 pairs, of B with A; the difference is NaN"
-        with pytest.warns(UserWarning, match=words):
-            found = compare(diverged, "algorithm")
-        assert np.isnan(found.to_array()).all()
-    for place, where in (((0,), "for a model in only one run"), ((), "in both runs")):
-        result.loss[place] = np.nan
-        with pytest.warns(UserWarning, match=f"loss is missing .* {where} of 3 of 3 pairs"):
-            assert np.isnan(compare(result, "algorithm").difference).all()
+def test_a_diverged_model_takes_its_run_and_an_unused_one_does_not():
+    result = paired_result()
+    result.loss[0, 1, :, 1] = np.nan
+    is_known = np.isfinite(final(result)).values.tolist()
+    assert is_known == [[True, False, True], [True, True, True]]  # nothing tells what it is
+    diverged = xr.full_like(result.loss.isel(round=0, drop=True), -1)
+    unused = result.assign(diverged=diverged)
+    assert np.isfinite(final(unused)).all()
+    diverged[0, 1, 1] = 5
+    ended = result.assign(diverged=diverged, loss=result.loss.fillna(7.0))
+    assert np.isfinite(final(ended)).values.tolist() == is_known
 
 
 def test_clients_models_are_compared_if_there_are_any():
-    result = paired_result().isel(rate=0)
-    result = result.assign(personal_loss=2 * result.loss)
-    np.testing.assert_allclose(compare(result, "algorithm").difference, -2.0)
+    result = paired_result().assign(personal_loss=2 * paired_result().loss)
+    np.testing.assert_allclose(final(result), 2 * final(paired_result(), "loss"))
     result = result.assign(personal_accuracy=0 * result.loss)
-    np.testing.assert_allclose(compare(result, "algorithm").difference, 0.0)
-
-
-def test_unknown_comparisons_are_refused():
-    for axis, how, message in [
-        ("method", {}, "no axis 'method', but algorithm, rate"),
-        ("seed", {}, "no axis 'seed'"),
-        ("algorithm", {"metric": "lss"}, "no 'lss', but loss"),
-        ("algorithm", {"baseline": "C"}, "baseline is 'C', and algorithm has A, B"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            compare(paired_result(), axis, **how)
+    np.testing.assert_allclose(final(result), 0.0)
+    with pytest.raises(ValueError, match="no 'lss', but loss"):
+        final(result, "lss")

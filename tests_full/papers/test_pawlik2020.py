@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_mm.base import Batching
+from fedjax_mm.claims import near
 from fedjax_mm.cli import main
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.partition import iid
@@ -28,7 +29,6 @@ from fedjax_mm.papers.pawlik2020.fig2_and_3 import (
 from fedjax_mm.papers.pawlik2020.optimal_cohort import OptimalCohort, bowls
 from fedjax_mm.papers.pawlik2020.setting import dealt, images
 from fedjax_mm.papers.pawlik2020.table1 import Trials
-from fedjax_mm.papers.printed import near
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
 from fedjax_mm.theory.problem import Problem

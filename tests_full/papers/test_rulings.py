@@ -6,22 +6,16 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from fedjax_mm.papers.rulings import (
-    LEVEL,
-    _p_value,
-    alike,
-    median_more,
-    more,
-    no_less,
-    ruling,
-)
+from fedjax_mm.claims import at_least, more, within
+from fedjax_mm.claims.evidence import LEVEL, quantile
+from fedjax_mm.papers.rulings import ruling
 from tests.papers.test_rulings import samples
 
 KINDS = {
     "more": (lambda x: more(x), 0.0),
-    "no_less": (lambda x: no_less(x, 1.0), -1.0),
-    "alike": (lambda x: alike(x, 3.0), 3.0),
-    "median_more": (lambda x: median_more(x, 0.0), 0.0),
+    "at_least": (lambda x: at_least(x, -1.0), -1.0),
+    "within": (lambda x: within(x, margin=3.0), 3.0),
+    "median": (lambda x: more(x, by=0.0, of="median"), 0.0),
 }
 
 
@@ -30,7 +24,7 @@ def test_error_rates_stay_below_the_level(kind):
     """Verdicts err at most at the level on the margin, and decide correctly away from it."""
     part, margin = KINDS[kind]
     rng = np.random.default_rng(0)
-    sign = -1 if kind == "alike" else 1  # `alike` holds below its margin
+    sign = -1 if kind == "within" else 1  # `within` holds below its margin
 
     def count(difference):
         drawn = margin + sign * difference + rng.normal(size=(1000, 40))
@@ -61,7 +55,7 @@ LAWS = {  # each with mean 0
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("num_seeds", [20, 50, 100, 200])
 def test_means_of_skewed_laws_err_at_the_level(law, num_seeds):
-    """Student's t alone errs up to 14 times as often; see `rulings`."""
+    """Student's t alone errs up to 14 times as often; see `claims.evidence`."""
     size, most = 100_000, 1.35e-3
     drawn = LAWS[law](np.random.default_rng(num_seeds), (size, num_seeds))
     mean, centred = drawn.mean(1), drawn - drawn.mean(1, keepdims=True)
@@ -69,20 +63,24 @@ def test_means_of_skewed_laws_err_at_the_level(law, num_seeds):
     skewness = (centred**3).mean(1) / variance**1.5
     effect = mean / np.sqrt(variance * num_seeds / (num_seeds - 1))
     for side in (1, -1):
-        p_values = _p_value(num_seeds, side * effect, -side * skewness)
-        share = np.mean(p_values < LEVEL)
+        needed = quantile(num_seeds, LEVEL, -side * skewness)
+        share = np.mean(side * effect * np.sqrt(num_seeds) > needed)
         assert share <= most + 4 * math.sqrt(most / size)
     # The p-values are those of the rule.
-    for row, test in zip(drawn[:20], more(samples(*drawn[:20])), strict=True):
-        at = list(drawn[:, 0]).index(row[0])
-        assert test.supports == pytest.approx(_p_value(num_seeds, effect[at], -skewness[at]).item())
+    tests = more(samples(*drawn[:20]))
+    for each, skew, test in zip(effect, -skewness, tests, strict=False):
+        if test.supports < 0.5:
+            expected = quantile(num_seeds, test.supports, skew)
+            assert each * np.sqrt(num_seeds) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_medians_err_at_the_level(law):
     drawn = LAWS[law](np.random.default_rng(0), (2000, 20))
     middle = np.median(LAWS[law](np.random.default_rng(1), 1_000_000))
-    found = [ruling("key", [each]).verdict for each in median_more(samples(*drawn), middle)]
+    found = [
+        ruling("key", [each]).verdict for each in more(samples(*drawn), by=middle, of="median")
+    ]
     for word in ("supported", "contradicted"):
         assert found.count(word) <= 2000 * LEVEL + 4 * math.sqrt(2000 * LEVEL)
 

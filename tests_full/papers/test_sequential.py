@@ -8,13 +8,14 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import cli, papers, plots
+from fedjax_mm.claims import fact, more
 from fedjax_mm.cli import reproductions
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import check, fact, more, ruling
+from fedjax_mm.papers.rulings import check, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.manifest import manifest

@@ -15,10 +15,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from fedjax_mm import fedavg, full_participation, local_sgd, maxfl, simulate
 from fedjax_mm.base import Batching, Task
 from fedjax_mm.base.capabilities import AnalyticTask
+from fedjax_mm.claims import mean_above
 from fedjax_mm.cli import main
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.cho2022 import descents, fig5a, fig5b
+from fedjax_mm.papers.cho2022 import fig5a, fig5b
 from fedjax_mm.papers.cho2022.fig5a import TwoClients, exact_appeal
 from fedjax_mm.papers.cho2022.fig5b import Landscape, critical_gamma_hat, middle_difference
 from fedjax_mm.papers.cho2022.fig6 import ThreeClients
@@ -594,7 +595,7 @@ def test_exchanged_objectives_change_the_verdicts_on_figure_6(three):
 def test_means_over_draws_are_judged_by_their_errors():
     mean = xr.DataArray([0.5, 0.5, 0.5, 1.0], {"event": list("abcd")})
     error = xr.DataArray([0.1, 0.01, 0.2, 0.0], {"event": list("abcd")})
-    found = ruling("key", descents.mean_above(mean, error, 0.6, 100))
+    found = ruling("key", mean_above(mean, error, 0.6, 100))
     assert [part.verdict for part in found.parts] == [
         *("not settled", "contradicted", "not settled", "supported"),
     ]

@@ -10,10 +10,11 @@ import numpy as np
 import xarray as xr
 from pydantic import Field
 
+from fedjax_mm.claims import more
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Flag, Seeded
 from fedjax_mm.papers.bhuyan2022.gains import rounds_to
-from fedjax_mm.papers.rulings import check, more
+from fedjax_mm.papers.rulings import check
 from fedjax_mm.papers.schema import Check
 from fedjax_mm.sweeps.until import Until
 

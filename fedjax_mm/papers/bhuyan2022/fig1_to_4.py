@@ -10,6 +10,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import model_validator
 
+from fedjax_mm.claims import more, within
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.run import run
@@ -17,7 +18,7 @@ from fedjax_mm.metrics import estimate, log_gap
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.figures import mean_and_runs
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, alike, more, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.sweeps.execution import Execution
@@ -100,9 +101,9 @@ def judge(keys: Sequence[str], measured: xr.Dataset, config: Comparison) -> Iter
     means = "mean gap(t) of MFA-RR minus MFA-Rand"
     spread = "log10 of the ratio of standard deviations, {:.4f} and {:.4f}".format(*spreads)
     tests = {
-        "similar-means": (alike(ahead, _SIMILAR, form=".4f"), means),
+        "similar-means": (within(ahead, margin=_SIMILAR, form=".4f"), means),
         "better-mean": (more(-ahead, form=".4f"), "mean gap(t) of MFA-Rand minus MFA-RR"),
-        "no-order-of-magnitude": (alike(ahead, 1.0, form=".4f"), means),
+        "no-order-of-magnitude": (within(ahead, margin=1.0, form=".4f"), means),
         "randomness": (more(ratios, by=math.log10(_FACTOR)), spread),
         "variance": (more(ratios, by=math.log10(_FACTOR)), spread),
     }

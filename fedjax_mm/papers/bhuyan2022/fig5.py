@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
+from fedjax_mm.claims import more
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.experiments.optimizers import InverseTime
@@ -16,7 +17,7 @@ from fedjax_mm.metrics import estimate, gain
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_panels, rounds_to
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, median_more, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several
@@ -79,7 +80,7 @@ def judge(measured: xr.Dataset, config: GainSweep) -> Iterable[Ruling]:
     """Rules on the growth of the gain with M, with an upper limit on gains of unreached targets."""
     gains, alone = measured.gain_per_seed, measured.rounds_per_seed.sel(M=1, drop=True)
     limits = Limits(gains.fillna(0.0), gains.fillna(gains.M * alone / config.num_rounds))
-    yield ruling("increases", median_more(limits.trend.decided(0.5), by=0.5))
+    yield ruling("increases", more(limits.trend.decided(0.5), by=0.5, of="median"))
 
 
 def table(measured: xr.Dataset, config: GainSweep) -> Sequence[Table]:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from fedjax_mm import plots
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Params
+from fedjax_mm.claims import less, more, one_draw
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import Estimate, estimate, gain
@@ -22,12 +23,11 @@ from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_columns, gain
 from fedjax_mm.papers.bhuyan2022.learners import FacesLearner, Learner, SyntheticLearner
 from fedjax_mm.papers.bhuyan2022.together import Aiming, aims
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.printed import one_draw
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, median_less, median_more, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.papers.training import described, stage, train
+from fedjax_mm.papers.training import described, train
 from fedjax_mm.papers.values import Some
 from fedjax_mm.results.labels import number
 from fedjax_mm.sweeps.execution import Execution
@@ -107,7 +107,7 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
         build = partial(config.setup, learner, data=data, targets=targets, start=initial)
         axes = {"algorithm": _ALGORITHMS, "num_models": num_models}
         records: Any = {"record_every": config.resolution, "until": config.until}
-        with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
+        with execution.stage(f"{name}-{config.learners.index(learner)}") as how:
             return train([data], build, axes, config, how, num_rounds=rounds, **records)
 
     # Run FedAvg on one model first, with unreachable targets, because its accuracies after T_1
@@ -177,10 +177,10 @@ def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Rulin
     gains = _limits(measured, config)
     is_synthetic = all(isinstance(learner, SyntheticLearner) for learner in config.learners)
     yield from _levels(measured)
-    yield ruling("increases", median_more(gains.trend.decided(0.5), by=0.5))
+    yield ruling("increases", more(gains.trend.decided(0.5), by=0.5, of="median"))
     about = f"{_WHY} ({_of_share(measured)})" if is_synthetic else ""
     exponents = Limits(*(-each for each in reversed(gains.exponents))).decided(-1.0)
-    yield ruling("sub-linear", median_less(-exponents, by=1.0), about=about)
+    yield ruling("sub-linear", less(-exponents, by=1.0, of="median"), about=about)
     yield ruling("advantageous", _above_one(measured, config))
 
 
@@ -191,8 +191,8 @@ def judge_partial(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ru
     # Use the largest possible orders, because they show which decreases are certain.
     dips = Limits(*((each < 0).any("pair").astype(float) for each in reversed(steps)))
     yield from _levels(measured)
-    yield ruling("for-the-most-part", median_more(rising.decided(0.5), by=0.5))
-    yield ruling("dips", median_more(dips.decided(0.5), by=0.5, form=".0f"))
+    yield ruling("for-the-most-part", more(rising.decided(0.5), by=0.5, of="median"))
+    yield ruling("dips", more(dips.decided(0.5), by=0.5, of="median", form=".0f"))
     yield ruling("above-one", _above_one(measured, config))
 
 
@@ -223,7 +223,7 @@ def _limits(measured: xr.Dataset, config: GainVersusModels) -> Limits:
 def _above_one(measured: xr.Dataset, config: GainVersusModels) -> list[Any]:
     gains = _judged(measured)
     several = gains.sel(M=gains.M > 1)
-    return median_more(several, by=1.0, unreached=_highest(several, config))
+    return more(several, by=1.0, of="median", unreached=_highest(several, config))
 
 
 def _excess(measured: xr.Dataset) -> xr.DataArray:

@@ -6,19 +6,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.claims import at_least, at_most, more
 from fedjax_mm.papers.bhuyan2022 import bounds
 from fedjax_mm.papers.bhuyan2022.regression import Growing, known, run_growing, theorem_2
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import (
-    Ruling,
-    check,
-    finding,
-    more,
-    no_less,
-    no_more,
-    ruling,
-    untested,
-)
+from fedjax_mm.papers.rulings import Ruling, check, finding, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe
@@ -68,7 +60,7 @@ def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
         share = max(config.left_out)
         fixed = measured.growth.sel(sample="fixed", left_out=share, drop=True).mean(("M", "E"))
         text = "with samples of fixed size, (t/M + gamma) times the error grows by more than 5 %"
-        yield finding(f"{text} ({share:g} left out, mean over M and E)", more(fixed, _CONSTANT))
+        yield finding(f"{text} ({share:g} left out, mean over M and E)", more(fixed, by=_CONSTANT))
     evidence = f"farthest {measured.farthest:.3g}, radius {measured.radius:.3g}"
     ball = "no model leaves the ball around w* on which G, beta_1 and beta_2 hold"
     yield check(ball, measured.farthest <= measured.radius, evidence)
@@ -80,7 +72,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     about = f"1 - error / bound at the tightest round; {range_}"
     yield ruling(
         "theorem-2",
-        no_less(here.room, ROUND_OFF, form=".3g"),
+        at_least(here.room, -ROUND_OFF, form=".3g"),
         about=about,
         looseness=least.min(),
     )
@@ -88,7 +80,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
         "relative growth from the third to the last quarter of the rounds; an error of the order "
     )
     about += "1/sqrt(t) would have 0.18"
-    yield ruling("order-one-over-t", no_more(here.growth, _CONSTANT, ".3f"), about=about)
+    yield ruling("order-one-over-t", at_most(here.growth, _CONSTANT, form=".3f"), about=about)
     yield bounds.needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
     # Check that a model that never moves fails, because otherwise the check is vacuous.
     frozen = bounds.rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)

@@ -18,6 +18,7 @@ from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import fedcluster, mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Batching, Index, Look, Metrics, Task
+from fedjax_mm.claims import at_least, fact, more, within
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
@@ -34,7 +35,7 @@ from fedjax_mm.papers.bhuyan2022.regression import (
     theorem_2,
 )
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, alike, check, fact, finding, more, no_less, ruling
+from fedjax_mm.papers.rulings import Ruling, check, finding, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.training import train
@@ -407,7 +408,7 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
     once = bool((robin.sel(pairs="once") == 1).all())
     yield ruling(
         "remark-1",
-        alike(apart.rename(matched="M"), _MARGIN, form=".4f"),
+        within(apart.rename(matched="M"), margin=_MARGIN, form=".4f"),
         fact(once, f"{config.num_frames} frames of each seed", "MFA-RR: every pair once a frame"),
         about="the share of pairs that MFA-Rand left out of M rounds, minus (1 - 1/M)^M",
     )
@@ -419,25 +420,25 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
     equal, faster = (measured.faster.sel(sample=name, drop=True) for name in ("growing", "fixed"))
     about = "MFA-RR's exponent minus FedCluster's; with equal samples the difference is "
     about += describe(*estimate(equal))
-    yield ruling("faster-than-fedcluster", more(faster, _FASTER), about=about)
-    rooms = no_less(measured.subsets_room, ROUND_OFF, form=".3g")
+    yield ruling("faster-than-fedcluster", more(faster, by=_FASTER), about=about)
+    rooms = at_least(measured.subsets_room, -ROUND_OFF, form=".3g")
     yield ruling("any-subsets", rooms, looseness=measured.subsets_ratio)
-    yield ruling("remark-3", alike(measured.one_model - 1, _ALIKE, form=".3f"))
-    averages = more(measured.average_exponent, 0.25)
+    yield ruling("remark-3", within(measured.one_model - 1, margin=_ALIKE, form=".3f"))
+    averages = more(measured.average_exponent, by=0.25)
     yield finding(
         "MFA-RR's measured errors, averaged over frames, fall faster than T^-1/4", averages
     )
     text = "FedCluster: errors are below c^(1/2) / (mu T^(1/4)) of Remark 2, with c measured"
-    room = no_less(measured.cluster_room, ROUND_OFF)
+    room = at_least(measured.cluster_room, -ROUND_OFF)
     yield finding(text, room, f"c = {measured.cluster_constant:.3g}")
     recursion = measured.room.sel(lemma=_RECURSION, drop=True)
     text = "the recursion (32), which combines the lemmas, holds in every frame"
-    yield check(text, no_less(recursion, ROUND_OFF, form=".3g"))
+    yield check(text, at_least(recursion, -ROUND_OFF, form=".3g"))
     for name in _WHAT:
         here = measured.sel(lemma=name)
         ratios = f"{here.least_ratio.min():.3g} to {here.largest_ratio.max():.3g}"
         about = f"1 - value / bound at the tightest point; bound / mean {ratios}"
-        tests = no_less(here.room.drop_vars("lemma"), ROUND_OFF, form=".3g")
+        tests = at_least(here.room.drop_vars("lemma"), -ROUND_OFF, form=".3g")
         # The ratio is 0 / 0 if all local models are equal.
         equal = here.least_ratio.drop_vars("lemma").isnull()
         names = [

@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.claims import more, one_draw
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.bhuyan2022 import accuracy, together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS
@@ -21,9 +22,8 @@ from fedjax_mm.papers.bhuyan2022.learners import (
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.printed import one_draw
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, finding, more, ruling
+from fedjax_mm.papers.rulings import Ruling, finding, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Some

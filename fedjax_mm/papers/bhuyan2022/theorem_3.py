@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
+from fedjax_mm.claims import Evidence, fact
 from fedjax_mm.experiments.fields import Count, Positive, TwoOrMore
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds, symbols
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Evidence, Ruling, fact, finding, ruling
+from fedjax_mm.papers.rulings import Ruling, finding, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several

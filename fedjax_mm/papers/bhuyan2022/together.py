@@ -23,7 +23,7 @@ from fedjax_mm.metrics import estimate, gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import ASSIGNMENTS
-from fedjax_mm.papers.training import described, stage, train
+from fedjax_mm.papers.training import described, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
@@ -159,12 +159,12 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
     how, models = execution or Execution(), config.models[: max(config.at_once)]
     drawn, every = draw(config), config.resolution
     stacks = drawn.stacks
-    with stage(how, "alone") as saving:
+    with how.stage("alone") as saving:
         build, axes = partial(config.alone, drawn=drawn), {"which": range(len(models))}
         alone = train(stacks, build, axes, config, saving, record_every=every)
     curves = by_part(alone.isel(model=0, drop=True).rename(which="model"), "accuracy")
     targets = aims(curves).transpose("model", "seed", "part").values.astype(np.float32)
-    with stage(how, "together") as saving:
+    with how.stage("together") as saving:
         several = train(
             stacks,
             partial(config.together, drawn=drawn, targets=targets),

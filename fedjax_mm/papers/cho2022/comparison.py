@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.claims import Evidence, at_least, more, welch
 from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022.clients import source_of
@@ -16,9 +17,8 @@ from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
 from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_comparison
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.printed import welch
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Evidence, Ruling, more, no_less, ruling, untested
+from fedjax_mm.papers.rulings import Ruling, ruling, untested
 from fedjax_mm.papers.schema import Check, Reading, Table, published_statements
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
@@ -246,7 +246,7 @@ def preferred(
     could fail, and nothing is tested.
     """
     ahead = lead(measured, others, metric)
-    tests = no_less(ahead, EQUAL, ".3f") if or_same else more(ahead, form=".3f")
+    tests = at_least(ahead, -EQUAL, form=".3f") if or_same else more(ahead, form=".3f")
     means = squeezed(measured["percent"]).reindex(metric=[metric], algorithm=[OURS, *others])
     means = means.mean("seed", skipna=False)
     apart = (means.max("algorithm", skipna=False) - means.min("algorithm", skipna=False)).max()

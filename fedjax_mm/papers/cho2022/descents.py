@@ -13,9 +13,8 @@ from jax import lax
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.compute import compute
-from fedjax_mm.papers.rulings import Evidence, check
+from fedjax_mm.papers.rulings import check
 from fedjax_mm.papers.schema import Check
-from fedjax_mm.results.labels import number, places
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 from fedjax_mm.tasks.minimize import local_minimum
 
@@ -126,26 +125,6 @@ def all_converged(text: str, measured: xr.Dataset) -> Check:
     if "gradient" in measured:
         evidence += f", largest gradient at the end {measured.gradient:.1e}"
     return check(text, measured.converged == measured.descents, evidence)
-
-
-def mean_above(
-    mean: xr.DataArray, error: xr.DataArray, by: float, draws: int, form: str = ".3f"
-) -> list[Evidence]:
-    """Tests whether means over many draws exceed `by`, from means and standard errors alone.
-
-    `rulings.more` would need all draws, which are too many for a summary.
-    """
-    from scipy.special import ndtr
-
-    found = []
-    for at, words in places(mean, *map(str, mean.dims)):
-        value, spread = mean.sel(at).item(), error.sel(at).item()
-        # If all draws are equal, compare the means directly, because their spread is 0.
-        score = (value - by) / spread if spread else np.copysign(np.inf, value - by)
-        text = number(value, spread, form)
-        tails = float(ndtr(-score)), float(ndtr(score))
-        found.append(Evidence(", ".join(words), text, *tails, seeds=draws))
-    return found
 
 
 def objectives(result: xr.Dataset) -> plots.Panel:

@@ -6,12 +6,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.claims import at_least, more
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import comparison
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead, preferred
 from fedjax_mm.papers.cho2022.grid import Comparison, clustered
 from fedjax_mm.papers.cho2022.table1 import APPEAL
-from fedjax_mm.papers.rulings import Ruling, more, no_less, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "MW-Fed")
 _METRICS = ("appeal", "preferred_accuracy")
@@ -47,7 +48,7 @@ def rules_of_unseen(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruli
     same, higher = (
         preferred(measured, BASELINES, _PREFERRED[1], or_same=or_same) for or_same in (True, False)
     )
-    yield ruling("by-47", no_less(appeal, -_LEAST, ".1f"), same)
+    yield ruling("by-47", at_least(appeal, _LEAST, form=".1f"), same)
     yield ruling("highest", more(appeal, form=".1f"), higher)
 
 

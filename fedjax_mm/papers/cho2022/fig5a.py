@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
+from fedjax_mm.claims import fact, mean_above
 from fedjax_mm.experiments.fields import Distinct, NonNegative
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, check, fact, ruling
+from fedjax_mm.papers.rulings import Ruling, check, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execution import Execution
@@ -96,7 +97,7 @@ def judge(measured: xr.Dataset, config: TwoClients) -> Iterator[Ruling | Check]:
     maxfl, draws = measured.sel(objective="MaxFL"), config.num_seeds
     least = maxfl.isel({_SQUARE: [maxfl.appeal.values.argmin()]})
     floor = measured["Theorem A.1"].item()
-    theorem = descents.mean_above(least.appeal, least.standard_error, floor, draws, ".4f")
+    theorem = mean_above(least.appeal, least.standard_error, floor, draws, ".4f")
     yield ruling(
         "theorem-a-1", theorem, about=f"smallest mean GM-Appeal, compared with {floor:.4f}"
     )
@@ -105,7 +106,7 @@ def judge(measured: xr.Dataset, config: TwoClients) -> Iterator[Ruling | Check]:
     number = 2 * farthest.appeal, 2 * farthest.standard_error
     yield ruling(
         "at-least-one",
-        descents.mean_above(*number, 1.0, draws),
+        mean_above(*number, 1.0, draws),
         about="expected number of satisfied clients out of two, where the text has at least one",
     )
     for key, name in (("relu", "MaxFL (ReLU)"), ("lemma-a-2", "MaxFL (log loss)")):

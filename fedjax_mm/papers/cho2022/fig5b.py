@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
+from fedjax_mm.claims import Evidence, fact
 from fedjax_mm.experiments.fields import Config, Count, Positive, TwoOrMore
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
+from fedjax_mm.papers.rulings import Ruling, check, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Some

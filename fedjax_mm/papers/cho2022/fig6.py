@@ -11,12 +11,13 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
+from fedjax_mm.claims import Evidence, mean_above
 from fedjax_mm.experiments.fields import TwoOrMore
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Evidence, Ruling, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several
@@ -122,7 +123,7 @@ def judge(measured: xr.Dataset, config: ThreeClients) -> Iterator[Ruling | Check
     def above(which: xr.DataArray, event: str, objective: str, by: float) -> list[Evidence]:
         at = measured[["mean", "standard_error"]].isel(point=which.values)
         at = at.sel(event=event, objective=objective, drop=True)
-        found = descents.mean_above(at["mean"], at.standard_error, by, config.num_seeds)
+        found = mean_above(at["mean"], at.standard_error, by, config.num_seeds)
         who = f"{objective}, {event}"
         return [each._replace(name=f"{each.name}: {who}") for each in found]
 

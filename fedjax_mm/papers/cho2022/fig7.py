@@ -6,10 +6,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.claims import within
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022.comparison import draw, item, judged, unattacked
 from fedjax_mm.papers.cho2022.grid import Comparison, clustered
-from fedjax_mm.papers.rulings import Ruling, alike, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 
 _METHODS = ("FedAvg", "MaxFL")
 _NEARLY = 10.0  # allowed difference, in percent of the larger loss
@@ -24,7 +25,7 @@ def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     """Judges the largest difference between test and training losses over a run's records."""
     largest = unattacked(measured["largest difference"]).reindex(algorithm=list(_METHODS))
-    yield ruling("nearly-identical", alike(largest, _NEARLY, ".1f"))
+    yield ruling("nearly-identical", within(largest, margin=_NEARLY, form=".1f"))
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:

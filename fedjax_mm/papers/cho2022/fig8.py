@@ -12,12 +12,13 @@ from jax import lax
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
+from fedjax_mm.claims import fact
 from fedjax_mm.experiments.fields import Config, Count, Positive, TwoOrMore
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, fact, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Several

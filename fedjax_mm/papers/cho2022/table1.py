@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import xarray as xr
 
+from fedjax_mm.claims import at_least, more
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import fig7
 from fedjax_mm.papers.cho2022.comparison import BOTH, OURS, concordance, item, lead, squeezed
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, finding, more, no_less, ruling, under, untested
+from fedjax_mm.papers.rulings import Ruling, finding, ruling, under, untested
 from fedjax_mm.papers.schema import Check, Reading
 from fedjax_mm.results.labels import describe
 
@@ -48,15 +49,17 @@ def judged_table(measured: xr.Dataset) -> Iterator[Ruling]:
     yield ruling("highest-accuracy", more(accuracy, form=".1f"))
     yield ruling("retains", more(appeal.sel(metric=[APPEAL[0]]), form=".1f"))
     yield ruling("higher-than-fedavg", more(appeal.sel(algorithm=["FedAvg"]), form=".1f"))
-    yield ruling("appeal-by-32", no_less(appeal, -_LEAST_APPEAL, ".1f"))
-    by = (no_less(accuracy.sel(metric=[name]), -x, ".1f") for name, x in _LEAST_ACCURACY.items())
+    yield ruling("appeal-by-32", at_least(appeal, _LEAST_APPEAL, form=".1f"))
+    by = (
+        at_least(accuracy.sel(metric=[name]), x, form=".1f") for name, x in _LEAST_ACCURACY.items()
+    )
     yield ruling("accuracy-by-22", *by)
     percent = squeezed(measured["percent"]).reindex(algorithm=list(METHODS))
     away = 100 - percent.sel(metric=APPEAL[0], drop=True)
     some = away.sel(algorithm=["FedProx", "SCAFFOLD", "PerFedAvg", "qFFL"])
     yield ruling(
         "low-appeal",
-        more(some, 50.0, ".1f"),
+        more(some, by=50.0, form=".1f"),
         about="seen clients to which the model does not appeal. "
         f"Without a willing client we skip a round, {_skipped(measured, some)}, so that few "
         "clients can be won back",

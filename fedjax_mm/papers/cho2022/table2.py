@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import xarray as xr
 
+from fedjax_mm.claims import at_most, more
 from fedjax_mm.papers.cho2022.comparison import BOTH, OURS, item
 from fedjax_mm.papers.cho2022.grid import Comparison, methods
 from fedjax_mm.papers.cho2022.table1 import ACCURACY
-from fedjax_mm.papers.rulings import Ruling, more, no_more, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 
 _LITTLE = 5.0  # points: the upper end of "only 1-5 %"
 _SHARES = (0.05, 0.1)
@@ -20,8 +21,8 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     without, attacked = (percent.reindex(attackers=list(x)) for x in ((0.0,), _SHARES))
     lost = without.isel(attackers=0, drop=True) - attacked
     ours, theirs = (lost.sel(algorithm=name, drop=True) for name in (OURS, "MW-Fed"))
-    yield ruling("loses-little", no_more(ours, _LITTLE, ".1f"))
-    yield ruling("mw-fed-susceptible", more(theirs, _LITTLE, ".1f"))
+    yield ruling("loses-little", at_most(ours, _LITTLE, form=".1f"))
+    yield ruling("mw-fed-susceptible", more(theirs, by=_LITTLE, form=".1f"))
 
 
 _SETTINGS = Comparison(

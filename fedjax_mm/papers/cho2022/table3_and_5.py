@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 
 import xarray as xr
 
+from fedjax_mm.claims import Evidence, at_least, fact, more
 from fedjax_mm.papers.cho2022 import comparison
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead, preferred
 from fedjax_mm.papers.cho2022.grid import Comparison, clustered
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Evidence, Ruling, fact, more, no_less, ruling, under
+from fedjax_mm.papers.rulings import Ruling, ruling, under
 from fedjax_mm.papers.schema import Reading
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "PerFedAvg", "MW-Fed")
@@ -45,7 +46,7 @@ def rules_of_appeal(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruli
 def leads(measured: xr.Dataset) -> Iterator[Ruling]:
     """Judges MaxFL's measured leads."""
     appeal = lead(measured, BASELINES, *APPEAL)
-    yield ruling("at-least-10", no_less(appeal, -_LEAST, ".1f"))
+    yield ruling("at-least-10", at_least(appeal, _LEAST, form=".1f"))
     yield ruling("above-perfedavg", more(appeal.sel(algorithm=["PerFedAvg"]), form=".1f"))
 
 
@@ -79,8 +80,8 @@ def rules_of_accuracy(measured: xr.Dataset, settings: Comparison) -> Iterator[Ru
     yield ruling(
         "fedprox-slightly-higher",
         more((-behind).assign_coords(algorithm=["FedProx minus MaxFL"])),
-        no_less(
-            behind.assign_coords(algorithm=["MaxFL minus FedProx, slightly"]), comparison.EQUAL
+        at_least(
+            behind.assign_coords(algorithm=["MaxFL minus FedProx, slightly"]), -comparison.EQUAL
         ),
         more(appeal.sel(algorithm=["FedProx"]), form=".1f"),
         about="the appeal of 0.46 is PerFedAvg's in the paper's own Table 3; FedProx has 0.41",

@@ -5,9 +5,10 @@ from itertools import combinations
 
 import xarray as xr
 
+from fedjax_mm.claims import within
 from fedjax_mm.papers.cho2022.comparison import item
 from fedjax_mm.papers.cho2022.grid import Comparison, Requirement, clustered
-from fedjax_mm.papers.rulings import Ruling, alike, ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 
 _LITTLE = 5.0  # an appeal that varies by less, in points, "does not vary much"
 _METHODS = ("FedAvg", "FedProx", "MaxFL")
@@ -21,7 +22,9 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     after = {n: appeal.reindex({"warm-up steps": [n]}).isel({"warm-up steps": 0}) for n in _STEPS}
     pairs = {f"{b} minus {a} steps": after[b] - after[a] for a, b in combinations(_STEPS, 2)}
     changes = xr.concat(list(pairs.values()), xr.IndexVariable("steps", list(pairs)))
-    yield ruling("do-not-vary-much", alike(changes.transpose("algorithm", ...), _LITTLE, ".1f"))
+    yield ruling(
+        "do-not-vary-much", within(changes.transpose("algorithm", ...), margin=_LITTLE, form=".1f")
+    )
 
 
 _SETTINGS = clustered(*_METHODS, requirement=Requirement(num_steps=_STEPS))

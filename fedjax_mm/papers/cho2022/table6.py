@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import xarray as xr
 
+from fedjax_mm.claims import fact, more
 from fedjax_mm.papers.cho2022.comparison import BY_ACCURACY, OURS, item, lead, preferred, selected
 from fedjax_mm.papers.cho2022.grid import Comparison, Point, clustered, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, fact, more, ruling, under
+from fedjax_mm.papers.rulings import Ruling, ruling, under
 from fedjax_mm.papers.schema import Reading
 
 _AFL = {"AFL": {"name": "afl", "mixture_rate": 0.1}}

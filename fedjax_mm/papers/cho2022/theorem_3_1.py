@@ -18,12 +18,13 @@ from fedjax_mm import plots
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Batching, Index, Metrics
+from fedjax_mm.claims import at_least, fact
 from fedjax_mm.data.clients import ClientData, client_data
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, check, fact, no_less, ruling, untested
+from fedjax_mm.papers.rulings import Ruling, check, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.training import train
@@ -333,11 +334,13 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
         about = f"1 - mean / bound; bound / mean {ratio.min():.3g} to {ratio.max():.3g}"
         if part == "partial":
             about += "; the printed bound is larger than the corrected one, so that it holds too"
-        tests = no_less(here.room, 0.0, form=".4f")
+        tests = at_least(here.room, 0.0, form=".4f")
         yield ruling(key, tests, about=about, looseness=ratio.min())
     if len(config.num_rounds) > 1:
         about = "q - 1/2, where the measured means fall as T^-q"
-        yield ruling("stationary-point", no_less(measured.exponent - 0.5, 0.05, ".4f"), about=about)
+        yield ruling(
+            "stationary-point", at_least(measured.exponent - 0.5, -0.05, form=".4f"), about=about
+        )
     else:
         yield untested("stationary-point", "the run has only one T")
     for key, name in (("lemma-b-1", "dissimilarity"), ("lemma-b-2", "curvature")):

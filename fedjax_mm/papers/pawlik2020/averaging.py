@@ -16,11 +16,12 @@ from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.base import Scalar
+from fedjax_mm.claims import Evidence, at_most, fact, less, more
 from fedjax_mm.experiments.fields import Config, Count, NonNegative, Positive, Seed, TwoOrMore
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Evidence, Ruling, fact, less, more, no_more, ruling, untested
+from fedjax_mm.papers.rulings import Ruling, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Increasing
@@ -266,7 +267,7 @@ def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
         measured["own at T"].sel(T=T, I=config.allowed(T)).drop_vars("I") for T in config.horizons
     ]
     ratios = [after / before.mean("seed").drop_vars("T") for before, after in pairwise(own)]
-    yield ruling("order", no_more(xr.concat(ratios, "T"), _FALLS, ".3f"))
+    yield ruling("order", at_most(xr.concat(ratios, "T"), _FALLS, form=".3f"))
     more_noise, less_noise = (own[-1].isel(sigma=at, drop=True) for at in (-1, 0))
     yield ruling("noise-slows", more((more_noise - less_noise).drop_vars("T"), form=".3g"))
     yield from _to_a_target(measured)
@@ -282,7 +283,7 @@ def _to_a_target(measured: xr.Dataset) -> Iterator[Ruling]:
         return
     messages = (measured.until / measured.I).isel(start=0, drop=True)
     ratio = messages.isel(I=-1, drop=True) / messages.isel(I=0, drop=True)
-    yield ruling("less-communication", less(ratio, _LESS, ".3f"))
+    yield ruling("less-communication", less(ratio, by=_LESS, form=".3f"))
 
 
 def _ratio(measured: xr.DataArray, bound: xr.DataArray) -> xr.DataArray:

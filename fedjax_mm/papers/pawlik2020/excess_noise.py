@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Cohort, Scalar
+from fedjax_mm.claims import Evidence, fact, near
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.printed import near
-from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
+from fedjax_mm.papers.rulings import Ruling, check, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe

@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
+from fedjax_mm.claims import less, more
 from fedjax_mm.data.partition import Parts, iid_clients, iid_share
 from fedjax_mm.experiments.fields import Count, Flag, Fraction, Percent, TwoOrMore
 from fedjax_mm.metrics import estimate, first_round_below
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.setting import EVALUATIONS, Trained
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Ruling, less, more, ruling, untested
+from fedjax_mm.papers.rulings import Ruling, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Increasing, Trend

@@ -11,24 +11,15 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
+from fedjax_mm.claims import Evidence, fact, more, welch, within
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.setting import EVALUATIONS, Trained
-from fedjax_mm.papers.printed import welch
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import (
-    Evidence,
-    Ruling,
-    alike,
-    fact,
-    finding,
-    more,
-    ruling,
-    untested,
-)
+from fedjax_mm.papers.rulings import Ruling, finding, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.values import Increasing
@@ -158,11 +149,11 @@ def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
     for key, runs in {"limited-values": first, "doubled-limits": last}.items():
         yield ruling(key, *_few_values(runs, config), about=_WHY)
     scored = first.best.sel(evaluation="as-published", drop=True)
-    yield ruling("cohort-size", alike(slopes(scored), _SLOPE))
+    yield ruling("cohort-size", within(slopes(scored), margin=_SLOPE))
     rest = slopes(measured.best).stack(case=("contacts", "evaluation"))
     for contacts, evaluation in rest.case.values[1:]:
         text = f"cohort size does not matter for R C = {contacts}, scored on {evaluation}"
-        yield finding(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
+        yield finding(text, within(rest.sel(case=(contacts, evaluation), drop=True), margin=_SLOPE))
 
 
 def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]]:
@@ -198,7 +189,7 @@ def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling 
         yield finding(text, hers[120])
     first = scored.isel(contacts=0, drop=True).best
     apart = 100 * (first - first.mean("C"))
-    yield ruling("flat", alike(apart, _FLAT, form=".1f"))
+    yield ruling("flat", within(apart, margin=_FLAT, form=".1f"))
     yield ruling("error-bars", _variance_more(100 * first, by=_LARGE**2))
 
 

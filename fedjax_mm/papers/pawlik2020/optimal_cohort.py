@@ -16,11 +16,12 @@ from pydantic import Field, model_validator
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Cohort, Index, Look, Params, Round, Scalar
 from fedjax_mm.base.shuffles import permutation
+from fedjax_mm.claims import fact
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, check, fact, finding, ruling, untested
+from fedjax_mm.papers.rulings import Ruling, check, finding, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.papers.training import train

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from pydantic import model_validator
 
 from fedjax_mm import plots
+from fedjax_mm.claims import Evidence, fact
 from fedjax_mm.experiments.fields import Config, Count
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.setting import check_sizes
 from fedjax_mm.papers.published import published
-from fedjax_mm.papers.rulings import Evidence, Ruling, fact, ruling, untested
+from fedjax_mm.papers.rulings import Ruling, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.papers.values import Some

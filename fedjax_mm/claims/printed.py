@@ -1,4 +1,4 @@
-"""Tests of printed numbers, which have an error of their own."""
+"""Tests of numbers that are known by a mean and an error alone, such as printed ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.claims.evidence import Evidence, rows_of
 from fedjax_mm.metrics import standard_error
-from fedjax_mm.papers.rulings import Evidence, rows_of
-from fedjax_mm.results.labels import number
+from fedjax_mm.results.labels import number, places
 
 _CERTAIN = 1e9  # degrees of freedom of a known error
 _TINY = 1e-9  # the smallest standard error, of draws that are all equal
@@ -61,6 +61,12 @@ def welch(
       runs: the number of runs behind each printed mean.
       margin: the largest difference that counts as near.
       form: the format of numbers in the evidence.
+
+    Example:
+      >>> ours = xr.DataArray([[79.0, 81.0] * 10], {"rule": ["A"]}, dims=("rule", "seed"))
+      >>> [test] = welch(ours, mean=80.2, spread=1.0, runs=10, margin=2.0)
+      >>> test.text, test.supports < 0.01
+      ('80.0 ± 0.2, printed 80.2 with sd 1.0', True)
     """
     found, size = [], samples.sizes["seed"]
     one = samples.isel(seed=0, drop=True)
@@ -94,6 +100,12 @@ def one_draw(
       printed: the printed numbers, over the other dimensions.
       most: the largest half width of an interval that says something.
       form: the format of numbers in the evidence.
+
+    Example:
+      >>> ours = xr.DataArray([79.0, 81.0] * 10, dims="seed")
+      >>> [test] = one_draw({"": ours}, 80.2, most=5.0)
+      >>> test.text, test.supports
+      ('printed 80.2, 95 % of our draws are 77.8 to 82.2', 0.0)
     """
     from scipy.special import stdtr, stdtrit
 
@@ -114,4 +126,34 @@ def one_draw(
         supports = np.nan if np.isnan(least) else float(least < _USUAL or is_wide)
         within = f"an interval within {most:g}"
         found.append(Evidence(rows[0][0], text, supports, largest, size, margin=within))
+    return found
+
+
+def mean_above(
+    mean: xr.DataArray, error: xr.DataArray, by: float, draws: int, form: str = ".3f"
+) -> list[Evidence]:
+    """Tests whether means over many draws exceed `by`, from means and standard errors alone.
+
+    Args:
+      mean: the means, for example of more draws than a file keeps.
+      error: their standard errors.
+      by: the margin.
+      draws: the number of draws.
+      form: the format of numbers in the evidence.
+
+    Example:
+      >>> [test] = mean_above(xr.DataArray(1.0), xr.DataArray(0.1), 0.5, draws=10_000)
+      >>> test.text, test.supports < 1e-6
+      ('1.000 ± 0.100', True)
+    """
+    from scipy.special import ndtr
+
+    found = []
+    for at, words in places(mean, *map(str, mean.dims)):
+        value, spread = mean.sel(at).item(), error.sel(at).item()
+        # If all draws are equal, compare the means directly, because their spread is 0.
+        score = (value - by) / spread if spread else np.copysign(np.inf, value - by)
+        text = number(value, spread, form)
+        tails = float(ndtr(-score)), float(ndtr(score))
+        found.append(Evidence(", ".join(words), text, *tails, seeds=draws))
     return found
