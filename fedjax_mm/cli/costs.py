@@ -1,0 +1,366 @@
+"""Times capabilities beside federated averaging, and draws and prints what they cost."""
+
+import datetime
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple, Self
+
+import jax
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_mm.cli import capabilities
+from fedjax_mm.cli.capabilities import ABSENT, BASELINE, CAPABILITIES, Operation, Problem
+from fedjax_mm.cli.draws import draws_of_a_round
+from fedjax_mm.cli.speed import Program, compile_program, rounds_program, seconds_of
+from fedjax_mm.cli.terminal import show_table
+from fedjax_mm.plots.drawing import COLORS, MARKERS, STYLE, WIDTH, arrange, finish
+from fedjax_mm.tools.compiler import cache_directory
+from fedjax_mm.tools.screen import Report
+
+
+class Cost(NamedTuple):
+    """What a capability costs on a workload.
+
+    Attributes:
+      workload: the name of the workload.
+      name: the name of the row.
+      kind: what is added to federated averaging.
+      seconds: the least time of a run.
+      times: the same, divided by that of the baseline.
+      trace: seconds for tracing.
+      lower: seconds for lowering to StableHLO.
+      compile: seconds for compiling.
+      temporary_bytes: the memory of temporary arrays, on each device.
+      keys: the number of keys made in a round, on each device; None in asynchronous runs.
+      words: the number of random words drawn in a round, on each device; None as above.
+      operation: the arithmetic of NumPy and PyTorch, or None.
+      numpy: its seconds for all rounds in NumPy.
+      torch: the same in PyTorch; None if it is not installed.
+    """
+
+    workload: str
+    name: str
+    kind: str
+    seconds: float
+    times: float
+    trace: float
+    lower: float
+    compile: float
+    temporary_bytes: int
+    keys: int | None
+    words: int | None
+    operation: Operation | None = None
+    numpy: float | None = None
+    torch: float | None = None
+
+
+class Costs(NamedTuple):
+    """A table of costs.
+
+    Attributes:
+      about: the versions, the machine, its load and the settings.
+      rows: all rows.
+    """
+
+    about: Mapping[str, Any]
+    rows: Sequence[Cost]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Costs that were saved by `json`."""
+        return cls(content["about"], [Cost(**row) for row in content["rows"]])
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"about": self.about, "rows": [row._asdict() for row in self.rows]}
+
+    @property
+    def workloads(self) -> list[str]:
+        """The names of the workloads."""
+        return list(dict.fromkeys(row.workload for row in self.rows))
+
+    def of(self, workload: str) -> dict[str, Cost]:
+        """The rows of a workload by name."""
+        return {row.name: row for row in self.rows if row.workload == workload}
+
+
+def plan(only: Sequence[str], on: Sequence[str], rounds: int | None, repeats: int) -> "Planned":
+    """Chooses rows and workloads, of which an empty sequence means all.
+
+    Args:
+      only: names of rows and of kinds; the baseline is always measured.
+      on: names of workloads.
+      rounds: the number of rounds; None takes each workload's.
+      repeats: the number of timed runs, of which the fastest counts.
+
+    Raises:
+      ValueError: if a name is unknown or a number is too small.
+    """
+    known = capabilities.problems()
+    kinds = dict.fromkeys(row.kind for row in CAPABILITIES.values())
+    for name in on:
+        if name not in known:
+            raise ValueError(f"capabilities on {name!r}; choose from {', '.join(known)}")
+    for name in only:
+        if name not in (*kinds, *CAPABILITIES):
+            allowed = ", ".join([*kinds, *CAPABILITIES])
+            raise ValueError(f"--only is {name!r}; choose from {allowed}")
+    if rounds is not None and rounds < 2:
+        raise ValueError(f"--rounds is {rounds}; it must be at least 2")
+    rows = {
+        name
+        for name, row in CAPABILITIES.items()
+        if not only or name == BASELINE or {name, row.kind} & {*only}
+    }
+    chosen = {name: each.lasting(rounds) for name, each in known.items() if name in (on or known)}
+    points = [(w, name) for w in chosen for name in CAPABILITIES if name in rows]
+    return Planned(chosen, [each for each in points if each not in ABSENT], repeats)
+
+
+class Planned(NamedTuple):
+    """Rows to be measured.
+
+    Attributes:
+      problems: the workloads by name.
+      points: the names of workloads and rows, workload after workload.
+      repeats: the number of timed runs.
+    """
+
+    problems: Mapping[str, Problem]
+    points: Sequence[tuple[str, str]]
+    repeats: int
+
+    def run(self, report: Report) -> Costs:
+        """Compiles and times all rows."""
+        about, found = self._about(), list[Cost]()
+        for workload, points in groupby(self.points, lambda point: point[0]):
+            problem = self.problems[workload]
+            # The first program of a process takes longer to trace.
+            report(f"{workload} {BASELINE}", len(found), len(self.points))
+            first = _program(problem, BASELINE)
+            times, rows = seconds_of(first.run, self.repeats), list[Cost]()
+            for _, name in points:
+                report(f"{workload} {name}", len(found) + len(rows), len(self.points))
+                rows.append(self._cost(workload, name))
+            # Time the baseline at both ends, because the pace of a machine changes.
+            least = min(*times, *seconds_of(first.run, self.repeats), rows[0].seconds)
+            found += [row._replace(times=row.seconds / least) for row in rows]
+        return Costs(about, found)
+
+    def _cost(self, workload: str, name: str) -> Cost:
+        problem, row = self.problems[workload], CAPABILITIES[name]
+        program = _program(problem, name)
+        (executable,), stages = program.compiled, program.stages or ()
+        draws = draws_of_a_round(program.jaxpr, problem.num_rounds) if program.jaxpr else None
+        return Cost(
+            workload,
+            name,
+            row.kind,
+            min(seconds_of(program.run, self.repeats)),
+            1.0,
+            *stages,
+            int(executable.memory_analysis().temp_size_in_bytes),
+            *((draws.keys, draws.words) if draws else (None, None)),
+            row.operation,
+            **_by_others(problem, row.operation, self.repeats),
+        )
+
+    def _about(self) -> dict[str, Any]:
+        device = jax.devices()[0]
+        return {
+            "date": datetime.date.today().isoformat(),
+            "devices": f"{jax.device_count()} x {device.device_kind}",
+            "load": round(os.getloadavg()[0], 1),
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "torch": _torch().__version__ if _torch() else None,
+            "is_cached": cache_directory() is not None,
+            "repeats": self.repeats,
+            "rounds": {name: each.num_rounds for name, each in self.problems.items()},
+            "clients": {name: each.num_clients for name, each in self.problems.items()},
+        }
+
+
+def _program(problem: Problem, name: str) -> Program:
+    setup = problem.with_part(CAPABILITIES[name].build(problem))
+    # Return the whole state, because XLA leaves out what no result depends on.
+    return compile_program(
+        rounds_program(setup, problem.num_rounds, lambda state: state._replace(rng_key=()))
+    )
+
+
+def _torch() -> Any:
+    """PyTorch, or None if it is not installed."""
+    return importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+
+
+def _by_others(problem: Problem, operation: Operation | None, repeats: int) -> dict[str, Any]:
+    """Seconds of NumPy and PyTorch for the same arithmetic in all rounds."""
+    if operation is None:
+        return {}
+    shape, few = (problem.num_clients, problem.num_parameters), problem.attackers
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    torch = _torch()
+    forms = {"numpy": (OPERATIONS[operation][0], x)}
+    if torch:
+        forms["torch"] = (partial(OPERATIONS[operation][1], torch), torch.from_numpy(x))
+
+    def seconds(compute: Callable[[Any, int], Any], x: Any) -> float:
+        def every_round() -> None:
+            for _ in range(problem.num_rounds):
+                compute(x, few)
+
+        return min(seconds_of(every_round, repeats))
+
+    return {name: seconds(*form) for name, form in forms.items()}
+
+
+def _krum(x: np.ndarray, attackers: int) -> Any:
+    centered = x - x.mean(0)
+    squares, number = (centered**2).sum(1), len(x) - attackers - 2
+    distances = squares[:, None] + squares - 2 * (centered @ centered.T)
+    np.fill_diagonal(distances, np.inf)
+    return np.partition(distances, number - 1, axis=1)[:, :number].sum(1).argmin()
+
+
+def _krum_in_torch(torch: Any, x: Any, attackers: int) -> Any:
+    centered = x - x.mean(0)
+    squares, number = (centered**2).sum(1), len(x) - attackers - 2
+    distances = squares[:, None] + squares - 2 * (centered @ centered.T)
+    distances.fill_diagonal_(torch.inf)
+    return distances.topk(number, largest=False).values.sum(1).argmin()
+
+
+OPERATIONS: dict[Operation, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sort": (lambda x, few: np.sort(x, axis=0), lambda torch, x, few: torch.sort(x, dim=0)),
+    "krum": (_krum, _krum_in_torch),
+    "top-k": (
+        lambda x, few: np.argpartition(np.abs(x), -(x.shape[1] // 10), axis=1),
+        lambda torch, x, few: torch.topk(torch.abs(x), x.shape[1] // 10, dim=1),
+    ),
+}
+"""Arithmetic of NumPy and of PyTorch on all updates ``[clients, numbers]`` of a round."""
+
+
+def show(costs: Costs) -> None:
+    """Prints a table for each workload, and one of selection."""
+    for workload in costs.workloads:
+        header = ("capability", "run s", "x", "trace", "lower", "compile", "MiB", "keys", "draws")
+        title = f"{workload}, {costs.about['rounds'][workload]} rounds; {sentence(costs)}"
+        show_table(header, map(_cells, costs.of(workload).values()), title=title, box=None)
+    header = ("selection", "adds s", "NumPy s", "PyTorch s")
+    if rows := list(_selections(costs)):
+        show_table(header, rows, title="Selection in all rounds", box=None)
+
+
+def sentence(costs: Costs) -> str:
+    """How the numbers were measured."""
+    about = costs.about
+    return (
+        f"{about['devices']}, jax {about['jax']}, minimum of {about['repeats']}, {about['date']}, "
+        f"load average {about['load']:g} at the start"
+    )
+
+
+def _cells(row: Cost) -> list[str]:
+    counts = ["-" if x is None else f"{x:,}" for x in (row.keys, row.words)]
+    stages = [f"{x:.2f}" for x in (row.trace, row.lower, row.compile)]
+    memory = f"{row.temporary_bytes / 2**20:.1f}"
+    return [row.name, f"{row.seconds:.3f}", f"{row.times:.2f}", *stages, memory, *counts]
+
+
+def _selections(costs: Costs) -> Iterable[list[str]]:
+    for workload in costs.workloads:
+        rows = costs.of(workload)
+        for row in rows.values():
+            if row.numpy is not None:
+                added = row.seconds - rows[BASELINE].seconds
+                torch = "not installed" if row.torch is None else f"{row.torch:.3f}"
+                name = f"{workload} {row.name} ({row.operation})"
+                yield [name, f"{added:.3f}", f"{row.numpy:.3f}", torch]
+
+
+def markdown(costs: Costs) -> str:
+    """Both tables in Markdown, with a row for each capability."""
+    lines = [f"{sentence(costs)}.", ""]
+    names = dict.fromkeys(row.name for row in costs.rows)
+    for workload in costs.workloads:
+        about = costs.about
+        lines += [
+            f"## {workload}, {about['clients'][workload]} clients, "
+            f"{about['rounds'][workload]} rounds",
+            "",
+            "| capability | run s | x | trace s | lower s | compile s | MiB | keys | draws |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for kind, rows in groupby(costs.of(workload).values(), lambda row: row.kind):
+            lines.append(f"| **{kind}** | | | | | | | | |")
+            for row in rows:
+                name, *cells = _cells(row)
+                lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        absent = [(name, why) for (w, name), why in ABSENT.items() if w == workload]
+        lines += [f"| `{name}` | {why} | | | | | | | |" for name, why in absent if name in names]
+        lines.append("")
+    rows = list(_selections(costs))
+    lines += ["## Selection", "", "| row | adds s | NumPy s | PyTorch s |", "|---|---:|---:|---:|"]
+    return "\n".join([*lines, *[f"| {' | '.join(cells)} |" for cells in rows], ""])
+
+
+def draw(costs: Costs) -> Figure:
+    """Draws the times of all rows relative to the baseline, as dots on one axis."""
+    names = dict.fromkeys((row.kind, row.name) for row in costs.rows)
+    places, y = dict[str, float](), 0.0
+    heads = list[tuple[float, str]]()
+    for kind, each in groupby(names, lambda key: key[0]):
+        heads.append((y, kind))
+        for _, name in each:
+            y += 1
+            places[name] = y
+        y += 1.3
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(WIDTH, 0.6 + 0.15 * y))
+        axes = figure.subplots()
+        for number, workload in enumerate(costs.workloads):
+            rows = costs.of(workload).values()
+            axes.scatter(
+                [row.times for row in rows],
+                [places[row.name] for row in rows],
+                marker=MARKERS[number],
+                color=COLORS[number],
+                s=18,
+                label=workload,
+                zorder=3,
+            )
+        for place in places.values():
+            axes.axhline(place, color="0.9", lw=0.6, zorder=0)
+        for times in (1, 2):
+            axes.axvline(times, color="0.45", lw=1.0, ls="-" if times == 1 else "--", zorder=1)
+        ticks = sorted([(place, name, False) for name, place in places.items()])
+        axes.set_yticks([each[0] for each in ticks], [each[1] for each in ticks])
+        for place, kind in heads:
+            axes.annotate(
+                kind,
+                (0, place),
+                (-4, 0),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                weight="bold",
+                fontsize=STYLE["font.size"],
+            )
+        axes.set(xscale="log", ylim=(y - 0.6, -0.8))
+        most = max(row.times for row in costs.rows)
+        marks = [x for x in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if x <= 1.2 * most]
+        axes.set_xticks(marks, [f"{x:g}" for x in marks], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.legend(loc="lower right")
+        finish(axes, "", f"time of a run, divided by that of {BASELINE}", "")
+        arrange(figure, "What a capability costs", f"{sentence(costs)}.")
+    return figure
