@@ -176,7 +176,7 @@ class Planned(NamedTuple):
         return {
             "date": datetime.date.today().isoformat(),
             "devices": f"{jax.device_count()} x {device.device_kind}",
-            "load": round(os.getloadavg()[0], 1),
+            "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
             "jax": jax.__version__,
             "numpy": np.__version__,
             "torch": _torch().__version__ if _torch() else None,
@@ -262,10 +262,9 @@ def show(costs: Costs) -> None:
 def sentence(costs: Costs) -> str:
     """How the numbers were measured."""
     about = costs.about
-    return (
-        f"{about['devices']}, jax {about['jax']}, minimum of {about['repeats']}, {about['date']}, "
-        f"load average {about['load']:g} at the start"
-    )
+    parts = [about["devices"], f"jax {about['jax']}", f"minimum of {about['repeats']}"]
+    parts += [about["date"], f"load average {about['load']} at the start"]
+    return ", ".join(parts + ["programs read from the cache"] * about["is_cached"])
 
 
 def _cells(row: Cost) -> list[str]:
