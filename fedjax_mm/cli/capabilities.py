@@ -395,9 +395,7 @@ ABSENT = {("W2", "moon"): "logistic regression has no features"}
 """Rows that a workload cannot have, with the reason."""
 
 UNTIMED = {
-    "adding": "builds a method from a client function of yours",
     "averaging": "builds a method from a client function of yours",
-    "keeping": "builds a method from a client function of yours",
     "backdoored": "needs images, and costs what reading a batch costs",
     "with_clients": "costs time at records only",
     "with_metrics": "costs time at records only",
