@@ -9,6 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm import (
@@ -103,7 +104,7 @@ class Problem:
     @cached_property
     def demanding(self) -> Task:
         """The same, where clients require a loss that models nearly always have."""
-        return tasks.requiring(self.task, np.full(self.num_clients, 1e3))
+        return tasks.requiring(self.task, jnp.full(self.num_clients, 1e3))
 
     @property
     def attacks(self) -> Any:

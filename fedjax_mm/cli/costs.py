@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -150,24 +151,29 @@ class Planned(NamedTuple):
                 rows.append(self._cost(workload, name))
             # Time the baseline at both ends, because the pace of a machine changes.
             least = min(*times, *seconds_of(first.run, self.repeats), rows[0].seconds)
+            rows[0] = rows[0]._replace(seconds=least)
             found += [row._replace(times=row.seconds / least) for row in rows]
         return Costs(about, found)
 
     def _cost(self, workload: str, name: str) -> Cost:
         problem, row = self.problems[workload], CAPABILITIES[name]
         program = _program(problem, name)
-        (executable,), stages = program.compiled, program.stages or ()
+        (executable,) = program.compiled
+        trace, lower, compile_ = program.stages or (math.nan,) * 3
         draws = draws_of_a_round(program.jaxpr, problem.num_rounds) if program.jaxpr else None
         return Cost(
             workload,
             name,
             row.kind,
-            min(seconds_of(program.run, self.repeats)),
-            1.0,
-            *stages,
-            int(executable.memory_analysis().temp_size_in_bytes),
-            *((draws.keys, draws.words) if draws else (None, None)),
-            row.operation,
+            seconds=min(seconds_of(program.run, self.repeats)),
+            times=1.0,
+            trace=trace,
+            lower=lower,
+            compile=compile_,
+            temporary_bytes=int(executable.memory_analysis().temp_size_in_bytes),
+            keys=draws.keys if draws else None,
+            words=draws.words if draws else None,
+            operation=row.operation,
             **_by_others(problem, row.operation, self.repeats),
         )
 
@@ -175,7 +181,8 @@ class Planned(NamedTuple):
         device = jax.devices()[0]
         return {
             "date": datetime.date.today().isoformat(),
-            "devices": f"{jax.device_count()} x {device.device_kind}",
+            "num_devices": jax.device_count(),
+            "device": device.device_kind,
             "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
             "jax": jax.__version__,
             "numpy": np.__version__,
@@ -189,9 +196,9 @@ class Planned(NamedTuple):
 
 def _program(problem: Problem, name: str) -> Program:
     setup = problem.with_part(CAPABILITIES[name].build(problem))
-    # Return the whole state, because XLA leaves out what no result depends on.
+    # Return all that a next round reads, because XLA leaves out what no result depends on.
     return compile_program(
-        rounds_program(setup, problem.num_rounds, lambda state: state._replace(rng_key=()))
+        rounds_program(setup, problem.num_rounds, lambda state: (state.models, state.assignment))
     )
 
 
@@ -254,16 +261,22 @@ def show(costs: Costs) -> None:
         header = ("capability", "run s", "x", "trace", "lower", "compile", "MiB", "keys", "draws")
         title = f"{workload}, {costs.about['rounds'][workload]} rounds; {sentence(costs)}"
         show_table(header, map(_cells, costs.of(workload).values()), title=title, box=None)
-    header = ("selection", "adds s", "NumPy s", "PyTorch s")
-    if rows := list(_selections(costs)):
-        show_table(header, rows, title="Selection in all rounds", box=None)
+    if selections := list(_selections(costs)):
+        names = ("selection", "adds s", "NumPy s", "PyTorch s")
+        show_table(names, selections, title="Selection in all rounds", box=None)
 
 
 def sentence(costs: Costs) -> str:
     """How the numbers were measured."""
     about = costs.about
-    parts = [about["devices"], f"jax {about['jax']}", f"minimum of {about['repeats']}"]
+    parts = [
+        f"{about['num_devices']} x {about['device']}",
+        f"jax {about['jax']}",
+        f"minimum of {about['repeats']}",
+    ]
     parts += [about["date"], f"load average {about['load']} at the start"]
+    is_busy = (about["load"] or 0) > about["num_devices"]
+    parts += ["on a busy machine, so that times say little"] * is_busy
     return ", ".join(parts + ["programs read from the cache"] * about["is_cached"])
 
 
@@ -306,9 +319,8 @@ def markdown(costs: Costs) -> str:
         absent = [(name, why) for (w, name), why in ABSENT.items() if w == workload]
         lines += [f"| `{name}` | {why} | | | | | | | |" for name, why in absent if name in names]
         lines.append("")
-    rows = list(_selections(costs))
     lines += ["## Selection", "", "| row | adds s | NumPy s | PyTorch s |", "|---|---:|---:|---:|"]
-    return "\n".join([*lines, *[f"| {' | '.join(cells)} |" for cells in rows], ""])
+    return "\n".join([*lines, *[f"| {' | '.join(cells)} |" for cells in _selections(costs)], ""])
 
 
 def draw(costs: Costs) -> Figure:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -48,11 +48,12 @@ def count_draws(jaxpr: ClosedJaxpr | Jaxpr) -> Draws:
     """
     total = Draws()
     for eqn in jaxpr.eqns:
-        name, size = eqn.primitive.name, sum(math.prod(x.aval.shape) for x in eqn.outvars)
+        name, made = eqn.primitive.name, cast("Any", [x.aval for x in eqn.outvars])
         if name in _KEYS:
-            total = total.plus(Draws(keys=size))
+            total = total.plus(Draws(keys=math.prod(made[0].shape)))
         elif name == "random_bits":
-            total = total.plus(Draws(words=-(-size * eqn.params["bit_width"] // 32)))
+            bits = math.prod(made[0].shape) * eqn.params["bit_width"]
+            total = total.plus(Draws(words=-(-bits // 32)))
         inside = Draws()
         for each in _inside(eqn.params):
             inside = inside.plus(count_draws(each))

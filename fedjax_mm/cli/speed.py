@@ -140,8 +140,8 @@ def learning_program(
     task: Task = classification(workload.data(), workload.model.module())
     start = task.init(jax.random.key(0)) if params is None else params
     setup = Setup(task, workload.algorithm(), workload.assignment(), start)
-    how = {"client_map": client_map, "devices": devices}
-    return rounds_program(setup, workload.num_rounds, lambda state: params_of(state, 0), **how)
+    first = partial(params_of, model=0)
+    return rounds_program(setup, workload.num_rounds, first, client_map, devices)
 
 
 def rounds_program(

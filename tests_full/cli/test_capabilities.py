@@ -69,7 +69,7 @@ def test_all_rows_can_run(workload):
     for name, row in CAPABILITIES.items():
         if (workload.name, name) not in ABSENT:
             setup = problem.with_part(row.build(problem))
-            program = rounds_program(setup, 2, lambda state: state._replace(rng_key=()))
+            program = rounds_program(setup, 2, lambda state: (state.models, state.assignment))
             jax.eval_shape(program.function, *program.arguments)
 
 
