@@ -1,4 +1,4 @@
-"""Times capabilities beside federated averaging, and draws and prints what they cost."""
+"""Measures what capabilities cost beside federated averaging, and draws and prints it."""
 
 import datetime
 import importlib.util

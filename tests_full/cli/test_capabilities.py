@@ -63,14 +63,15 @@ def plain(name):
     return name.lower().replace("_", "")
 
 
-@pytest.mark.parametrize("workload", [TINY, HIDDEN])
-def test_all_rows_can_run(workload):
-    problem = Problem(workload)
-    for name, row in CAPABILITIES.items():
-        if (workload.name, name) not in ABSENT:
-            setup = problem.with_part(row.build(problem))
-            program = rounds_program(setup, 2, lambda state: (state.models, state.assignment))
-            jax.eval_shape(program.function, *program.arguments)
+@pytest.mark.slow
+def test_all_rows_can_run():
+    for workload in (TINY, HIDDEN):
+        problem = Problem(workload)
+        for name, row in CAPABILITIES.items():
+            if (workload.name, name) not in ABSENT:
+                setup = problem.with_part(row.build(problem))
+                program = rounds_program(setup, 2, lambda state: (state.models, state.assignment))
+                jax.eval_shape(program.function, *program.arguments)
 
 
 def test_a_capability_is_timed_shown_and_saved(tiny, tmp_path):
