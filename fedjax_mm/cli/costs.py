@@ -10,16 +10,16 @@ from itertools import groupby
 from typing import Any, NamedTuple, Self
 
 import jax
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
+from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.cli import capabilities
 from fedjax_mm.cli.capabilities import ABSENT, BASELINE, CAPABILITIES, Operation, Problem
 from fedjax_mm.cli.draws import draws_of_a_round
 from fedjax_mm.cli.speed import Program, compile_program, rounds_program, seconds_of
 from fedjax_mm.cli.terminal import show_table
-from fedjax_mm.plots.drawing import COLORS, MARKERS, STYLE, WIDTH, arrange, finish
+from fedjax_mm.plots.drawing import Picture, dots
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tools.compiler import cache_directory
 from fedjax_mm.tools.screen import Report
 
@@ -144,7 +144,7 @@ class Planned(NamedTuple):
             problem = self.problems[workload]
             # The first program of a process takes longer to trace.
             report(f"{workload} {BASELINE}", len(found), len(self.points))
-            first = _program(problem, BASELINE)
+            first = _program(problem.with_part(problem.plain), problem.num_rounds)
             times, rows = seconds_of(first.run, self.repeats), list[Cost]()
             for _, name in points:
                 report(f"{workload} {name}", len(found) + len(rows), len(self.points))
@@ -157,10 +157,13 @@ class Planned(NamedTuple):
 
     def _cost(self, workload: str, name: str) -> Cost:
         problem, row = self.problems[workload], CAPABILITIES[name]
-        program = _program(problem, name)
+        setup = problem.with_part(row.build(problem))
+        program = _program(setup, problem.num_rounds)
         (executable,) = program.compiled
         trace, lower, compile_ = program.stages or (math.nan,) * 3
-        draws = draws_of_a_round(program.jaxpr, problem.num_rounds) if program.jaxpr else None
+        draws = None
+        if program.jaxpr is not None and not isinstance(setup.assignment, Dispatch):
+            draws = draws_of_a_round(program.jaxpr, problem.num_rounds)
         return Cost(
             workload,
             name,
@@ -194,11 +197,10 @@ class Planned(NamedTuple):
         }
 
 
-def _program(problem: Problem, name: str) -> Program:
-    setup = problem.with_part(CAPABILITIES[name].build(problem))
+def _program(setup: Setup, num_rounds: int) -> Program:
     # Return all that a next round reads, because XLA leaves out what no result depends on.
     return compile_program(
-        rounds_program(setup, problem.num_rounds, lambda state: (state.models, state.assignment))
+        rounds_program(setup, num_rounds, lambda state: (state.models, state.assignment))
     )
 
 
@@ -323,55 +325,16 @@ def markdown(costs: Costs) -> str:
     return "\n".join([*lines, *[f"| {' | '.join(cells)} |" for cells in _selections(costs)], ""])
 
 
-def draw(costs: Costs) -> Figure:
+def draw(costs: Costs) -> Picture:
     """Draws the times of all rows relative to the baseline, as dots on one axis."""
     names = dict.fromkeys((row.kind, row.name) for row in costs.rows)
-    places, y = dict[str, float](), 0.0
-    heads = list[tuple[float, str]]()
-    for kind, each in groupby(names, lambda key: key[0]):
-        heads.append((y, kind))
-        for _, name in each:
-            y += 1
-            places[name] = y
-        y += 1.3
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(WIDTH, 0.6 + 0.15 * y))
-        axes = figure.subplots()
-        for number, workload in enumerate(costs.workloads):
-            rows = costs.of(workload).values()
-            axes.scatter(
-                [row.times for row in rows],
-                [places[row.name] for row in rows],
-                marker=MARKERS[number],
-                color=COLORS[number],
-                s=18,
-                label=workload,
-                zorder=3,
-            )
-        for place in places.values():
-            axes.axhline(place, color="0.9", lw=0.6, zorder=0)
-        for times in (1, 2):
-            axes.axvline(times, color="0.45", lw=1.0, ls="-" if times == 1 else "--", zorder=1)
-        ticks = sorted([(place, name, False) for name, place in places.items()])
-        axes.set_yticks([each[0] for each in ticks], [each[1] for each in ticks])
-        for place, kind in heads:
-            axes.annotate(
-                kind,
-                (0, place),
-                (-4, 0),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                weight="bold",
-                fontsize=STYLE["font.size"],
-            )
-        axes.set(xscale="log", ylim=(y - 0.6, -0.8))
-        most = max(row.times for row in costs.rows)
-        marks = [x for x in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if x <= 1.2 * most]
-        axes.set_xticks(marks, [f"{x:g}" for x in marks], minor=False)
-        axes.set_xticks([], minor=True)
-        axes.legend(loc="lower right")
-        finish(axes, "", f"time of a run, divided by that of {BASELINE}", "")
-        arrange(figure, "What a capability costs", f"{sentence(costs)}.")
-    return figure
+    groups = {kind: [name for _, name in each] for kind, each in groupby(names, lambda key: key[0])}
+    times = {w: {name: row.times for name, row in costs.of(w).items()} for w in costs.workloads}
+    return dots(
+        times,
+        groups,
+        xlabel=f"time of a run, divided by that of {BASELINE}",
+        lines=(1, 2),
+        title="What a capability costs",
+        caption=f"{sentence(costs)}.",
+    )

@@ -64,11 +64,14 @@ def count_draws(jaxpr: ClosedJaxpr | Jaxpr) -> Draws:
 
 
 def draws_of_a_round(jaxpr: ClosedJaxpr | Jaxpr, num_rounds: int) -> Draws | None:
-    """Counts the draws in a step of the outermost loop of `num_rounds` steps, if there is one."""
+    """Counts the draws in a step of the outermost loop of `num_rounds` steps, if there is one.
+
+    Of several loops the last one counts, because a state is made before the rounds.
+    """
     level: list[Any] = [jaxpr]
     while level:
         eqns = [eqn for each in level for eqn in each.eqns]
-        for eqn in eqns:
+        for eqn in reversed(eqns):
             if eqn.primitive.name == "scan" and eqn.params["length"] == num_rounds:
                 return count_draws(eqn.params["jaxpr"])
         level = [each for eqn in eqns for each in _inside(eqn.params)]
