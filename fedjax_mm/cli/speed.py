@@ -4,12 +4,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import itemgetter, sub
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_mm.algorithms.fedavg import fedavg
@@ -24,10 +25,12 @@ from fedjax_mm.cli.workloads import (
     Workload,
 )
 from fedjax_mm.simulator.preflight import run_of
+from fedjax_mm.simulator.round import State
 from fedjax_mm.simulator.simulate import init, params_of, simulate
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import carry_out
 from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.plan import Plan, make_plan, memory_of
 from fedjax_mm.tasks.quadratic import quadratic
 
@@ -55,6 +58,8 @@ class Program(NamedTuple):
       mebibytes: the memory of arguments, results and temporaries on all devices.
       steps: the number of local steps computed per useful step.
       compiled: the executables.
+      stages: the seconds for tracing, lowering and compiling, of a single executable.
+      jaxpr: what was traced, of a single executable.
     """
 
     run: Callable[[], Any]
@@ -62,6 +67,8 @@ class Program(NamedTuple):
     mebibytes: float
     steps: float = 1.0
     compiled: tuple[Any, ...] = ()
+    stages: tuple[float, float, float] | None = None
+    jaxpr: ClosedJaxpr | None = None
 
 
 def build(
@@ -131,20 +138,36 @@ def learning_program(
     from fedjax_mm.tasks.classification import classification
 
     task: Task = classification(workload.data(), workload.model.module())
-    algorithm, assignment = workload.algorithm(), workload.assignment()
+    start = task.init(jax.random.key(0)) if params is None else params
+    setup = Setup(task, workload.algorithm(), workload.assignment(), start)
+    first = partial(params_of, model=0)
+    return rounds_program(setup, workload.num_rounds, first, client_map, devices)
+
+
+def rounds_program(
+    setup: Setup,
+    num_rounds: int,
+    result: Callable[[State], Any],
+    client_map: ClientMap = "auto",
+    devices: Sequence[Any] | None = None,
+) -> Uncompiled:
+    """Builds the program of a run's rounds alone, with the result of its last state.
+
+    XLA may leave out what the result does not depend on.
+    """
     where = layout(1, devices)
 
-    def run(words: Any, task: Task, params: Params) -> Any:
+    def run(words: Any, tasks: Any, params: Params) -> Any:
         # Compose rounds by hand. `simulate` would also evaluate the model.
-        state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
-        run = run_of(task, algorithm, assignment, None, client_map, where.client_axis)
-        state, _ = run.rounds(state, workload.num_rounds)
-        return params_of(state, 0)
+        parts = tasks, setup.algorithm, setup.assignment
+        state = init(jax.random.wrap_key_data(words), *parts, params)
+        run = run_of(*parts, None, client_map, where.client_axis)
+        state, _ = run.rounds(state, num_rounds)
+        return result(state)
 
-    key = jax.random.key(0)
-    start = task.init(key) if params is None else params
     # Pass data as arguments. XLA would fold and copy constants.
-    arguments = where.put((jax.random.key_data(key), task, start), None)
+    words = jax.random.key_data(jax.random.key(0))
+    arguments = where.put((words, setup.tasks, setup.params), None)
     return Uncompiled(where.over(run, (None, None, None), None), arguments, where)
 
 
@@ -208,16 +231,27 @@ def count_steps(
 def compile_program(uncompiled: Uncompiled, options: Mapping[str, Any] | None = None) -> Program:
     """Compiles a workload with extra XLA `options`, such as GPU flags."""
     function, arguments, where = uncompiled
-    clock = time.perf_counter()
-    lowered = jax.jit(function).lower(*arguments)
+    clocks = [time.perf_counter()]
+    traced = jax.jit(function).trace(*arguments)
+    clocks.append(time.perf_counter())
+    lowered = traced.lower()
+    clocks.append(time.perf_counter())
     compiled = lowered.compile(compiler_options=dict(options or {}))
-    seconds = time.perf_counter() - clock
+    clocks.append(time.perf_counter())
+    trace, lower, compile_ = map(sub, clocks[1:], clocks)
     mebibytes = memory_of(compiled) * where.mesh.size / 2**20
 
     def run() -> Any:
         return jax.block_until_ready(compiled(*arguments))
 
-    return Program(run, seconds, mebibytes, compiled=(compiled,))
+    return Program(
+        run,
+        trace + lower + compile_,
+        mebibytes,
+        compiled=(compiled,),
+        stages=(trace, lower, compile_),
+        jaxpr=traced.jaxpr,
+    )
 
 
 def program_of(plan: Plan) -> Program:

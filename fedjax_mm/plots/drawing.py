@@ -246,6 +246,64 @@ def draw(
     return figure
 
 
+def dots(
+    series: Mapping[str, Mapping[str, float]],
+    groups: Mapping[str, Sequence[str]],
+    *,
+    xlabel: str,
+    lines: Sequence[float],
+    title: str,
+    caption: str,
+) -> Picture:
+    """Draws positive numbers as dots, with a row for each name and a head for each group.
+
+    Args:
+      series: the numbers of each series by name; a name may be absent.
+      groups: the names of each group, from the top.
+      xlabel: the label of the x-axis, which is logarithmic.
+      lines: the positions of vertical lines, of which the first is solid.
+      title: as in `draw`.
+      caption: as in `draw`.
+
+    Example:
+      >>> figure = dots({"W2": {"krum": 1.2}}, {"rule": ["krum"]}, xlabel="x", lines=[1],
+      ...     title="Times", caption="")
+      >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+      ['krum']
+    """
+    places, heads, y = dict[str, float](), dict[str, float](), 0.0
+    for group, names in groups.items():
+        heads[group] = y
+        places |= {name: y + 1 + number for number, name in enumerate(names)}
+        y += 1.3 + len(names)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Picture(figsize=(WIDTH, 0.6 + 0.15 * y))
+        axes = figure.subplots()
+        for number, (label, found) in enumerate(series.items()):
+            look: dict[str, Any] = {"marker": MARKERS[number], "color": COLORS[number], "s": 18}
+            axes.scatter(
+                [*found.values()], [places[name] for name in found], label=label, zorder=3, **look
+            )
+        for place in places.values():
+            axes.axhline(place, color="0.9", lw=0.6, zorder=0)
+        for x, style in zip(lines, ("-", *["--"] * len(lines)), strict=False):
+            axes.axvline(x, color="0.45", lw=1.0, ls=style, zorder=1)
+        axes.set_yticks([*places.values()], [*places])
+        for group, place in heads.items():
+            at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right"}
+            at |= {"textcoords": "offset points", "va": "center", "weight": "bold"}
+            axes.annotate(group, (0, place), (-4, 0), **at)
+        most = max(x for found in series.values() for x in found.values())
+        ticks = [x for x in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if x <= 1.2 * most]
+        axes.set(xscale="log", ylim=(y - 0.6, -0.8))
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.set_xticks([], minor=True)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(series), borderaxespad=0)
+        finish(axes, "", xlabel, "")
+        arrange(figure, title, caption)
+    return figure
+
+
 def _wrapped(text: str, width: int) -> str:
     """Breaks text into lines of a width, and counts a formula as wide as it is drawn."""
     shown = re.sub(r"\\[a-z]+", "x", text, flags=re.IGNORECASE)
