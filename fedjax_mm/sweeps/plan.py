@@ -20,6 +20,7 @@ import psutil
 
 from fedjax_mm.base import Params
 from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.programs import Memory
 from fedjax_mm.simulator.record import Record, check_dims
 from fedjax_mm.sweeps.devices import Layout, agree, hosts_and_devices, layout
 from fedjax_mm.sweeps.errors import InterruptedRunError
@@ -33,7 +34,6 @@ from fedjax_mm.sweeps.program import (
     num_bytes,
     programs_of,
 )
-from fedjax_mm.sweeps.stacking import Memory
 from fedjax_mm.tools.interrupts import noted_signals
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # for one model's counts, their 64-bit sums, and copies
