@@ -10,23 +10,35 @@ is flat, twice the work takes twice the time.
 | models | M of 1,920 clients; one seed | M of the same 128 clients of 200 examples |
 | replicas | seeds of a sweep, 24 clients and 12 models | seeds of a sweep, 100 clients of 200 |
 | rounds | recorded rounds, 24 clients, 12 models; one seed | recorded rounds, 100 clients of 200 |
+
+`python -m benchmarks.growth fixed` prints the CPU time of a sweep of a single round, for more and
+more points and seeds of W1's quadratic, and for seeds with their own data, those of W2.
 """
 
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_mm import fedavg, local_sgd, mfa_rand
 from fedjax_mm.base import Task
 from fedjax_mm.cli import speed as bench
 from fedjax_mm.cli.workloads import WORKLOADS, LearningWorkload
+from fedjax_mm.results.dataset import save_dataset
+from fedjax_mm.sweeps import Execution
 from fedjax_mm.sweeps.devices import use_cpu_devices
+from fedjax_mm.sweeps.execute import batches
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import make_plan
+from fedjax_mm.sweeps.program import programs_of
+from fedjax_mm.sweeps.result import Result
 from fedjax_mm.tasks import classification, quadratic
 
 UPDATES = {"W1": 4_000_000, "W2": 100_000}  # of a run, about a second's
@@ -126,6 +138,69 @@ def points(directions: Sequence[str]) -> Iterator[Point]:
                 yield Point(work, direction, number, speed, program.mebibytes, stored)
 
 
+class Fixed(NamedTuple):
+    """The CPU seconds that a sweep of some runs takes apart from its rounds."""
+
+    runs: int
+    build: float
+    """Building and grouping the points."""
+    plan: float
+    """Tracing and compiling."""
+    run: float
+    """One round, and collecting the records."""
+    label: float
+    save: float
+
+
+def fixed(kind: str, size: int) -> Fixed:
+    """Times the steps of a sweep of one round.
+
+    Args:
+      kind: what grows, "points", "seeds" or "seeds with data".
+      size: the number of them.
+    """
+    base = WORKLOADS["W2"]
+    assert isinstance(base, LearningWorkload)
+    shared, data, network = quadratic(24, 4, mu=2e-4), base.data(), base.model.module()
+
+    def build(learning_rate: Any) -> Setup:
+        return Setup(shared, fedavg(learning_rate, local_steps=5), mfa_rand(24, 2))
+
+    def with_data(learning_rate: Any, seed: int) -> Setup:
+        del seed
+        local = local_sgd(learning_rate, steps=5, batch_size=20)
+        return Setup(classification(data, network), fedavg(local), mfa_rand(100, 1))
+
+    points, seeds = (size, 1) if kind == "points" else (1, size)
+    axes = {"learning_rate": [float(x) for x in np.geomspace(0.01, 0.1, points)]}
+    clock = [time.process_time()]
+    grid = Grid(with_data if kind == "seeds with data" else build, axes, 1, seeds)
+    programs = programs_of(grid)
+    clock.append(time.process_time())
+    plan = make_plan(grid, programs=programs)
+    clock.append(time.process_time())
+    result = Result(plan)
+    for last in batches(plan, Execution(), "mark"):
+        result.place(last.program, last.replicas, last.records)
+    clock.append(time.process_time())
+    dataset = result.dataset()
+    clock.append(time.process_time())
+    with TemporaryDirectory() as directory:
+        save_dataset(dataset, Path(directory) / "result.nc")
+    clock.append(time.process_time())
+    return Fixed(len(plan.programs[0]), *np.diff(clock))
+
+
+def print_fixed() -> None:
+    """Prints the fixed costs of sweeps of several sizes."""
+    print("| runs | build s | plan s | run s | label s | save s |\n|---|---:|---:|---:|---:|---:|")
+    for kind, most in {"points": 5, "seeds": 5, "seeds with data": 3}.items():
+        for size in [10**i for i in range(1, most + 1)]:
+            found = fixed(kind, size)
+            cells = " | ".join(f"{seconds:.3f}" for seconds in found[1:])
+            print(f"| {found.runs:,} {kind} | {cells} |", flush=True)
+
+
 def draw(found: list[Point]) -> Figure:
     """Draws a panel for each direction, with a curve for each workload."""
     directions = list(dict.fromkeys(point.direction for point in found))
@@ -145,6 +220,9 @@ def draw(found: list[Point]) -> Figure:
 def main() -> None:
     """Times, prints and draws."""
     use_cpu_devices()
+    if sys.argv[1:] == ["fixed"]:
+        print_fixed()
+        return
     print("| work | by | size | updates/s | MiB | of which data |\n|---|---|---:|---:|---:|---:|")
     found = []
     for point in points(sys.argv[2:] or list(DIRECTIONS)):

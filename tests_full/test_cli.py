@@ -15,11 +15,11 @@ import rich.progress
 import xarray as xr
 
 from fedjax_mm import open_result, plots
+from fedjax_mm.base.programs import Memory
 from fedjax_mm.cli import reproductions, terminal, workloads
 from fedjax_mm.cli import speed as bench
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps import plan
-from fedjax_mm.sweeps.stacking import Memory
 from fedjax_mm.tools import screen
 from tests.test_cli import (
     CONFIG,

@@ -12,6 +12,8 @@ from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 import jax
 import numpy as np
 
+_signature = functools.cache(inspect.signature)
+
 
 class Call(NamedTuple):
     """The call of a factory, with its arguments."""
@@ -28,7 +30,7 @@ class Call(NamedTuple):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by parameter, with defaults."""
-        bound = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
+        bound = _signature(self.factory).bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound.arguments
 
@@ -41,7 +43,7 @@ class Call(NamedTuple):
 
     def again(self, **changed: Any) -> Any:
         """Calls the factory with some other arguments."""
-        bound = inspect.signature(self.factory).bind(*self.args, **self.kwargs)
+        bound = _signature(self.factory).bind(*self.args, **self.kwargs)
         bound.arguments.update(changed)
         return self.factory(*bound.args, **bound.kwargs)
 

@@ -17,6 +17,7 @@ import itertools
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import (
     BuiltinFunctionType,
@@ -140,6 +141,31 @@ def _program(_: tuple[Any, ...]) -> Callable[[Sequence[Any]], Any]:
         return _current.call(leaves)
 
     return jax.jit(run, inline=True)
+
+
+class Memory:
+    """Traced and compiled values of the latest keys, under the same settings of JAX."""
+
+    def __init__(self, most: int) -> None:
+        """Starts empty, and keeps at most `most` values."""
+        self._most, self._values = most, OrderedDict[Hashable, Any]()
+
+    def get(self, key: Hashable) -> Any:
+        """The value of a key, or None."""
+        key = self._now(key)
+        if key in self._values:
+            self._values.move_to_end(key)
+        return self._values.get(key)
+
+    def put(self, key: Hashable, value: Any) -> Any:
+        """Keeps a value, and returns it."""
+        self._values[self._now(key)] = value
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+        return value
+
+    def _now(self, key: Hashable) -> Hashable:
+        return key, repr([getattr(jax.config, name, None) for name in jax.config.values])
 
 
 class Split(NamedTuple):

@@ -204,7 +204,7 @@ def multi_krum(
         def scores(distances: Array) -> Float[Array, "slots 1"]:
             return _krum_scores(distances, here, n - f - 2)[:, None]
 
-        chosen = _nearest(x, here, scores, len(x), m)[0]
+        chosen = _nearest(x, here, scores, 1, len(x), m)[0]
         return _mean_of(x, chosen, weights if weighted else 1), state
 
     return Rule(aggregate, 2 * num_attackers + 3)
@@ -402,7 +402,7 @@ def nearest_neighbor_mixing(rule: Rule, num_attackers: Attackers) -> Rule:
 
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
         number = jnp.sum(here) - num_attackers
-        nearest = _nearest(x, here, lambda distances: distances, 1, number)
+        nearest = _nearest(x, here, lambda distances: distances, len(x), 1, number)
         mixed = jnp.matmul(nearest.astype(x.dtype), x, precision=lax.Precision.HIGHEST)
         mixed = mixed / jnp.maximum(number, 1).astype(x.dtype)
         return rule.aggregate(rng_key, jnp.where(here[:, None], mixed, 0), weights, here, state)
@@ -483,7 +483,7 @@ def _distances(x: Array, here: Array) -> Float[Array, "slots slots"]:
 
 
 def _nearest(
-    x: Array, here: Array, values: Callable[[Array], Array], terms: int, number: Any
+    x: Array, here: Array, values: Callable[[Array], Array], columns: int, terms: int, number: Any
 ) -> Bool[Array, "columns slots"]:
     """Marks the participants with the least values in each column, one row for each column.
 
@@ -493,6 +493,7 @@ def _nearest(
       x: the updates.
       here: which slots have a participant.
       values: maps distances ``[slots, slots]`` to values ``[slots, columns]``.
+      columns: the number of columns.
       terms: the largest number of distances whose sum is a value.
       number: the number of marks in each column.
     """
@@ -502,21 +503,30 @@ def _nearest(
     products = jnp.matmul(centered, centered.T, precision=lax.Precision.HIGHEST)
     distances = squares[:, None] + squares - (products + products.T)  # symmetric to the last bit
     distances = jnp.where(jnp.eye(len(x), dtype=bool), 0, jnp.maximum(distances, 0))
-    near = values(jnp.where(here[:, None] & here, distances, jnp.inf))
-    chosen = _least(near, here, number)
     # Differences decide if updates have a large common part, because the products then cancel, and
     # if values are tied.
     largest = 4 * terms * jnp.max(squares)
     rounding = 2 * jnp.finfo(x.dtype).eps * math.sqrt(x.shape[1]) * largest
-    last = jnp.max(jnp.where(chosen, near, -jnp.inf), axis=0)
-    after = jnp.min(jnp.where(here[:, None] & ~chosen, near, jnp.inf), axis=0)
-    is_decided = jnp.isfinite(largest) & jnp.all((after - last > rounding) | jnp.isposinf(last))
+
+    def mark(carry: Any) -> Any:
+        is_exact, distances, _, _ = carry
+        near = values(jnp.where(here[:, None] & here, distances, jnp.inf))
+        chosen = _least(near, here, number)
+        last = jnp.max(jnp.where(chosen, near, -jnp.inf), axis=0)
+        after = jnp.min(jnp.where(here[:, None] & ~chosen, near, jnp.inf), axis=0)
+        is_clear = jnp.all((after - last > rounding) | jnp.isposinf(last))
+        is_decided = is_exact | (jnp.isfinite(largest) & is_clear)
+        # A loop of at most one step, because `vmap` makes `lax.cond` compute both branches.
+        given = is_decided, distances
+        is_exact, distances = lax.while_loop(lambda carry: ~carry[0], by_differences, given)
+        return is_exact, distances, is_decided, chosen.T
 
     def by_differences(_: Any) -> Any:
-        return jnp.bool_(True), _least(values(_distances(x, here)), here, number).T
+        return jnp.bool_(True), _distances(x, here)
 
-    # A loop of at most one step, because `vmap` makes `lax.cond` compute both branches.
-    return lax.while_loop(lambda carry: ~carry[0], by_differences, (is_decided, chosen.T))[1]
+    # A loop of one or two steps, because `mark` would otherwise be compiled twice.
+    start = jnp.bool_(False), distances, jnp.bool_(False), jnp.zeros((columns, len(x)), bool)
+    return lax.while_loop(lambda carry: ~carry[2], mark, start)[3]
 
 
 def _krum_scores(distances: Array, here: Array, number: Any) -> Float[Array, " slots"]:

@@ -275,13 +275,14 @@ class _Now(NamedTuple):
 
 
 class _First(NamedTuple):
-    """The first model of a stack, with the states of its server and of one client."""
+    """The first model of a stack, with the states of its server and of one client, and metrics."""
 
     stack: Stack
     task: Task
     params: Params
     server: ServerState
     client: ClientState
+    metrics: Metrics
 
     @property
     def algorithm(self) -> Algorithm:
@@ -297,11 +298,16 @@ def _rehearse(
     fold = partial(jax.random.fold_in, rng_key)
     with tracing("the start of a run"):
         firsts = [_start(run, stack, fold(4 + i), now) for i, stack in enumerate(run.stacks)]
+    with tracing("the record of a round"):
+        firsts = [
+            _measured(first, jax.random.fold_in(fold(1), i)) for i, first in enumerate(firsts)
+        ]
+    with tracing("the start of a run"):
         own = _initial(run, firsts, fold(0), now) if isinstance(run, Rounds) else ()
         if isinstance(run, Rounds):
             _check_mixed(run, firsts)
     with tracing("the record of a round"):
-        _check_record(run, firsts, fold(1), own)
+        _check_record(run, firsts, own)
     if isinstance(run, Rounds):
         with tracing("a round"):
             cohort, given = _assign(run, firsts, fold(2), now, own)
@@ -384,7 +390,13 @@ def _start(run: Run, stack: Stack, rng_key: PRNGKeyArray, now: _Now) -> _First:
         if np.shape(steps):
             given = described(steps)
             raise TypeError(f"{name_of(algorithm)} returns from num_steps {given}; give one number")
-    return _First(stack, task, params, server, client)
+    return _First(stack, task, params, server, client, {})
+
+
+def _measured(first: _First, rng_key: PRNGKeyArray) -> _First:
+    metrics = first.task.metrics(rng_key, first.params)
+    check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
+    return first._replace(metrics=metrics)
 
 
 def _task_at_start(stack: Stack, now: _Now) -> Task:
@@ -402,14 +414,13 @@ def _task_at_start(stack: Stack, now: _Now) -> Task:
     return first
 
 
-def _check_record(run: Run, firsts: Sequence[_First], rng_key: PRNGKeyArray, own: Any) -> None:
+def _check_record(run: Run, firsts: Sequence[_First], own: Any) -> None:
     """Raises an error if the metrics of a record do not fit together."""
     of_clients, num_clients = metrics_per_client(run.stacks), run.stacks[0].num_clients
     found: dict[str, set[tuple[int, ...]]] = {}
-    for i, first in enumerate(firsts):
-        metrics = first.task.metrics(jax.random.fold_in(rng_key, i), first.params)
+    for first in firsts:
+        metrics = first.metrics
         others = (first.algorithm.metrics or _no_metrics)(first.task, first.params, first.server)
-        check_metrics(f"metrics of the task {type(first.task).__name__}", metrics)
         check_metrics(f"metrics of {name_of(first.algorithm)}", others, MESSAGE_BITS)
         _check_personal(first)
         states = _alike(first.client, num_own(num_clients, run.options.client_axis))
@@ -584,17 +595,15 @@ def _models(first: _First, client_axis: str | None) -> StackState:
 
 def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
     """The first of several metrics that every model has, or a `ValueError`."""
-    rng_key = jax.eval_shape(lambda: jax.random.key(0))
     for first in firsts:
-        found = jax.eval_shape(first.task.metrics, rng_key, first.params)
+        found = first.metrics
         if not found.keys() & set(names):
             wanted, there = " or ".join(map(repr, names)), ", ".join(map(repr, found)) or "none"
             raise ValueError(
                 f"the assignment looks at the metric {wanted}; {type(first.task).__name__} has "
                 f"{there}: choose another assignment, or give the task that metric"
             )
-        shape = next(found[name].shape for name in names if name in found)
-        if shape:
+        if shape := jnp.shape(next(found[name] for name in names if name in found)):
             raise ValueError(
                 f"the assignment looks at {' or '.join(map(repr, names))}, an array {list(shape)} "
                 "for each model; give a metric that is a number"

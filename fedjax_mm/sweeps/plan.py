@@ -22,6 +22,7 @@ import psutil
 
 from fedjax_mm.base import Params
 from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.programs import Memory
 from fedjax_mm.simulator.record import Record, check_dims
 from fedjax_mm.sweeps.client_files import ClientFiles
 from fedjax_mm.sweeps.devices import Layout, agree, hosts_and_devices, layout
@@ -36,7 +37,6 @@ from fedjax_mm.sweeps.program import (
     num_bytes,
     programs_of,
 )
-from fedjax_mm.sweeps.stacking import Memory
 from fedjax_mm.sweeps.stepwise import Stepwise
 from fedjax_mm.tools.files import prepare_directory
 from fedjax_mm.tools.interrupts import noted_signals

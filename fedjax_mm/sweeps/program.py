@@ -17,6 +17,7 @@ from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, ClientState, Cohort, Params, Task, keys
 from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.chunks import ClientMap
+from fedjax_mm.base.programs import Memory
 from fedjax_mm.checks.values import check_alike, tracing
 from fedjax_mm.simulator.preflight import Facts, Run, rehearse, run_of
 from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
@@ -27,7 +28,6 @@ from fedjax_mm.sweeps.devices import CLIENTS, Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.stacking import (
     Leaf,
-    Memory,
     Stacked,
     split_setup,
     stacked,

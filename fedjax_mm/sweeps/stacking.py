@@ -1,7 +1,6 @@
 """Builds the points of a grid, and stacks those of equal structure into programs."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -252,31 +251,6 @@ class _Values:
 def _content(x: Any) -> bytes:
     plain = np.asarray(without_keys(x))
     return plain.tobytes() if plain.nbytes < 64 else hashlib.blake2b(plain.tobytes()).digest()
-
-
-class Memory:
-    """Traced and compiled values of the latest keys, under the same settings of JAX."""
-
-    def __init__(self, most: int) -> None:
-        """Starts empty, and keeps at most `most` values."""
-        self._most, self._values = most, OrderedDict[Hashable, Any]()
-
-    def get(self, key: Hashable) -> Any:
-        """The value of a key, or None."""
-        key = self._now(key)
-        if key in self._values:
-            self._values.move_to_end(key)
-        return self._values.get(key)
-
-    def put(self, key: Hashable, value: Any) -> Any:
-        """Keeps a value, and returns it."""
-        self._values[self._now(key)] = value
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
-        return value
-
-    def _now(self, key: Hashable) -> Hashable:
-        return key, repr([getattr(jax.config, name, None) for name in jax.config.values])
 
 
 def kind_of(x: Any) -> Hashable:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Params
 from fedjax_mm.base.calls import in_short
+from fedjax_mm.base.programs import Memory, split
 from fedjax_mm.checks.annotations import Count, Positive, checked
 from fedjax_mm.checks.values import check_between, described
 from fedjax_mm.data.clients import ClientData
@@ -34,6 +35,8 @@ from fedjax_mm.tasks.scores import Score, score_of
 
 _BATCH = 1009  # examples of a batch in checks, unlikely to equal another dimension
 _BLOCK_BYTES = 2**20  # bytes of features to evaluate at a time
+
+_checked = Memory(64)
 
 
 @jax.tree_util.register_dataclass
@@ -388,10 +391,23 @@ def supervised(
 def check_task(task: Supervised, num_classes: int | None = None) -> None:
     """Raises an error unless a task's module, loss and metrics fit together; they are only traced.
 
+    Tasks that differ only in data, as those of a sweep's seeds, are traced once, unless they call
+    functions that are not declared to be pure.
+
     Args:
       task: the task.
       num_classes: C, if there must be one output for each class.
     """
+    parts = task.module, task.example_loss, task.scores, task.rngs, task.takes_weights
+    found, (leaves, structure) = split((), parts), jax.tree.flatten(task.train.examples)
+    rows = tuple((x.shape[1:], x.dtype) for x in leaves)
+    key = *found.structure, structure, rows, task.column is None, task.scale is None, num_classes
+    if found.undeclared or not _checked.get(key):
+        _trace_task(task, num_classes)
+        _checked.put(key, True)
+
+
+def _trace_task(task: Supervised, num_classes: int | None) -> None:
     features, targets = task.train.examples
     size = _BATCH + (num_classes or 0)
     outputs = check_outputs(task.module, features, size, task.rngs, task.takes_weights)

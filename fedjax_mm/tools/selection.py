@@ -7,6 +7,8 @@ devices have fast sorts.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,7 @@ def sort_rows(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """
     if not _has_network(x):
         return jnp.sort(x, axis=0)
-    return _by_columns(lambda block: _network((_padded(block),), _exceeds)[0][: len(x)], x)
+    return _by_columns(lambda block: _network(_padded(block)[None], _exceeds)[0, : len(x)], x)
 
 
 @sort_rows.defjvp
@@ -52,9 +54,11 @@ def argsort_rows(x: Float[Array, "n d"]) -> Int[Array, "n d"]:
 
     def sort(block: Array) -> Array:
         keys = _padded(block)
-        rows = lax.broadcasted_iota(jnp.int32, keys.shape, 0)
-        return _network((keys, rows), _exceeds_or_follows)[1][: len(x)]
+        rows = lax.broadcasted_iota(kind, keys.shape, 0)
+        pairs = jnp.stack([lax.bitcast_convert_type(keys, kind), rows])
+        return _network(pairs, partial(_exceeds_or_follows, x.dtype))[1, : len(x)]
 
+    kind = jnp.dtype(f"int{8 * x.dtype.itemsize}")
     return _by_columns(sort, x).astype(jnp.arange(0).dtype)
 
 
@@ -101,36 +105,38 @@ def _padded(x: Array) -> Float[Array, "m d"]:
 
 
 def _network(
-    arrays: tuple[Array, ...], exceeds: Callable[..., Array]
-) -> tuple[Num[Array, "m d"], ...]:
-    """Sorts rows of several arrays alike by Batcher's bitonic network, for m a power of two.
+    x: Num[Array, "k m d"], exceeds: Callable[[Array, Array], Array]
+) -> Num[Array, "k m d"]:
+    """Sorts rows of k arrays alike by Batcher's bitonic network, for m a power of two.
+
+    The arrays are stacked, because XLA compiles a kernel for each array and stage.
 
     Args:
-      arrays: arrays ``[m, d]``, which are exchanged together.
-      exceeds: whether numbers come after others, as ``exceeds(*first, *second)``.
+      x: the arrays.
+      exceeds: whether numbers come after others, given k arrays of both.
     """
-    m, d = arrays[0].shape
+    k, m, d = x.shape
     for run in (2**i for i in range(1, m.bit_length())):  # the length of sorted runs
         for j in (run >> i for i in range(1, run.bit_length())):  # the distance of a pair
-            pairs = [x.reshape(m // (2 * j), 2, j, d) for x in arrays]
-            first, second = [x[:, 0] for x in pairs], [x[:, 1] for x in pairs]
-            # Every other run is sorted in decreasing order.
-            is_falling = (jnp.arange(m // (2 * j)) * 2 * j & run) > 0
-            is_swapped = exceeds(*first, *second) ^ is_falling[:, None, None]
-            arrays = tuple(
-                jnp.stack(
-                    [jnp.where(is_swapped, b, a), jnp.where(is_swapped, a, b)], axis=1
-                ).reshape(m, d)
-                for a, b in zip(first, second, strict=True)
+            # Two sorted runs are merged. The second is read backwards, so that runs are increasing.
+            step = -1 if 2 * j == run else 1
+            pairs = x.reshape(k, m // (2 * j), 2, j, d)
+            first, second = pairs[:, :, 0], pairs[:, :, 1, ::step]
+            is_swapped = exceeds(first, second)
+            low, high = (
+                jnp.where(is_swapped, *each) for each in ((second, first), (first, second))
             )
-    return arrays
+            x = jnp.stack([low, high[:, :, ::step]], axis=2).reshape(k, m, d)
+    return x
 
 
-def _exceeds(a: Array, b: Array) -> Array:
+def _exceeds(first: Array, second: Array) -> Array:
+    a, b = first[0], second[0]
     return (a > b) | jnp.isnan(a)
 
 
-def _exceeds_or_follows(a: Array, row: Array, b: Array, other_row: Array) -> Array:
+def _exceeds_or_follows(dtype: Any, first: Array, second: Array) -> Array:
+    a, b = (lax.bitcast_convert_type(x[0], dtype) for x in (first, second))
     is_above = (a > b) | (jnp.isnan(a) & ~jnp.isnan(b))
     is_below = (a < b) | (jnp.isnan(b) & ~jnp.isnan(a))
-    return is_above | (~is_below & (row > other_row))
+    return is_above | (~is_below & (first[1] > second[1]))

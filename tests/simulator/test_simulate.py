@@ -20,6 +20,7 @@ from fedjax_mm import (
     sequential,
     simulate,
 )
+from fedjax_mm.asynchrony import fedast
 from fedjax_mm.base import Task
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulator.record import add_counts
@@ -338,3 +339,27 @@ def test_initial_parameters_are_drawn_given_or_shared():
 def test_protocols_are_checked_at_run_time():
     assert isinstance(quadratic(2, 1, mu=1.0), Task)
     assert not isinstance(object(), Task)
+
+
+@pytest.mark.parametrize(
+    ("call", "most"), [("init", 1), ("simulate", 2), ("advance", 2), ("asynchronous", 3)]
+)
+def test_a_client_function_is_traced_once_at_the_door_and_once_in_the_run(call, most):
+    """An asynchronous run traces it once more, for the shapes of its first sums."""
+    task, plain, calls = quadratic(6, 4, mu=0.1), fedavg(local_sgd(0.1, steps=2)), []
+
+    def client(*given):
+        calls.append(given)
+        return plain.client(*given)
+
+    algorithm = plain._replace(client=client)
+    chooses = fedast(6, 2, at_work=4, ratio=2) if call == "asynchronous" else mfa_rr(6, 2)
+    if call == "init":
+        jax.eval_shape(lambda: init(0, task, algorithm, chooses))
+    elif call == "advance":
+        state = jax.eval_shape(lambda: init(0, task, plain, chooses))
+        jax.eval_shape(lambda state: advance(state, task, algorithm, chooses, 4), state)
+    else:
+        how = {"client_map": 2, "record_every": 2}
+        jax.eval_shape(lambda: simulate(0, task, algorithm, chooses, 4, **how))
+    assert len(calls) == most
