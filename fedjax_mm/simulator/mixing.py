@@ -1,7 +1,7 @@
 """Mixing of models after a round, and the metrics of models that mix."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -25,7 +25,7 @@ def mix(
     own: Any,
     before: Sequence[StackState],
     after: Sequence[StackState],
-    active: Bool[Array, " models"],
+    active: Callable[[Any], Bool[Array, " models"]],
 ) -> tuple[StackState, ...]:
     """Models after the assignment has mixed them, given those before and after a round."""
     if assignment.mix is None:
@@ -34,7 +34,7 @@ def mix(
 
     def mixed(old: Params | None, each: Sequence[Params]) -> list[Params]:
         new = together(stacks, assignment, each)
-        made = jax.tree.map(partial(_if, active), mixes(old, new), new)
+        made = jax.tree.map(partial(_if, active(own)), mixes(old, new), new)
         rows = [made] if len(stacks) == 1 else [stack.rows(made) for stack in stacks]
         return [replaced(where, x, row) for x, row in zip(each, rows, strict=True)]
 

@@ -105,7 +105,7 @@ class Rounds(NamedTuple):
         active = self.active(own)
         new = aggregate(stacks, now, models, trained, active, self.options.client_axis)
         own = observe(assignment, stacks, now, own, trained)
-        models = mix(assignment, stacks, t, own, models, new, self.active(own))
+        models = mix(assignment, stacks, t, own, models, new, self.active)
         return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained, active))
 
     def active(self, own: Any) -> Bool[Array, " models"]:
