@@ -20,7 +20,15 @@ from fedjax_mm.base import Assignment, Cohort, Look, Params, Round
 from fedjax_mm.base.calls import Part
 from fedjax_mm.base.paths import Where
 from fedjax_mm.base.shuffles import permutation
-from fedjax_mm.checks.annotations import Count, CountOrZero, Mixture, NonNegative, TracedCount, part
+from fedjax_mm.checks.annotations import (
+    Count,
+    CountOrZero,
+    Mixture,
+    NonNegative,
+    TracedCount,
+    checked,
+    part,
+)
 from fedjax_mm.checks.instances import check_assignment, check_instance, check_where
 from fedjax_mm.wrap import names_of, wrap_assignment
 
@@ -412,6 +420,7 @@ def _mean(weights: MeanOf, messages: int) -> Network:
     return Network(links, messages=messages)
 
 
+@checked
 def mixing_matrix(network: Network, num_models: Count) -> Float[np.ndarray, "models models"]:
     """The matrix W of a network in round 1, or A of a directed one.
 

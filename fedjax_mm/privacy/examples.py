@@ -38,7 +38,9 @@ from fedjax_mm.wrap import layers, wrap_algorithm
 _TWICE = "it computes several gradients of a batch, and would draw the same noise for them"
 _LOSSES = "its weights depend on losses, which no noise covers"
 
-COVERED = ("fedavg", "fedprox", "feddyn", "mifa", "prsgd", "scaffold", "stalevr")
+COVERED = (
+    *("fedavg", "fedprox", "feddyn", "gradient_tracking", "mifa", "prsgd", "scaffold", "stalevr"),
+)
 """Methods whose clients send nothing but what follows from one gradient per local step."""
 
 UNCOVERED = {

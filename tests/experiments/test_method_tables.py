@@ -127,7 +127,9 @@ def own_by_hand(rng_key, task, start=None, **how):
 
 def test_keys_of_a_table_are_parameters_of_the_function():
     local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
-    rest = {"name", "assignment", "compression", "privacy", "robust", "personal"}
+    rest = {"name", "assignment", "compression", "privacy", "robust", "personal"} | {
+        "reports_updates"
+    }
     for name, method in methods().items():
         own = set(inspect.signature(method).parameters) - {"local"}
         assert set(METHOD_TABLES[name].model_fields) == local | own | rest, name
