@@ -182,7 +182,18 @@ def test_samples_without_replacement_amplify():
     assert spent(100) == pytest.approx(epsilon(cohort, **how), rel=1e-12)
 
 
-COVERED = ("fedavg", "fedprox", "feddyn", "gradient_tracking", "scaffold", "prsgd", "mifa", "stalevr")
+COVERED = (
+    *("fedavg", "fedprox", "feddyn", "gradient_tracking", "scaffold", "prsgd", "mifa", "stalevr"),
+)
+    "fedavg",
+    "fedprox",
+    "feddyn",
+    "gradient_tracking",
+    "scaffold",
+    "prsgd",
+    "mifa",
+    "stalevr",
+)
 
 
 @pytest.mark.parametrize("name", methods())
