@@ -241,16 +241,28 @@ def bulyan(num_attackers: Attackers) -> Rule:
     def aggregate(rng_key: Any, x: Any, weights: Any, here: Any, state: Any) -> Any:
         del rng_key, weights
         f, theta = num_attackers, jnp.sum(here) - 2 * num_attackers
-        distances = _distances(lax.stop_gradient(x), here)
+        distances, slots = _distances(lax.stop_gradient(x), here), jnp.arange(len(x))
+        # Sort the others of each update once. Later only note which of them are left.
+        others = jnp.where(slots[:, None] == slots, jnp.inf, distances)
+        near = argsort_rows(others)
+        place = jnp.zeros_like(near).at[near, slots[None]].set(slots[:, None])
+        ranked = jnp.take_along_axis(others, near, axis=0)
+        is_left = here[near] & (near != slots)
+        counts = jnp.cumsum(is_left, axis=0, dtype=jnp.int32)
 
-        def choose(left: Array, _: None) -> tuple[Array, Array]:
-            among = jnp.where(left[:, None] & left, distances, jnp.inf)
-            scores = _krum_scores(among, left, jnp.maximum(1, jnp.sum(left) - f - 2))
-            best = _least(scores[:, None], left, 1)[:, 0]
-            return left & ~best, jnp.argmax(best)
+        def choose(carry: Any, _: None) -> tuple[Any, Array]:
+            left, is_left, counts = carry
+            number = jnp.maximum(1, jnp.sum(left) - f - 2)
+            scores = jnp.sum(jnp.where(is_left & (counts <= number), ranked, 0), axis=0)
+            # Infinite scores come before those of updates that are not left.
+            finite = jnp.nan_to_num(scores, nan=jnp.inf, posinf=jnp.finfo(scores.dtype).max)
+            best = jnp.argmin(jnp.where(left, finite, jnp.inf))
+            after = slots[:, None] >= place[best]
+            is_left = is_left & (slots[:, None] != place[best])
+            return (left & (slots != best), is_left, counts - after), best
 
-        _, order = lax.scan(choose, here, length=len(x))
-        chosen, rank = x[order], jnp.arange(len(x))
+        _, order = lax.scan(choose, (here, is_left, counts), length=len(x))
+        chosen, rank = x[order], slots
         away = jnp.abs(chosen - _median_of(chosen, rank < theta))
         nearest = argsort_rows(jnp.where((rank < theta)[:, None], away, jnp.inf))
         ranked = jnp.take_along_axis(chosen, nearest, axis=0)
