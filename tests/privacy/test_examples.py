@@ -185,15 +185,6 @@ def test_samples_without_replacement_amplify():
 COVERED = (
     *("fedavg", "fedprox", "feddyn", "gradient_tracking", "scaffold", "prsgd", "mifa", "stalevr"),
 )
-    "fedavg",
-    "fedprox",
-    "feddyn",
-    "gradient_tracking",
-    "scaffold",
-    "prsgd",
-    "mifa",
-    "stalevr",
-)
 
 
 @pytest.mark.parametrize("name", methods())
