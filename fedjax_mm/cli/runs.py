@@ -76,8 +76,8 @@ def run(
         with saving(directory, before, how) as how, by(workers, how) as how:
             how = how._replace(callbacks=[*plan, *how.callbacks])
             dataset = _run_and_save(experiment, directory, how, with_params)
-        if experiment.axes and kind != "png" and jax.process_index() == 0:
-            _draw_overview(dataset, directory / f"figure.{kind}")
+        if kind != "png" and jax.process_index() == 0:
+            _draw(dataset, experiment, directory / f"figure.{kind}")
         _show(dataset, directory)
 
 
@@ -278,9 +278,8 @@ def _save(
 
 
 def _finish(experiment: Experiment, directory: Path, dataset: xr.Dataset) -> None:
-    """Draws the figure of a sweep, and writes the manifest as the last file of a result."""
-    if experiment.axes:
-        _draw_overview(dataset, directory / "figure.png")
+    """Draws the figure, and writes the manifest as the last file of a result."""
+    _draw(dataset, experiment, directory / "figure.png")
     made = [name for name in _FILES if (directory / name).exists()]
     save_about(directory / "manifest.json", dataset.attrs["manifest"], made)
 
@@ -302,7 +301,9 @@ def _show(dataset: xr.Dataset, directory: Path) -> None:
     show_end(dataset, directory, ", ".join(files))
 
 
-def _draw_overview(dataset: xr.Dataset, path: Path) -> None:
+def _draw(dataset: xr.Dataset, experiment: Experiment, path: Path) -> None:
     from fedjax_mm import plots
 
-    plots.save_figure(plots.sweep_overview(dataset), path)
+    has_axes = bool(experiment.axes)
+    figure = plots.sweep_overview(dataset) if has_axes else plots.curves(dataset, hue="algorithm")
+    plots.save_figure(figure, path)
