@@ -39,8 +39,8 @@ notes = _Console(stderr=True, markup=False, emoji=False)
 
 
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
-    """Prints text without interpreting markup or wrapping lines."""
-    on.print(text, style=style, highlight=False, soft_wrap=True)
+    """Prints text without interpreting markup; only a terminal wraps lines, at words."""
+    on.print(text, style=style, highlight=False, soft_wrap=not on.is_terminal)
 
 
 @contextmanager
