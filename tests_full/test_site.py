@@ -62,6 +62,13 @@ WORDS = {  # what somebody types, and the page that says how
     "out of memory": "concepts/memory/",
     "compile time": "concepts/compiling/",
     "reproduce": "results/",
+    "time to target": "how-to/results/",
+    "rounds to target": "how-to/results/",
+    "latex table": "how-to/results/",
+    "label skew": "how-to/data/",
+    "jupyter": "how-to/starting/",
+    "continue training": "how-to/resuming/",
+    "more seeds": "how-to/resuming/",
 }
 SEARCH = """
 const fs = require("fs"), vm = require("vm");
