@@ -51,6 +51,7 @@ from .local.servers import averaging
 from .local.settings import local_sgd
 from .results.dataset import save_dataset, to_dataset
 from .results.finished import open_result
+from .results.manifest import show_versions
 from .simulator.record import join_traces
 from .simulator.round import State
 from .simulator.simulate import advance, init, params_of, simulate
@@ -113,6 +114,7 @@ __all__ = [
     "scheduled",
     "schedules",
     "sequential",
+    "show_versions",
     "simulate",
     "stalevr",
     "sweep",

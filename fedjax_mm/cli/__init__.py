@@ -137,12 +137,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
         os.environ[name] = before
 
 
-def _version(is_asked: bool) -> None:
-    if is_asked:
-        print(f"fedjax-mm {fedjax_mm.__version__}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def set_up(
     context: typer.Context,
@@ -176,12 +170,20 @@ def set_up(
     verbose: Annotated[
         bool, typer.Option(help="Say which devices and which cache are used.")
     ] = False,
-    _: Annotated[
+    version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
+        typer.Option(
+            "--version", help="Show it and exit; with --verbose all that a bug report needs."
+        ),
     ] = False,
 ) -> None:
     """Configures JAX before its backends are initialized."""
+    if version:
+        if verbose:
+            fedjax_mm.show_versions()
+        else:
+            say(f"fedjax-mm {fedjax_mm.__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         say(_FIRST)
         raise typer.Exit

@@ -10,7 +10,9 @@ from .federated import FederatedData, Pool, stack_data
 from .idx import check_idx, load_idx
 from .leaf import load_leaf
 from .npz import check_npz, load_npz
+from .rows import from_rows
 from .sent140 import check_sent140, load_sent140
+from .shifts import noisy_features, rotated
 from .summary import PartitionSummary, partition_summary
 from .surrogate import surrogate_faces, surrogate_tweets
 from .synthetic import synthetic
@@ -31,14 +33,17 @@ __all__ = [
     "flat_client_data",
     "flip_labels",
     "flipped_clients",
+    "from_rows",
     "load_celeba",
     "load_cifar",
     "load_idx",
     "load_leaf",
     "load_npz",
     "load_sent140",
+    "noisy_features",
     "partition",
     "partition_summary",
+    "rotated",
     "shared_client_data",
     "stack_data",
     "surrogate_faces",
