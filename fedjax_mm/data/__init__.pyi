@@ -5,7 +5,7 @@ from .celeba import check_celeba, load_celeba
 from .cifar import check_cifar, load_cifar
 from .clients import ClientData, client_data, flat_client_data, shared_client_data
 from .digits import digits
-from .federate import federate, flip_labels, flipped_clients
+from .federate import federate, flip_labels, flipped_clients, pooled
 from .federated import FederatedData, Pool, stack_data
 from .idx import check_idx, load_idx
 from .leaf import load_leaf
@@ -43,6 +43,7 @@ __all__ = [
     "noisy_features",
     "partition",
     "partition_summary",
+    "pooled",
     "rotated",
     "shared_client_data",
     "stack_data",
