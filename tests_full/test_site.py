@@ -69,6 +69,13 @@ WORDS = {  # what somebody types, and the page that says how
     "jupyter": "how-to/starting/",
     "continue training": "how-to/resuming/",
     "more seeds": "how-to/resuming/",
+    "local only": "how-to/methods/",
+    "rotated mnist": "literature/",
+    "feature shift": "literature/",
+    "profiler": "how-to/devices/",
+    "orbax": "how-to/network/",
+    "safetensors": "how-to/network/",
+    "early stopping": "how-to/sweeps/",
 }
 SEARCH = """
 const fs = require("fs"), vm = require("vm");
