@@ -40,7 +40,10 @@ notes = _Console(stderr=True, markup=False, emoji=False)
 
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
     """Prints text without interpreting markup; only a terminal wraps lines, at words."""
-    on.print(text, style=style, highlight=False, soft_wrap=not on.is_terminal)
+    how: dict[str, Any] = {"soft_wrap": True}
+    if on.is_terminal:
+        how = {"overflow": "ignore", "crop": False}  # paths stay whole
+    on.print(text, style=style, highlight=False, **how)
 
 
 @contextmanager
