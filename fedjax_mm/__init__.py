@@ -1,5 +1,6 @@
 """A vectorized simulator of multi-model federated learning in JAX."""
 
+import sys
 from typing import Any
 
 import lazy_loader
@@ -17,4 +18,16 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("fedjax-mm")
-    return _imported(name)
+    try:
+        return _imported(name)
+    except AttributeError:
+        if name in __all__ or name.startswith("_"):
+            raise
+    from fedjax_mm.tools import names
+
+    # `from fedjax_mm import ...` drops the message of an AttributeError, but not of an ImportError.
+    # It asks for submodules, too, which it then imports.
+    error = AttributeError(names.missing(name))
+    if sys._getframe(1).f_code.co_name == "_handle_fromlist" and " is in " in str(error):
+        raise ImportError(str(error))
+    raise error

@@ -56,6 +56,7 @@ from .local.servers import averaging
 from .local.settings import local_sgd
 from .results.dataset import join_seeds, save_dataset, to_dataset
 from .results.finished import open_result
+from .results.manifest import show_versions
 from .simulator.record import join_traces
 from .simulator.round import State
 from .simulator.simulate import advance, init, params_of, simulate
@@ -127,6 +128,7 @@ __all__ = [
     "schedules",
     "sequential",
     "settle",
+    "show_versions",
     "simulate",
     "soft_clusters",
     "stalevr",

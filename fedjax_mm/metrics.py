@@ -12,7 +12,7 @@ from annotated_types import Interval
 from jaxtyping import Float
 
 from fedjax_mm.base import Scalar
-from fedjax_mm.checks.annotations import checked
+from fedjax_mm.checks.annotations import NonNegative, checked
 from fedjax_mm.checks.values import check_numbers, target_of
 
 __all__ = [
@@ -37,11 +37,47 @@ ClientShare: TypeAlias = Annotated[Scalar, Interval(gt=0, le=1)]
 """A share q of the clients, which may be traced."""
 
 
-class Estimate(NamedTuple):
-    """Means over seeds and their standard errors, over the remaining dimensions."""
-
+class _Pair(NamedTuple):
     mean: xr.DataArray
     error: xr.DataArray
+
+
+class Estimate(_Pair):
+    """Means over seeds and their standard errors, over the remaining dimensions.
+
+    It is a pair, and prints as a table. Where samples were missing, such as runs that never met a
+    target, the table has the share that was not.
+
+    Attributes:
+      share: the share of samples that were not NaN; None for an estimate made by hand.
+      is_bound: whether missing samples were replaced, so that the mean is a lower bound there.
+    """
+
+    share: xr.DataArray | None = None
+    is_bound: bool = False
+
+    def _cells(self) -> Any:
+        """The text of every estimate, as a string or as a Series or DataFrame of pandas."""
+        share = xr.ones_like(self.mean) if self.share is None else self.share
+        texts = []
+        for mean, error, met in zip(
+            *(x.values.ravel() for x in (self.mean, self.error, share)), strict=True
+        ):
+            around = f" ± {error:.2g}" if np.isfinite(error) else ""
+            text = f"{'>= ' if self.is_bound and met < 1 else ''}{mean:.4g}{around}"
+            texts.append(text if met == 1 else f"{text} ({met:.0%} of samples)")
+        cells = self.mean.copy(data=np.array(texts, object).reshape(self.mean.shape))
+        if cells.ndim > 2:
+            return cells.to_series().unstack()
+        return cells.to_pandas() if cells.ndim else cells.item()
+
+    def __repr__(self) -> str:
+        return str(self._cells())
+
+    def _repr_html_(self) -> str:
+        cells = self._cells()
+        cells = cells if isinstance(cells, str) or self.mean.ndim > 1 else cells.to_frame("")
+        return cells if isinstance(cells, str) else str(cells.to_html(escape=True))
 
 
 def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
@@ -102,22 +138,43 @@ def standard_error(samples: Any, axis: int = 0) -> Float[np.ndarray, "*batch"]:
     return np.asarray(np.std(samples, axis=axis, ddof=1) / np.sqrt(size))
 
 
-def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
-    """Returns the mean over a dimension and its standard error.
+@checked
+def estimate(
+    samples: xr.DataArray, over: str = "seed", *, censored_at: NonNegative | None = None
+) -> Estimate:
+    """The mean over a dimension and its standard error, which print as a table.
 
     The error is NaN for one or two samples, because that of two says nothing about their spread.
+    Both are NaN if a sample is, because a mean over the others could be misleading: the mean time
+    over runs that met a target is small if only the fastest met it.
+
+    Args:
+      samples: the values, over `over` and other dimensions.
+      over: the dimension of the samples.
+      censored_at: the time at which runs ended, for times as of `time_to_target`. Runs that never
+        met the target count as this time, so that the mean is a lower bound. The table says so and
+        shows the share of runs that met the target.
 
     Example:
       >>> import xarray as xr
-      >>> mean, error = estimate(xr.DataArray([1.0, 3.0, 5.0], dims="seed"))
-      >>> mean.item(), error.item().__round__(3)
-      (3.0, 1.155)
+      >>> found = estimate(xr.DataArray([1.0, 3.0, 5.0], dims="seed"))
+      >>> found
+      3 ± 1.2
+      >>> mean, error = found
+      >>> rounds = xr.DataArray([10.0, 14.0, np.nan, np.nan], dims="seed")
+      >>> estimate(rounds), estimate(rounds, censored_at=20)
+      (nan (50% of samples), >= 16 ± 2.4 (50% of samples))
     """
     samples = samples.astype(float)
+    share = samples.notnull().mean(over)
+    if censored_at is not None:
+        samples = samples.fillna(censored_at)
     mean = samples.mean(over, skipna=False)
     error = standard_error(samples.values, axis=samples.get_axis_num(over))
     error = error if samples.sizes[over] > 2 else np.full_like(error, np.nan)
-    return Estimate(mean, mean.copy(data=error))
+    found = Estimate(mean, mean.copy(data=error))
+    found.share, found.is_bound = share, censored_at is not None
+    return found
 
 
 def final(result: xr.Dataset, metric: str | None = None) -> xr.DataArray:
@@ -165,6 +222,8 @@ def time_to_target(
     """Returns when each model first met a target, or NaN if it never did.
 
     NaN meets no target. Models meet it at records, so times have the resolution of `record_every`.
+    Means of xarray leave NaN out, and with them the slowest runs. `estimate` with ``censored_at``
+    counts them, and shows the share of runs that met the target beside the mean.
     A model that arrives later, see `arriving`, meets it at its arrival or later.
 
     Args:

@@ -116,7 +116,7 @@ def test_the_example_in_the_help_is_complete():
 def test_run_writes_a_labelled_result(own_experiment):
     out, outcome = own_experiment
     assert (outcome.code, outcome.err) == (0, "")
-    assert files(out / "mine") == ["manifest.json", "result.nc"]
+    assert files(out / "mine") == ["figure.png", "manifest.json", "result.nc"]
     with xr.open_dataset(out / "mine" / "result.nc") as result:
         assert result.excess_loss.dims == ("algorithm", "seed", "round", "model")
         assert result.algorithm.values.tolist() == ["MFA-Rand", "MFA-RR"]

@@ -254,7 +254,7 @@ def test_run_stops_at_divergence_and_keeps_earlier_records(monkeypatch, tmp_path
     )
     assert found, err
     directory = tmp_path / "results" / "hot"
-    assert files(directory) == ["manifest.json", "result.nc"]
+    assert files(directory) == ["figure.png", "manifest.json", "result.nc"]
     with xr.open_dataset(directory / "result.nc") as result:
         assert result.diverged.where(result.diverged >= 0).min() == int(found[1])
         assert np.isfinite(result.loss.sel(round=slice(0, int(found[1]) - 1))).all()
@@ -476,7 +476,7 @@ def test_the_unmodified_configuration_is_valid(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("right.toml").write_text(CONFIG)
     assert call("run", "right.toml", "--set", "num_seeds=1").code == 0
-    assert files(tmp_path / "results" / "right") == ["manifest.json", "result.nc"]
+    assert files(tmp_path / "results" / "right") == ["figure.png", "manifest.json", "result.nc"]
 
 
 def test_a_report_shows_the_reproduced_items(two_figures, tmp_path):

@@ -1,11 +1,16 @@
 """The public surface, the import graph, and imports without side effects."""
 
+import dataclasses
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import fedjax_mm
+from fedjax_mm.sweeps import Grid
 from tests.test_public import STUBS, homes
 
 
@@ -156,3 +161,59 @@ def test_imports_are_lazy_and_have_no_side_effects(steps, then):
     assert not then or len(imported) == len(lines)
     for modules, unused in zip(imported, steps.values(), strict=True):
         assert {"fedjax_mm", *unused} & set(modules) == {"fedjax_mm"}
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "answer"),
+    [
+        (
+            "fedjax_mm.krum",
+            AttributeError,
+            "in fedjax_mm.robust: from fedjax_mm.robust import krum",
+        ),
+        ("from fedjax_mm import fedadam", ImportError, "fedadam is in fedjax_mm.optimizers: from"),
+        ("fedjax_mm.dirichlet", AttributeError, "from fedjax_mm.data.partition import dirichlet"),
+        ("fedjax_mm.fedavgg", AttributeError, "no 'fedavgg'; did you mean fedavg?"),
+        ("fedjax_mm.robust(1)", TypeError, "write robust.robust(algorithm, rule)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_names_in_the_wrong_place_are_answered(program, kind, answer):
+    with pytest.raises(kind, match=re.escape(answer)):
+        exec(program, {"fedjax_mm": fedjax_mm})
+
+
+WRONG = """
+from fedjax_mm import fedavg, mfa_rr, sweep
+from fedjax_mm.sweeps import Setup
+from fedjax_mm.tasks import quadratic
+
+
+def build(learning_rate: float) -> Setup:
+    return Setup(quadratic(24, 4, mu=0.1), fedavg(learning_rate, local_steps=5), mfa_rr(24, 2))
+
+
+axes = {"learning_rate": [0.05, 0.1]}
+sweep(build, axes, num_rounds=20, num_seeds=2, record_every=10).loss.mean()
+sweep(build, axes, num_rounds=20, num_seeds="2")  # wrong
+sweep(build, axes, num_rounds=2.5)  # wrong
+sweep(build, axes, num_rounds=20, record_evry=2)  # wrong
+fedavg(0.1, local_step=5)  # wrong
+mfa_rr(24, "2")  # wrong
+"""
+
+
+def test_type_checkers_find_what_is_wrong_in_a_program(tmp_path):
+    (tmp_path / "program.py").write_text(WRONG)
+    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "program.py")]
+    root = Path(fedjax_mm.__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    found = re.findall(r"program.py:(\d+): error", done.stdout)
+    wrong = [number for number, line in enumerate(WRONG.splitlines(), 1) if "# wrong" in line]
+    assert sorted({*map(int, found)}) == wrong, done.stdout + done.stderr
+
+
+def test_sweep_names_the_settings_of_a_grid():
+    (settings,) = inspect.signature(fedjax_mm.sweep).parameters["settings"].annotation.__args__
+    fields = {field.name for field in dataclasses.fields(Grid)}
+    assert settings.__optional_keys__ == fields - {"build", "axes", "keep"}

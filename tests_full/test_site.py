@@ -62,6 +62,20 @@ WORDS = {  # what somebody types, and the page that says how
     "out of memory": "concepts/memory/",
     "compile time": "concepts/compiling/",
     "reproduce": "results/",
+    "time to target": "how-to/results/",
+    "rounds to target": "how-to/results/",
+    "latex table": "how-to/results/",
+    "label skew": "how-to/data/",
+    "jupyter": "how-to/starting/",
+    "continue training": "how-to/resuming/",
+    "more seeds": "how-to/resuming/",
+    "local only": "how-to/methods/",
+    "rotated mnist": "how-to/data/",
+    "feature shift": "how-to/data/",
+    "profiler": "how-to/devices/",
+    "orbax": "how-to/network/",
+    "safetensors": "how-to/network/",
+    "early stopping": "how-to/sweeps/",
 }
 SEARCH = """
 const fs = require("fs"), vm = require("vm");

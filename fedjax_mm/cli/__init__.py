@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -122,7 +123,7 @@ def _leave(error: Exception) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"fedjax-mm: {printable(' '.join(message.split()))}", file=sys.stderr)
+    say(f"fedjax-mm: {printable(' '.join(message.split()))}", notes)
     sys.exit(code)
 
 
@@ -134,12 +135,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         os.environ[name] = before
-
-
-def _version(is_asked: bool) -> None:
-    if is_asked:
-        print(f"fedjax-mm {fedjax_mm.__version__}")
-        raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
@@ -175,12 +170,20 @@ def set_up(
     verbose: Annotated[
         bool, typer.Option(help="Say which devices and which cache are used.")
     ] = False,
-    _: Annotated[
+    version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
+        typer.Option(
+            "--version", help="Show it and exit; with --verbose all that a bug report needs."
+        ),
     ] = False,
 ) -> None:
     """Configures JAX before its backends are initialized."""
+    if version:
+        if verbose:
+            fedjax_mm.show_versions()
+        else:
+            say(f"fedjax-mm {fedjax_mm.__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         say(_FIRST)
         raise typer.Exit
@@ -224,7 +227,9 @@ def list_() -> None:
     for name in ITEMS:
         needs = f"; needs {ITEMS.needs(name)}" if ITEMS.needs(name) else ""
         line = f"{name:20} {ITEMS.runtime(name):16} {ITEMS.title(name)}{needs}"
-        console.print(line, soft_wrap=True, markup=False)
+        if console.is_terminal:
+            line = textwrap.fill(line, console.width, subsequent_indent=" " * 38)
+        say(line)
     words = "Times are those of the published runs, on two CPU cores or on the GPU that is named."
     console.print(f"\n{words} Data are read from the folder of --data.", style="dim")
     console.print("Make one with: fedjax-mm reproduce ID [ID ...]", style="dim")

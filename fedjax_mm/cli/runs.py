@@ -95,8 +95,8 @@ def run(
             else:
                 how = how._replace(callbacks=[*plan, *how.callbacks])
                 dataset, verdicts = _run_and_save(experiment, directory, how, with_params), None
-        if experiment.axes and kind != "png" and jax.process_index() == 0:
-            _draw_overview(dataset, directory / f"figure.{kind}")
+        if kind != "png" and jax.process_index() == 0:
+            _draw(dataset, experiment, directory / f"figure.{kind}")
         if experiment.claims and jax.process_index() == 0:
             _show_claims(verdicts or judge(dataset, _claims_of(experiment)), directory)
         _show(dataset, directory)
@@ -406,9 +406,8 @@ def _complete(
 
 
 def _finish(experiment: Experiment, directory: Path, dataset: xr.Dataset) -> None:
-    """Draws the figure of a sweep, and writes the manifest as the last file of a result."""
-    if experiment.axes:
-        _draw_overview(dataset, directory / "figure.png")
+    """Draws the figure, and writes the manifest as the last file of a result."""
+    _draw(dataset, experiment, directory / "figure.png")
     made = [name for name in _FILES if (directory / name).exists()]
     save_about(directory / "manifest.json", dataset.attrs["manifest"], made)
 
@@ -431,7 +430,9 @@ def _show(dataset: xr.Dataset, directory: Path) -> None:
     show_end(dataset, directory, ", ".join(files))
 
 
-def _draw_overview(dataset: xr.Dataset, path: Path) -> None:
+def _draw(dataset: xr.Dataset, experiment: Experiment, path: Path) -> None:
     from fedjax_mm import plots
 
-    plots.save_figure(plots.sweep_overview(dataset), path)
+    has_axes = bool(experiment.axes)
+    figure = plots.sweep_overview(dataset) if has_axes else plots.curves(dataset, hue="algorithm")
+    plots.save_figure(figure, path)

@@ -1,5 +1,6 @@
 """Terminal output: text, tables and progress."""
 
+import textwrap
 import threading
 import time
 import warnings
@@ -39,7 +40,10 @@ notes = _Console(stderr=True, markup=False, emoji=False)
 
 
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
-    """Prints text without interpreting markup or wrapping lines."""
+    """Prints text without interpreting markup; only a terminal wraps lines, at words."""
+    if on.is_terminal and isinstance(text, str):
+        how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}  # paths
+        text = "\n".join(textwrap.fill(line, on.width, **how) for line in text.split("\n"))
     on.print(text, style=style, highlight=False, soft_wrap=True)
 
 

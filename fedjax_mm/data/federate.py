@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_mm.checks.annotations import Count, CountOrZero, Fraction, Share, checked
 from fedjax_mm.checks.values import described
 from fedjax_mm.data.clients import ClientData, flat_client_data
-from fedjax_mm.data.federated import FederatedData, Pool
+from fedjax_mm.data.federated import FederatedData, Pool, check_federated
 from fedjax_mm.data.partition import Parts, generator
 from fedjax_mm.data.pools import pool_of
 
@@ -120,6 +120,25 @@ def federate(
             )
     train, test = _gather(pool.train, clients), _gather(test_source, clients_test)
     return FederatedData(pool.name, pool.kind, pool.num_classes, train, test)
+
+
+def pooled(data: FederatedData) -> FederatedData:
+    """Gives the examples of all clients to a single client, for training without federation.
+
+    With `full_participation(1)`, FedAvg is then SGD on all data.
+
+    Example:
+      >>> from fedjax_mm.data import synthetic
+      >>> pooled(synthetic(30, dim=4)).num_clients
+      1
+    """
+    check_federated(data)
+
+    def of(split: ClientData) -> ClientData:
+        return flat_client_data(split.gathered().examples, [int(np.sum(split.counts))])
+
+    name = f"{data.name}, pooled"
+    return dataclasses.replace(data, name=name, train=of(data.train), test=of(data.test))
 
 
 @checked

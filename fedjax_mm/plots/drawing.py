@@ -15,6 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.container import Container
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from fedjax_mm.results.labels import label as in_words
@@ -182,7 +183,7 @@ def panels(
       ['M = 2', 'M = 9']
     """
     panel, _, x = map(str, values.dims)
-    ticks = how.pop("ticks", _ticks(values[x].values)) if how.get("xscale") != "log" else {}
+    ticks = how.pop("ticks", ticks_at(values[x].values))
     return [
         Panel(
             in_words(panel, at),
@@ -315,13 +316,13 @@ def _fill(axes: Axes, panel: Panel) -> None:
     is_crowded = sum(len(line.x) for line in panel.lines if _has_bars(line)) > _MOST_BARRED
     is_crowded &= not any("?" in line.style for line in panel.lines)  # points have no bands
     barred = [n for n, line in enumerate(panel.lines) if _has_bars(line) and not is_crowded]
-    is_same = len({tuple(panel.lines[number].x) for number in barred}) == 1
+    is_named = any(f"{place:g}" != text for text, place in panel.ticks.items())
     middle = (len(barred) - 1) / 2
     axes.margins(x=0.05 + 0.01 * len(barred))
     for number, line in enumerate(panel.lines):
         is_banded = number not in barred
         drawn = _draw(axes, line, number, _marked(panel, number), is_banded=is_banded)
-        if is_same and number in barred:  # shift lines sideways, because their bars would overlap
+        if is_named and number in barred:  # categories have room beside them, but numbers do not
             inches = _SHIFT * (barred.index(number) - middle) / 72
             offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
             for artist in drawn.get_children():
@@ -337,6 +338,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
         # Do not wrap rotated labels, because two lines would overlap their neighbors.
         texts = [text if is_crowded else textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
+        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _has_bars(line: Line) -> bool:
@@ -428,7 +430,8 @@ def _numbers(x: np.ndarray) -> np.ndarray:
     return x if x.dtype.kind in "fiu" else np.arange(len(x))
 
 
-def _ticks(x: np.ndarray) -> dict[str, float]:
+def ticks_at(x: np.ndarray) -> dict[str, float]:
+    """Ticks at the values of an axis, if they are words or a few numbers."""
     if x.dtype.kind not in "fiu":
         return {str(word): float(place) for place, word in enumerate(x)}
     return {f"{value:g}": float(value) for value in x} if len(x) <= 12 else {}

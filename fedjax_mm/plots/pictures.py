@@ -25,6 +25,7 @@ from fedjax_mm.plots.drawing import (
     finish,
     lines,
     panels,
+    ticks_at,
 )
 from fedjax_mm.results.labels import label as in_words
 
@@ -52,8 +53,9 @@ def curves(
     Args:
       result: the result of `sweep` or `run`.
       x: "round", an axis, at the last record, or a metric that counts, such as "client_updates".
-      hue: the axis with one line for each value; also "model".
-      col: the axis with one panel for each value; also "model".
+      hue: the axis with one line for each value; also "model" and, of a metric with a number for
+        each client, "client".
+      col: the axis with one panel for each value; also "model" and "client".
       metric: the metric to draw; defaults to that of the clients' models if a method has personal
         ones, or else the excess loss, the loss or the first metric.
       scale: of the y-axis, "linear" or "log"; by default logarithmic for positive means, but linear
@@ -82,7 +84,11 @@ def curves(
     values = result[metric].astype(float).where((result.diverged < 0).all(over))
     axes = [str(dim) for dim in values.dims if dim not in ("seed", "round", *over)]
     for name in {hue, col} - {None, *axes}:
-        raise ValueError(f"the result has no axis {name!r}, but {', '.join([*axes, *over])}")
+        known = [str(key) for key, of in result.data_vars.items() if name in of.dims]
+        hint = f"; metrics that have it are {', '.join(known)}" if known else ""
+        raise ValueError(
+            f"{metric} has no axis {name!r}, but {', '.join([*axes, *over]) or 'none'}{hint}"
+        )
     if x not in ("round", *axes, *result.data_vars):
         raise ValueError(f"x is {x!r}; choose from round, {', '.join(map(str, result.variables))}")
     if others := [name for name in axes if name not in (x, hue, col)]:
@@ -94,6 +100,9 @@ def curves(
     mean, num_seeds = runs.mean("seed"), runs.sizes["seed"]
     error = mean.copy(data=standard_error(runs.values, runs.get_axis_num("seed")))
     along = x if x in axes else "round"
+    how: dict[str, Any] = {"scale": scale or _scale(mean)}
+    if x in axes:
+        how |= {"ticks": ticks_at(mean[x].values), "xscale": _xscale(mean[x].values)}
     drawn = []
     for number in range(mean.sizes[col] if col else 1):
         here = {col: number} if col else {}
@@ -105,11 +114,10 @@ def curves(
             places = cost.transpose(*order).values.reshape(-1, mean.sizes["round"])
             found = [line._replace(x=place) for line, place in zip(found, places, strict=True)]
         title = in_words(str(col).replace("_", " "), mean[col].values[number]) if col else ""
-        drawn.append(Panel(title, x.replace("_", " "), _long_name(result[metric]), found))
-    scale = scale or _scale(mean)
+        drawn.append(Panel(title, x.replace("_", " "), _long_name(result[metric]), found, **how))
     spread = ", with bands of a standard error" * (num_seeds > 1)
     return draw(
-        [[panel._replace(scale=scale) for panel in drawn]],
+        [drawn],
         title="",
         caption=f"Means over {'models and ' * len(over)}{num_seeds} seeds{spread}.",
         share="figure",
@@ -137,6 +145,11 @@ def _scale(mean: xr.DataArray) -> str:
     is_positive = bool((mean > 0).any() and not (mean <= 0).any())
     is_share = not any(word in str(mean.name) for word in ("loss", "distance"))
     return "log" if is_positive and not (is_share and bool(mean.max() <= 1)) else "linear"
+
+
+def _xscale(x: np.ndarray) -> str:
+    """Logarithmic for positive floats over a factor of 5 or more, such as learning rates."""
+    return "log" if x.dtype.kind == "f" and 0 < 5 * x.min() <= x.max() else "linear"
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
@@ -186,7 +199,6 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     mean, num_seeds = end.mean("seed", skipna=False), end.sizes["seed"]
     error = mean.copy(data=standard_error(end.values, end.get_axis_num("seed")))
     order = (panel, "algorithm", x)
-    is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
     more = f"; the first {_MOST_PANELS} of {len(titles)} {panel}" * (len(titles) > _MOST_PANELS)
     fixed = "".join(f", {name} = {_shown(values[name][:1])[0]}" for name in others)
     figure_of = panels(
@@ -194,7 +206,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
         error.transpose(*order),
         xlabel=x.replace("_", " "),
         ylabel=_long_name(values),
-        xscale="log" if is_log else "linear",
+        xscale=_xscale(values[x].values),
         scale=_scale(mean),
     )
     return draw(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_mm.tools.compiler import flags_of_results
+from fedjax_mm.tools.compiler import cache_directory, flags_of_results
 from fedjax_mm.tools.files import is_sealed, load_json, plain, save_json, sealed
 
 _SHOWN = 200  # characters of a manifest
@@ -82,6 +82,31 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
         "config": dict(config),
     }
     return Manifest(content)
+
+
+def show_versions() -> None:
+    """Prints versions, devices and flags, for a report of a bug.
+
+    On the command line, ``fedjax-mm --version --verbose`` prints them, too.
+
+    Example:
+      >>> show_versions()  # doctest: +ELLIPSIS
+      fedjax-mm: ...
+      python: ...
+      system: ...
+      devices: ...
+    """
+    about = manifest({}, seed=0, data="not stated")
+    versions, device, packages = about["versions"], about["device"], ("flax", "scipy")
+    rows = {"fedjax-mm": versions.pop("fedjax-mm")}
+    rows["revision"] = about["git_revision"] or "not a source tree"
+    rows |= versions | {name: _version_of(name) for name in packages}
+    rows["system"] = f"{platform.platform()}, {device['cpu_cores']} cores"
+    rows["devices"] = f"{device['count']} x {device['kind']} ({device['platform']})"
+    rows["xla_flags"] = about["xla_flags"] or "none"
+    rows["compilation cache"] = str(cache_directory() or "off")
+    for name, text in rows.items():
+        print(f"{name}: {text}")
 
 
 def _version_of(package: str) -> str:

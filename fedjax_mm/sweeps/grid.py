@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -78,6 +78,22 @@ class Setup(NamedTuple):
         if not isinstance(changed, Setup):
             raise ValueError(f"prepare returned {described(changed)}; return the changed Setup")
         return changed
+
+
+class Settings(TypedDict, total=False):
+    """The settings of `Grid` that `sweep` takes by name; see there."""
+
+    num_rounds: int
+    num_seeds: int
+    seed: int
+    record_every: int
+    client_map: ClientMap
+    until: Until | None
+    together: Sequence[str]
+    cost: Callable[..., float] | None
+    first_seed: int
+    data: str
+    config: Mapping[str, Any] | None
 
 
 @refusing_unknown

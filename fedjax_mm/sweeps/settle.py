@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import xarray as xr
@@ -14,7 +14,7 @@ from fedjax_mm.claims.judging import Claim, Verdicts, evidence_of, judge
 from fedjax_mm.results.dataset import join_some
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Settings, Setup
 from fedjax_mm.sweeps.sweep import grid_from, sweep
 
 Tell = Callable[[Verdicts], Any]
@@ -34,7 +34,7 @@ def settle(
     level: Annotated[float, Interval(gt=0, lt=1)] = 0.05,
     execution: Execution | None = None,
     on_look: Tell | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> tuple[xr.Dataset, Verdicts]:
     """Adds seeds to a sweep until every claim is decided, or a limit is reached.
 

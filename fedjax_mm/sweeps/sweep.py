@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import xarray as xr
 
@@ -12,7 +12,7 @@ from fedjax_mm.checks.annotations import checked
 from fedjax_mm.sweeps.cluster import Part, by_executor, part_of
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution, watched
-from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Settings, Setup
 from fedjax_mm.sweeps.part_files import join_files, parts_in, sweep_part
 
 
@@ -27,7 +27,7 @@ def sweep(
     continue_from: Path | str | None = None,
     part: None = None,
     out: None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> xr.Dataset: ...
 
 
@@ -42,7 +42,7 @@ def sweep(
     continue_from: Path | str | None = None,
     part: None = None,
     out: None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> tuple[xr.Dataset, list[Params]]: ...
 
 
@@ -57,7 +57,7 @@ def sweep(
     continue_from: None = None,
     part: Part | str,
     out: Path | str,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Path: ...
 
 
@@ -72,7 +72,7 @@ def sweep(
     continue_from: Path | str | None = None,
     part: Part | str | None = None,
     out: Path | str | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]] | Path:
     """Simulates every point of a grid with every seed, in one compiled program per structure.
 
@@ -167,7 +167,7 @@ def merge(
     *,
     keep: Literal["params"] | None = None,
     to: Path | str | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Joins the parts in a directory into the result that `sweep` would have returned.
 
@@ -207,7 +207,7 @@ def grid_from(
     what: Grid | Setup | Callable[..., Setup],
     axes: Mapping[str, Sequence[Any]] | None,
     keep: Literal["params"] | None,
-    settings: Mapping[str, Any],
+    settings: Settings,
 ) -> Grid:
     """The grid of `what`, with axes and settings if it is none yet."""
     if isinstance(what, Grid) and (axes is not None or settings):

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib
+import os
 import sys
 import threading
 import time
@@ -47,7 +48,9 @@ def bar(console: Any, after: float = 0.0) -> Iterator[Report]:
         *(SpinnerColumn(), description, BarColumn(), TextColumn("{task.percentage:>3.0f} %")),
         *(TimeElapsedColumn(), TextColumn("{task.fields[left]}")),
     )
-    bars = Progress(*columns, console=console, transient=True)
+    # A cell that runs a command gives it a terminal, and keeps every frame.
+    per_second = 1 if "JPY_PARENT_PID" in os.environ else 10
+    bars = Progress(*columns, console=console, transient=True, refresh_per_second=per_second)
     number, left = bars.add_task("starting", total=None, left=""), time_left()
 
     def report(label: str, done: int, total: int) -> None:

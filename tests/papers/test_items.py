@@ -360,12 +360,15 @@ def sweep_result(**axes):
 X = np.array([1.0, 2.0])
 
 
-def test_error_bars_at_the_same_x_do_not_overlap():
+def test_error_bars_move_off_their_x_only_at_words():
     lines = [plots.Line(label, X, X, np.ones(2)) for label in "abc"]
-    (axes,) = plots.draw([[plots.Panel("", "x", "y", lines)]], title="", caption="").axes
-    x = [bars[0].get_transform().transform(bars[0].get_xydata())[:, 0] for bars in axes.containers]
-    np.testing.assert_allclose(np.diff(x, axis=0), 4 / 72 * axes.figure.dpi)
-    assert {bars[0].get_xdata().tolist() == X.tolist() for bars in axes.containers} == {True}
+    for ticks, shift in [({"a": 1.0, "b": 2.0}, 4), ({"1": 1.0}, 0), ({}, 0)]:
+        panel = plots.Panel("", "x", "y", lines, ticks=ticks)
+        (axes,) = plots.draw([[panel]], title="", caption="").axes
+        bars = [container[0] for container in axes.containers]
+        x = [each.get_transform().transform(each.get_xydata())[:, 0] for each in bars]
+        np.testing.assert_allclose(np.diff(x, axis=0), shift / 72 * axes.figure.dpi)
+        assert {each.get_xdata().tolist() == X.tolist() for each in bars} == {True}
 
 
 def test_an_unknown_metric_is_refused():

@@ -90,6 +90,12 @@ def test_models_are_lines_panels_or_places():
     assert line.get_xdata().tolist() == [1, 2]
     with pytest.raises(ValueError, match="no axis 'metod', but rate, model"):
         plots.curves(made, hue="metod")
+    made["client_loss"] = made.test_accuracy.expand_dims({"client": 3}, -1)
+    with pytest.raises(ValueError, match="metrics that have it are client_loss"):
+        plots.curves(one.assign(client_loss=made.client_loss[0]), hue="client")
+    assert (
+        len(lines(plots.curves(made.isel(rate=0), hue="client", metric="client_loss").axes[0])) == 3
+    )
 
 
 def test_what_clients_get_is_drawn_unless_another_metric_is_chosen():

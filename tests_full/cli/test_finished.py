@@ -118,7 +118,7 @@ def test_a_damaged_result_is_made_again(made, place, name, damage):
         return
     assert code == 0
     assert f"{name} is {'missing' if damage == 'deleted' else 'damaged'}; made again" in err
-    assert files(directory) == ["manifest.json", "result.nc"]
+    assert files(directory) == ["figure.png", "manifest.json", "result.nc"]
     assert call(*command, "--resume").out.strip().endswith("is complete; nothing to resume")
 
 

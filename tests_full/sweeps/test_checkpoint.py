@@ -427,7 +427,7 @@ def test_a_diverged_run_leaves_nothing_to_resume(tmp_path):
     outcome = call("run", config, "--out", tmp_path, "--save-every", 0, *hot)
     assert outcome.code == 1
     assert "diverged" in outcome.err
-    assert files(tmp_path / "grid") == ["manifest.json", "result.nc"]
+    assert files(tmp_path / "grid") == ["figure.png", "manifest.json", "result.nc"]
 
 
 def test_a_second_signal_is_obeyed_at_once(tmp_path):
