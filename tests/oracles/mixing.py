@@ -1,8 +1,9 @@
 """NumPy float64 oracles of models that mix, in plain loops.
 
 Decentralised SGD (Lian et al. 2017; adapt, then combine: Sayed 2014), push-sum (Assran et al.
-2019), DIGing (Nedic, Olshevsky, Shi 2017), client, edge and cloud (Liu et al. 2020), and the splits
-of clusters (Sattler, Mueller, Samek 2021). Nothing here is shared with the library under test.
+2019), DIGing (Nedic, Olshevsky, Shi 2017), client, edge and cloud (Liu et al. 2020), the splits
+of clusters (Sattler, Mueller, Samek 2021), soft clusters, and models that merge. Nothing here is
+shared with the library under test.
 
 Counting: `i` and `j` (model, and the client of a peer) are array indices, from 0. n peers.
 """
@@ -260,3 +261,60 @@ def cfl(
             splits.append(t)
     label = [next(m for m, members in enumerate(clusters) if k in members) for k in range(n)]
     return x, label, splits
+
+
+def soft_clusters(
+    problem: Problem,
+    start: Sequence[Array],
+    cohorts: Sequence[Collection[int]],
+    temperature: float,
+    rate: float,
+    num_steps: int,
+) -> list[Array]:
+    """Client i has the weight n_i softmax_j(-F_i(x_j) / temperature) in the mean of model j."""
+    x = [np.array(each, float) for each in start]
+    for cohort in cohorts:
+        totals, weights = [0 * each for each in x], [0.0] * len(x)
+        for i in cohort:
+            losses = np.array([problem.loss(i, each) for each in x])
+            likely = np.exp((losses.min() - losses) / temperature)
+            for j in range(len(x)):
+                weight = len(problem.y[i]) * likely[j] / likely.sum()
+                totals[j] = totals[j] + weight * trained(problem, i, x[j], rate, num_steps)
+                weights[j] += weight
+        x = [total / weight for total, weight in zip(totals, weights, strict=True)]
+    return x
+
+
+def merging(
+    problem: Problem,
+    start: Sequence[Array],
+    cohorts: Sequence[Collection[int]],
+    distance: float,
+    rate: float,
+    num_steps: int,
+) -> tuple[list[Array], list[int]]:
+    """Models that clients choose by their losses, and the number of different ones in each round.
+
+    After training, a model becomes the mean of those near it that had participants, itself perhaps
+    among them.
+    """
+    x, numbers = [np.array(each, float) for each in start], []
+    for cohort in cohorts:
+        chosen = {i: int(np.argmin([problem.loss(i, each) for each in x])) for i in cohort}
+        new, busy = list(x), sorted({*chosen.values()})
+        for j in busy:
+            mine = [i for i in cohort if chosen[i] == j]
+            total = sum(len(problem.y[i]) for i in mine)
+            new[j] = np.asarray(
+                sum(
+                    len(problem.y[i]) / total * trained(problem, i, x[j], rate, num_steps)
+                    for i in mine
+                )
+            )
+        x = []
+        for each in new:
+            near = [new[j] for j in busy if np.linalg.norm(each - new[j]) <= distance]
+            x.append(np.mean(near, axis=0) if near else each)
+        numbers.append(len({tuple(each.round(9)) for each in x}))
+    return x, numbers

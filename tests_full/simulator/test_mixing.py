@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,17 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     gradient_tracking,
+    ifca,
     local_sgd,
     mfa_rand,
     params_of,
     peers,
     reporting,
     simulate,
+    soft_clusters,
 )
 from fedjax_mm.availability import available, bernoulli, dropping, finishing
+from fedjax_mm.base import Look
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.tasks import least_squares, mean_estimation
@@ -179,35 +183,34 @@ def test_edges_and_a_cloud_match_their_loop(by):
             state, _ = advance(state, *parts, 1)
         reached = np.flatnonzero(state.assignment.own.present).tolist()
         rounds.append([None, reached])
-    participants = participants_of(assignment)
+    participants = participants_of(assignment, 3)
     rounds = [(who, reached) for who, (_, reached) in zip(participants, rounds, strict=True)]
     expected = oracle.hierarchy(problem(), start(3), rounds, EDGE_OF, 3, RATE, STEPS, by=by)
     np.testing.assert_allclose(state.models[0].params, expected, rtol=0, atol=1e-9)
 
 
-def participants_of(assignment):
-    """The participants of each model in every round."""
+def watched(assignment):
+    """The assignment, and a list of the round, clients and models of each cohort to come."""
     seen = []
 
     def observe(t, cohort, reports, state):
         jax.debug.callback(
             lambda *x: seen.append(x), t, cohort.clients, cohort.models, ordered=True
         )
-        return assignment.observe(t, cohort, reports, state)
+        return assignment.observe(t, cohort, reports, state) if assignment.observe else state
 
-    simulate(
-        jax.random.key(3),
-        task(),
-        SGD,
-        assignment._replace(observe=observe),
-        ROUNDS,
-        params=start(3),
-    )
+    return assignment._replace(observe=observe), seen
+
+
+def participants_of(assignment, num_models):
+    """The participants of each model in every round."""
+    seeing, seen = watched(assignment)
+    simulate(jax.random.key(3), task(), SGD, seeing, ROUNDS, params=start(num_models))
     jax.effects_barrier()
     return [
         [
             [int(k) for k, own in zip(clients, models, strict=True) if own == m and k >= 0]
-            for m in range(3)
+            for m in range(num_models)
         ]
         for _, clients, models in sorted(seen, key=lambda x: int(x[0]))
     ]
@@ -218,18 +221,12 @@ def participants_of(assignment):
 def test_splits_match_their_loop(cohort_size):
     most, eps, rounds = 4, (0.35, 0.05), 60
     assignment = cfl(N, most, eps_1=eps[0], eps_2=eps[1], cohort_size=cohort_size)
-    cohorts = []
-
-    def observe(t, cohort, reports, state):
-        jax.debug.callback(lambda *x: cohorts.append(x), t, cohort.clients, ordered=True)
-        return assignment.observe(t, cohort, reports, state)
-
+    seeing, seen = watched(assignment)
     algorithm = reporting(fedavg(RATE, local_steps=STEPS, weighted=False))
     first = start(1)[0]
-    watched = assignment._replace(observe=observe)
-    state, _ = simulate(1, task(), algorithm, watched, rounds, params=first)
+    state, _ = simulate(1, task(), algorithm, seeing, rounds, params=first)
     jax.effects_barrier()
-    drawn = [clients.tolist() for _, clients in sorted(cohorts, key=lambda x: int(x[0]))]
+    drawn = [clients.tolist() for _, clients, _ in sorted(seen, key=lambda x: int(x[0]))]
     expected, label, splits = oracle.cfl(problem(), first, drawn, most, eps, RATE, STEPS)
     np.testing.assert_allclose(state.models[0].params, expected, rtol=0, atol=1e-9)
     assert state.assignment.cluster.tolist() == label
@@ -237,7 +234,54 @@ def test_splits_match_their_loop(cohort_size):
     assert cohort_size is None or splits[0] > 1
 
 
-def test_known_groups_are_found_and_soft_clusters_follow():
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("cohort_size", [None, 6])
+def test_soft_clusters_match_their_loop(cohort_size):
+    temperature, number = 0.7, 3
+    assignment = soft_clusters(N, number, temperature=temperature, cohort_size=cohort_size)
+    cohorts = [{*who[0]} for who in participants_of(assignment, number)]
+    state, _ = simulate(jax.random.key(3), task(), SGD, assignment, ROUNDS, params=start(number))
+    expected = oracle.soft_clusters(problem(), start(number), cohorts, temperature, RATE, STEPS)
+    np.testing.assert_allclose(state.models[0].params, expected, rtol=0, atol=1e-9)
+    assert {len(each) for each in cohorts} == {cohort_size or N}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("cohort_size", [None, 6])
+def test_clusters_that_merge_match_their_loop(cohort_size):
+    distance, number = 1.8, 5
+    assignment = merging(ifca(N, number, cohort_size=cohort_size), distance)
+    cohorts = [{*itertools.chain(*who)} for who in participants_of(assignment, number)]
+    state, _ = simulate(jax.random.key(3), task(), SGD, assignment, ROUNDS, params=start(number))
+    expected, left = oracle.merging(problem(), start(number), cohorts, distance, RATE, STEPS)
+    np.testing.assert_allclose(state.models[0].params, expected, rtol=0, atol=1e-9)
+    assert 1 < left[-1] < left[0]
+
+
+UPDATES = [(1.0, 0.0), (0.9, 0.1), (-1.0, 0.1), (-0.8, -0.1)]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("eps", "splits"), [((0.036, 1.0), True), ((0.035, 1.0), False), ((0.036, 1.005), False)]
+)
+def test_four_updates_split_into_the_pairs_that_agree(eps, splits):
+    """|mean| is .035355, max |d| 1.004988, and the largest cosine across the pairs -.977963."""
+    reports = {"update": jnp.array(UPDATES)}
+    how = cfl(4, 2, eps_1=eps[0], eps_2=eps[1])
+    before = how.init(jax.random.key(0), Look())
+    cohort, _ = how.assign(jax.random.key(0), 1, before, Look())
+    state = how.observe(1, cohort, reports, before)
+    assert state.cluster.tolist() == ([0, 0, 1, 1] if splits else [0] * 4)
+    gram = np.array(UPDATES) @ np.array(UPDATES).T
+    first, across = oracle.halves(gram)
+    np.testing.assert_allclose(state.products, gram, rtol=0, atol=1e-12)
+    assert (first, round(across, 6)) == ([0, 1], -0.977963)
+    parents = how.mix(1, state, None, jnp.array([[3.0], [7.0]]))
+    assert parents.tolist() == ([[3.0], [3.0]] if splits else [[3.0], [7.0]])
+
+
+def test_splits_find_known_groups():
     """Even and odd clients have different targets."""
     rng = np.random.default_rng(4)
     X = [rng.normal(size=(20, DIM)) for _ in range(N)]
