@@ -14,9 +14,13 @@ from fedjax_mm.theory import cohorts, fairness, maxfl, mfa, mfa_lemmas
 from fedjax_mm.theory.problem import Problem, Rate, in_range
 from tests.statements import FIELDS, evaluate
 
+OF_TASKS = ("affine", "gossip", "moments", "validation")
+"""Modules that compute from tasks, sweeps or networks, and state no result of a paper."""
+
 MODULES = [
     importlib.import_module(f"fedjax_mm.theory.{module.name}")
     for module in pkgutil.iter_modules(theory.__path__)
+    if module.name not in OF_TASKS
 ]
 FUNCTIONS = {
     f"{module.__name__.split('.')[-1]}.{name}": function
@@ -24,10 +28,13 @@ FUNCTIONS = {
     for name, function in vars(module).items()
     if inspect.isroutine(function) and function.__module__ == module.__name__
 }
+NO_STATEMENTS = ("constants.heterogeneity", "constants.is_quadratic", "rates.fitted_exponent")
 PUBLIC = {
     name: function
     for name, function in FUNCTIONS.items()
-    if not function.__name__.startswith("_") and not name.startswith("problem.")
+    if not function.__name__.startswith("_")
+    and not name.startswith("problem.")
+    and name not in NO_STATEMENTS
 }
 """All functions that state a result of a paper, which excludes the module `problem`."""
 
@@ -69,8 +76,9 @@ NEEDS = {
 
 COUNTS = {"N": 8, "M": 1, "E": 2, "C": 2, "S": 20}
 LOSSES = {"mu": 0.5, "L": 1.0, "L_c": 1.0, "Gamma": 0.3, "G": 1.0, "Z": 1.0, "gap": 1.0}
+MORE = {"zeta": 1.0, "delta": 0.5, "H": 0.0}
 NOISE = {"sigma": 1.0, "beta_1": 0.5, "beta_2": 1.0, "beta": 1.0, "kappa": 0.5}
-SYMBOLS = COUNTS | LOSSES | NOISE
+SYMBOLS = COUNTS | LOSSES | MORE | NOISE
 OWN = {
     **dict.fromkeys(("t", "R", "B", "epochs", "num_frames", "N_s", "V"), 1),
     "T": 10_000,
@@ -144,6 +152,7 @@ def test_other_symbols_have_no_effect(statement):
 OUTSIDE = {
     **dict.fromkeys(("N", "M", "E", "C", "S", "beta", "beta_2"), (1, 0.5)),
     **dict.fromkeys(("Gamma", "G", "Z", "sigma", "beta_1", "kappa", "gap"), (0, -0.5)),
+    **dict.fromkeys(("zeta", "delta", "H"), (0, -0.5)),
     **dict.fromkeys(("mu", "L", "L_c"), (math.nextafter(0, 1), 0.0)),
 }
 """Maps symbols to the least admissible value and one below it."""
