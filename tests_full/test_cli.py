@@ -293,7 +293,8 @@ def test_sweep_announces_its_plan(own_sweep):
     for program in ("MFA-Rand, num_models=12 16", "MFA-RR, num_models=12 16"):
         assert program in shown
     assert "2 programs, each compiled once" in shown
-    assert f"{2 * 16 * 24 * 26:,} local trainings on {jax.device_count()} devices" in shown
+    number = jax.device_count()
+    assert f"{2 * 16 * 24 * 26:,} local trainings on {number} of {number} devices" in shown
     assert "share out the replicas" in shown
     assert "GiB may be used" in shown
     assert "split" not in shown
