@@ -21,6 +21,7 @@ from fedjax_mm import (
     robust,
     schedules,
     tasks,
+    topologies,
 )
 from fedjax_mm.algorithms.afl import afl
 from fedjax_mm.algorithms.apfl import apfl
@@ -30,6 +31,7 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.feddyn import feddyn
 from fedjax_mm.algorithms.fednova import fednova
 from fedjax_mm.algorithms.fedprox import fedprox
+from fedjax_mm.algorithms.gradient_tracking import gradient_tracking
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.algorithms.mifa import mifa
 from fedjax_mm.algorithms.moon import moon
@@ -38,12 +40,13 @@ from fedjax_mm.algorithms.perfedavg import perfedavg
 from fedjax_mm.algorithms.pfedme import pfedme
 from fedjax_mm.algorithms.prsgd import prsgd
 from fedjax_mm.algorithms.qffl import qffl
+from fedjax_mm.algorithms.reporting import reporting
 from fedjax_mm.algorithms.scaffold import scaffold
 from fedjax_mm.algorithms.sharing import personal
 from fedjax_mm.algorithms.stalevr import stalevr
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.assignments.bandits import bandit
-from fedjax_mm.assignments.clusters import ifca
+from fedjax_mm.assignments.clusters import cfl, ifca, soft_clusters
 from fedjax_mm.assignments.fairness import fedfair
 from fedjax_mm.assignments.informed import oort, power_of_choice
 from fedjax_mm.assignments.partitions import (
@@ -53,6 +56,7 @@ from fedjax_mm.assignments.partitions import (
     mfa_rr,
     sequential,
 )
+from fedjax_mm.assignments.peers import edges, peers
 from fedjax_mm.assignments.rotating import dma_fl, mdh
 from fedjax_mm.assignments.scheduling import scheduled
 from fedjax_mm.assignments.variance_reduced import variance_reduced
@@ -237,6 +241,7 @@ _METHODS: dict[str, Callable[[Problem], Any]] = {
     "feddyn": lambda p: feddyn(p.local(), alpha=0.1),
     "fednova": lambda p: fednova(p.local()),
     "fedprox": lambda p: fedprox(p.local(), mu=0.1),
+    "gradient_tracking": lambda p: gradient_tracking(p.local()),
     "maxfl": lambda p: Setup(p.demanding, maxfl(p.local()), p.everybody),
     "mifa": lambda p: mifa(p.local()),
     "moon": lambda p: moon(p.local(), mu=0.1),
@@ -270,6 +275,7 @@ _TASKS: dict[str, Callable[[Problem], Any]] = {
 _WRAPPERS: dict[str, Callable[[Problem], Any]] = {
     "noisy": lambda p: noisy(p.plain, p.attacks),
     "personal": lambda p: personal(p.plain, lambda path: path.endswith("bias")),
+    "reporting": lambda p: reporting(p.plain),
     "private": lambda p: p.private(clients_per_round=float(p.num_clients)),
     "private adaptive": lambda p: p.private(
         clients_per_round=float(p.num_clients), adaptive=privacy.AdaptiveClip(count_noise=5.0)
@@ -315,6 +321,15 @@ _ASSIGNMENTS: dict[str, Callable[[Problem], Any]] = {
     ),
     "bandit": lambda p: bandit(p.num_clients, 2, cohort_size=p.num_clients),
     "ifca": lambda p: ifca(p.num_clients, 2),
+    "soft_clusters": lambda p: soft_clusters(p.num_clients, 2, temperature=1.0),
+    "cfl": lambda p: Setup(
+        p.task, reporting(p.plain), cfl(p.num_clients, 2, eps_1=0.01, eps_2=1e3)
+    ),
+    "edges": lambda p: edges(p.num_clients, 2),
+    "peers": lambda p: peers(p.num_clients),
+    "mixing": lambda p: topologies.mixing(edges(p.num_clients, 2), topologies.ring()),
+    "share": lambda p: topologies.share(edges(p.num_clients, 2), lambda path: "bias" in path),
+    "merging": lambda p: topologies.merging(ifca(p.num_clients, 2), 1e-6),
     "fedfair": lambda p: fedfair(p.num_clients, 2),
     "power_of_choice": lambda p: power_of_choice(
         p.num_clients, 2, cohort_size=p.num_clients, candidates=p.num_clients // 2

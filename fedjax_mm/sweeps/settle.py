@@ -56,7 +56,8 @@ def settle(
       execution: the execution of each block. Checkpoints have a stage for each, so that a resumed
         run repeats no saved block.
       on_look: called with the verdicts at each look.
-      **settings: settings of `Grid`, such as `num_rounds`.
+
+    Other arguments, such as `num_rounds`, are settings of `Grid`.
 
     Returns:
       The joined result, in which points have NaN for seeds that they did not need, and the

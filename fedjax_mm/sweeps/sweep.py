@@ -98,7 +98,8 @@ def sweep(
         the task of a Slurm job array. Its unfinished work is saved there too, and continued; so is
         a shorter part whose state was kept.
       out: the directory of the parts.
-      **settings: settings of `Grid`, such as `num_rounds` and `num_seeds`.
+
+    Other arguments, such as `num_rounds` and `num_seeds`, are settings of `Grid`.
 
     Returns:
       A Dataset over ``(*axes, "seed", "round", "model")`` with the variables of `to_dataset`, and
@@ -178,7 +179,8 @@ def merge(
       keep: "params" if the parts have parameters.
       to: a file such as ``result.nc``, into which parts are written one by one, so that the result
         need not fit in memory. It is returned as `open_result` opens it, and large ones lazily.
-      **settings: settings of `Grid`.
+
+    Other arguments are settings of `Grid`.
 
     Raises:
       ValueError: if a part is missing or damaged, or belongs to another run or number of parts.

@@ -434,7 +434,9 @@ def test_an_interrupt_while_compiling_cancels_the_queue(monkeypatch):
     programs = [SimpleNamespace(key=i, records_kept=1, rounds_at_once=1) for i in range(9)]
     told = []
     with pytest.raises(KeyboardInterrupt):
-        plan_module._compile(programs, [Block(1, 1, 0)] * 9, None, told.append, approve)
+        plan_module._compile(
+            programs, [Block(1, 1, 0)] * 9, layout(1, axis="replicas"), told.append, approve
+        )
     assert sum(cancelled) >= 4
     assert len(lowered.started) <= 1
     assert told == ["compiling 9 programs"]
