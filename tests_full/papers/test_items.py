@@ -328,7 +328,7 @@ def test_a_sweep_without_algorithms_has_a_line_for_each_label_of_another_axis():
 
 
 def test_a_sweep_is_drawn_along_a_real_axis_with_a_panel_for_each_value_of_another():
-    dataset = sweep_result(num_models=[2, 12], rate=[0.1, 0.2, 0.4], mu=[1.0, 5.0])
+    dataset = sweep_result(num_models=[2, 12], rate=[0.1, 0.2, 0.5], mu=[1.0, 5.0])
     figure = sweep_overview(dataset)
     panels = drawn(figure)
     assert list(panels) == ["(a) num_models = 2", "(b) num_models = 12"]
@@ -336,7 +336,7 @@ def test_a_sweep_is_drawn_along_a_real_axis_with_a_panel_for_each_value_of_anoth
         assert list(panel) == ["A", "B"]
         for j, line in enumerate(panel.values()):
             y = [10.0 ** -(12 * j + 6 * i + 2 * k) for k in range(3)]
-            check_line(line, [0.1, 0.2, 0.4], y)
+            check_line(line, [0.1, 0.2, 0.5], y)
     axes = figure.axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("rate", "global loss")
