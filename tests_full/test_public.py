@@ -204,11 +204,11 @@ mfa_rr(24, "2")  # wrong
 
 
 def test_type_checkers_find_what_is_wrong_in_a_program(tmp_path):
-    (tmp_path / "program.py").write_text(WRONG)
-    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "program.py")]
+    (tmp_path / "typed_by_a_user.py").write_text(WRONG)
+    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "typed_by_a_user.py")]
     root = Path(fedjax_mm.__file__).parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    found = re.findall(r"program.py:(\d+): error", done.stdout)
+    found = re.findall(r"typed_by_a_user.py:(\d+): error", done.stdout)
     wrong = [number for number, line in enumerate(WRONG.splitlines(), 1) if "# wrong" in line]
     assert sorted({*map(int, found)}) == wrong, done.stdout + done.stderr
 
