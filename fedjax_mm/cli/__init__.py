@@ -24,11 +24,14 @@ from fedjax_mm.cli.experiments import export, init, merge, run, show
 from fedjax_mm.cli.options import (
     ExecutorName,
     FigureFormat,
+    MaxMinutes,
+    MaxSeeds,
     Out,
     Overrides,
     Overwrite,
     Resume,
     SaveEvery,
+    UntilSettled,
     number,
 )
 from fedjax_mm.cli.terminal import console, notes, printable, say
@@ -239,20 +242,10 @@ def list_() -> None:
 def reproduce(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="See `fedjax-mm list`.")],
     out: Out = Path("results"),
-    seeds: Annotated[
-        str | None,
-        number("Seeds, instead of the paper's; auto adds seeds until every statement is settled."),
-    ] = None,
-    max_seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="NUMBER", help="Of --seeds auto; 8 times the initial ones by default."
-        ),
-    ] = None,
-    max_minutes: Annotated[
-        float | None,
-        typer.Option(metavar="MINUTES", help="Of --seeds auto, for each figure; no default limit."),
-    ] = None,
+    seeds: Annotated[str | None, number("Seeds, instead of the paper's.")] = None,
+    until_settled: UntilSettled = False,
+    max_seeds: MaxSeeds = None,
+    max_minutes: MaxMinutes = None,
     rounds: Annotated[str | None, number("Rounds, instead of the paper's.")] = None,
     clients: Annotated[str | None, number("Clients, instead of the paper's.")] = None,
     data: Annotated[
@@ -271,18 +264,18 @@ def reproduce(
     """Reproduce figures of the papers.
 
     Writes `result.nc`, `figure.png` and `summary.json` to OUT/ID/, prints the measured table and
-    judges the paper's statements, and compares its printed numbers. `--seeds
-    auto` doubles the number of seeds until all statements are settled. `--set` changes any setting
-    listed under manifest.config in `summary.json`, for example `--set task.start=zeros`, `--set
+    judges the paper's statements, and compares its printed numbers. `--until-settled` doubles the
+    number of seeds until all statements are settled. `--set` changes any setting listed under
+    manifest.config in `summary.json`, for example `--set task.start=zeros`, `--set
     learning_rate=0.05` or `--set precision=float64`.
     """
     from fedjax_mm.cli import directories as saving
     from fedjax_mm.cli import reproductions
 
     before = saving.existing(resume, overwrite)
-    how, is_auto = saving.execution(None, None, save_every), seeds == "auto"
-    budget = reproductions.budget_of(is_auto, max_seeds, max_minutes)
-    settings = _settings(overrides, num_seeds=None if is_auto else seeds, num_rounds=rounds)
+    how = saving.execution(None, None, save_every)
+    budget = reproductions.budget_of(until_settled, max_seeds, max_minutes)
+    settings = _settings(overrides, num_seeds=seeds, num_rounds=rounds)
     scale = {"clients": clients, "dataset": dataset}
     _exit(
         reproductions.reproduce(

@@ -99,7 +99,7 @@ def run(
         ),
     ] = False,
     until_settled: UntilSettled = False,
-    max_seeds: MaxSeeds = 512,
+    max_seeds: MaxSeeds = None,
     max_minutes: MaxMinutes = None,
     kind: FigureFormat = "png",
 ) -> None:
@@ -152,18 +152,18 @@ def run(
         than = { algorithm = "MFA-RR" }
     """
     from fedjax_mm.cli import directories as saving
-    from fedjax_mm.cli import runs
+    from fedjax_mm.cli import reproductions, runs
 
     before = saving.existing(resume, overwrite)
     how = saving.execution(memory, split, save_every)
     how = how._replace(keep_state=keep_state, client_states=client_states)
     which = runs.Which(saving.part(part), first_seed, executor)
-    until = runs.Until(max_seeds, max_minutes) if until_settled else None
+    budget = reproductions.budget_of(until_settled, max_seeds, max_minutes)
     if dry_run:
         runs.outline(config, overrides or [], which, how)
     else:
         runs.run(
-            *(config, overrides or [], which, out, before, how, until),
+            *(config, overrides or [], which, out, before, how, budget),
             with_params=save_params,
             kind=kind,
         )

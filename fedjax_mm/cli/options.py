@@ -88,14 +88,20 @@ UntilSettled = Annotated[
     bool,
     typer.Option(
         "--until-settled",
-        help="Add blocks of num_seeds seeds until the file's claims are decided.",
+        help="Add seeds until the claims of a file, or the statements of a paper, are decided.",
     ),
 ]
 MaxSeeds = Annotated[
-    int, typer.Option(min=1, metavar="NUMBER", help="Of --until-settled: the most seeds.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="NUMBER",
+        help="Of --until-settled: the most seeds, by default 512 of a file and 8 times the first "
+        "ones of a figure.",
+    ),
 ]
 MaxMinutes = Annotated[
     float | None,
-    typer.Option(metavar="MINUTES", help="Of --until-settled; no default limit."),
+    typer.Option(metavar="MINUTES", help="Of --until-settled, for each result; no default limit."),
 ]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml")]

@@ -127,20 +127,22 @@ def judge(directory: Path) -> bool:
         ]
     verdicts = list[str]()
     for item, config, result, folder in zip(items, configs, opened, folders, strict=True):
-        findings = _write(item, config, result, folder, "--seeds auto adds seeds")
+        findings = _write(item, config, result, folder, "--until-settled adds seeds")
         verdicts += [each.verdict for each in findings.statements]
     return "contradicted" not in verdicts
 
 
-def budget_of(is_auto: bool, max_seeds: int | None, max_minutes: float | None) -> Budget | None:
-    """Makes the budget for adding seeds, or None without `--seeds auto`."""
+def budget_of(
+    until_settled: bool, max_seeds: int | None, max_minutes: float | None
+) -> Budget | None:
+    """Makes the budget for adding seeds, or None without `--until-settled`."""
     with refusing():
         for name, value in {"--max-seeds": max_seeds, "--max-minutes": max_minutes}.items():
-            if value is not None and not is_auto:
-                raise ValueError(f"{name} is for --seeds auto, which adds seeds; give both")
+            if value is not None and not until_settled:
+                raise ValueError(f"{name} is for --until-settled, which adds seeds; give both")
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value:g}; it must be positive")
-    return Budget(max_seeds, max_minutes) if is_auto else None
+    return Budget(max_seeds, max_minutes) if until_settled else None
 
 
 def _find(items: Mapping[str, Item], name: str, kind: str) -> Item:
@@ -208,7 +210,7 @@ def _make(
                 leave_alone(folder)
                 verdicts += [each["verdict"] for each in done["statements"]]
                 continue
-            make, remedy = partial(result_of, item), "--seeds auto adds seeds"
+            make, remedy = partial(result_of, item), "--until-settled adds seeds"
             with saving(folder, before, how) as watched:
                 if budget and isinstance(config, Seeded):
                     begun = folder / "result.nc" if done else None
@@ -216,7 +218,7 @@ def _make(
                     remedy = "more seeds may settle it"
                 else:
                     if budget:
-                        say(f"--seeds auto: {item.id} has no seeds to add", notes)
+                        say(f"--until-settled: {item.id} has no seeds to add", notes)
                     dataset = make(config, watched)
                 findings = _write(item, config, dataset, folder, remedy, kind)
                 verdicts += [each.verdict for each in findings.statements]

@@ -22,6 +22,7 @@ from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.run import given, gridded
 from fedjax_mm.experiments.run import run as run_experiment
+from fedjax_mm.papers.sequential import Budget
 from fedjax_mm.results.dataset import join_seeds, load_dataset, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, open_result
 from fedjax_mm.results.manifest import differences, manifest, read_about, save_about
@@ -55,13 +56,6 @@ class Which(NamedTuple):
     executor: str | None = None
 
 
-class Until(NamedTuple):
-    """The limits of adding seeds until claims are decided."""
-
-    max_seeds: int
-    max_minutes: float | None
-
-
 def run(
     path: Path,
     overrides: Sequence[str],
@@ -69,15 +63,15 @@ def run(
     out: Path,
     before: Existing,
     how: Execution,
-    until: Until | None = None,
+    budget: Budget | None = None,
     *,
     with_params: bool = False,
     kind: str = "png",
 ) -> None:
     """Computes all or some runs of an experiment file."""
     experiment, workers = _read(path, overrides, which)
-    if until:
-        _check_until(experiment, which, until, with_params=with_params)
+    if budget:
+        _check_budget(experiment, which, budget, with_params=with_params)
     directory = out / path.stem
     with refusing():
         goes_on = before == "resume" and _goes_on(experiment, directory, which)
@@ -90,8 +84,8 @@ def run(
         _run_part(experiment, directory, which.part, before, how, plan, with_params)
     else:
         with saving(directory, before, how) as how, by(workers, how) as how:
-            if until:
-                dataset, verdicts = _run_until(experiment, directory, how, until)
+            if budget:
+                dataset, verdicts = _run_until(experiment, directory, how, budget)
             else:
                 how = how._replace(callbacks=[*plan, *how.callbacks])
                 dataset, verdicts = _run_and_save(experiment, directory, how, with_params), None
@@ -145,7 +139,9 @@ def _check_seeds(experiment: Experiment, directory: Path, keeps: bool) -> None:
             )
 
 
-def _check_until(experiment: Experiment, which: Which, until: Until, *, with_params: bool) -> None:
+def _check_budget(
+    experiment: Experiment, which: Which, budget: Budget, *, with_params: bool
+) -> None:
     """Raises `RefusedError` if no seeds can be added until claims are decided."""
     with refusing():
         if not experiment.claims:
@@ -155,15 +151,15 @@ def _check_until(experiment: Experiment, which: Which, until: Until, *, with_par
                 "--until-settled adds all seeds itself; leave out --part, --first-seed and "
                 "--save-params"
             )
-        if until.max_seeds < experiment.num_seeds:
+        if budget.max_seeds is not None and budget.max_seeds < experiment.num_seeds:
             raise ValueError(
-                f"--max-seeds is {until.max_seeds}, and a block has num_seeds = "
+                f"--max-seeds is {budget.max_seeds}, and a block has num_seeds = "
                 f"{experiment.num_seeds}; raise the limit, or take --set num_seeds=16"
             )
 
 
 def _run_until(
-    experiment: Experiment, directory: Path, how: Execution, until: Until
+    experiment: Experiment, directory: Path, how: Execution, budget: Budget
 ) -> tuple[xr.Dataset, Verdicts]:
     """Adds seeds at all points until the claims are decided, and saves the result."""
     block = experiment.num_seeds
@@ -178,8 +174,9 @@ def _run_until(
         seeds = max(part.seeds or 0 for part in parts)
         say(f"  {seeds} seeds, {still} of {len(parts)} comparisons not settled", notes, "dim")
 
-    seconds = None if until.max_minutes is None else 60 * until.max_minutes
-    limits: Any = {"max_seeds": until.max_seeds, "max_seconds": seconds, "block": block}
+    seconds = None if budget.max_minutes is None else 60 * budget.max_minutes
+    most = budget.max_seeds or max(512, block)
+    limits: Any = {"max_seeds": most, "max_seconds": seconds, "block": block}
     dataset, verdicts = add_seeds(some, _claims_of(experiment), (), **limits, on_look=tell)
     return _save(experiment, directory, dataset), verdicts
 

@@ -43,7 +43,7 @@ COMMANDS = {
     "reproduce": ("mfa-fig3", [*_FIGURE, "--seeds", "5"]),
     "reproduce, seeds added": (
         "mfa-fig3",
-        [*_FIGURE, "--seeds", "auto", "--max-seeds", "8", "--set", "num_seeds=2"],
+        [*_FIGURE, "--until-settled", "--max-seeds", "8", "--set", "num_seeds=2"],
     ),
 }
 """Directory of the result, and command to run in a directory with `FILES`, by name."""

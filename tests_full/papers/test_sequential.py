@@ -24,7 +24,7 @@ from fedjax_mm.sweeps.execution import Execution
 from tests.helpers import slow_unless
 from tests.test_cli import call, files, read_json
 
-SEEDS = ("--seeds", "auto")
+SEEDS = ("--until-settled",)
 
 
 PAPER = {
@@ -180,7 +180,7 @@ def test_unsettled_statements_are_no_failure(coin, tmp_path):
     assert files(tmp_path / "coin") == ["figure.png", "result.nc", "summary.json"]
     code, out, _ = reproduce(tmp_path, "--overwrite")
     assert code == 0
-    assert "--seeds auto adds seeds" in out
+    assert "--until-settled adds seeds" in out
     assert reproduce(tmp_path, "--overwrite", *SEEDS, mean=-30.0).code == cli.CONTRADICTED
 
 
@@ -270,8 +270,8 @@ def test_seeds_are_added_to_a_complete_result(coin, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--max-seeds", 5), "--max-seeds is for --seeds auto"),
-        (("--max-minutes", 5), "--max-minutes is for --seeds auto"),
+        (("--max-seeds", 5), "--max-seeds is for --until-settled"),
+        (("--max-minutes", 5), "--max-minutes is for --until-settled"),
         ((*SEEDS, "--max-minutes", 0), "--max-minutes is 0; it must be positive"),
         ((*SEEDS, "--max-seeds", 2), "coin begins with 3 seeds"),
         (("--seeds", "many"), "num_seeds"),
@@ -284,9 +284,9 @@ def test_wrong_budgets_are_refused(coin, tmp_path, arguments, message):
     assert not (tmp_path / "new").exists()
 
 
-def test_seeds_auto_reports_an_item_without_seeds(tmp_path):
+def test_until_settled_reports_an_item_without_seeds(tmp_path):
     _, _, err = call("reproduce", "cb-table1", *SEEDS, "--out", tmp_path)
-    assert "--seeds auto: cb-table1 has no seeds to add" in err
+    assert "--until-settled: cb-table1 has no seeds to add" in err
     assert files(tmp_path / "cb-table1") == ["figure.png", "result.nc", "summary.json"]
 
 
