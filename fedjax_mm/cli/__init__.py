@@ -363,7 +363,8 @@ def report(
     rest. For each item it shows the figure, the statements, the main table, the paper's published
     numbers and open points, the manifest and the command to reproduce it. In HTML, one file has
     everything. In Markdown, each item has a page of its own in a folder with the name of FILE, and
-    figures are in the folder figures/. Unreadable results are listed on the page.
+    figures are in the folder figures/. Runs of files have a line
+    each, and the verdicts on their claims. Unreadable results are listed on the page.
     """
     from fedjax_mm.cli import page
 

@@ -204,6 +204,22 @@ class Item(NamedTuple):
             return str(getattr(image, "text", {}).get("Description", ""))
 
 
+class Claims(BaseModel):
+    """The verdicts on a file's claims, from `claims.json`."""
+
+    header: list[str]
+    rows: list[list[str]]
+    sentences: list[str]
+
+
+class Run(NamedTuple):
+    """The manifest of a file's run, and its claims with their figure, which may be empty."""
+
+    manifest: Manifest
+    claims: Claims | None = None
+    figure: bytes = b""
+
+
 class Sentence(NamedTuple):
     """A statement of a paper, the item that judges it, and a link if the item was made."""
 
@@ -262,10 +278,10 @@ class Readings(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Items, manifests of other runs by path, and one line per unreadable result."""
+    """Items, other runs by path, and one line per unreadable result."""
 
     items: list[Item]
-    runs: dict[str, Manifest]
+    runs: dict[str, Run]
     problems: list[str]
 
     def sentences(self, kind: Kind = "statements") -> list[Sentence]:
@@ -347,7 +363,11 @@ def collect(directory: Path) -> Collected:
             if "summary.json" in names:
                 found.items.append(_item(folder, place, found.problems))
             elif "manifest.json" in names:
-                found.runs[place] = _load(Manifest, folder / "manifest.json")
+                found.runs[place] = Run(_load(Manifest, folder / "manifest.json"))
+                if "claims.json" in names:
+                    claims = _load(Claims, folder / "claims.json")
+                    figure = _figure(folder / "claims.png", place, found.problems)
+                    found.runs[place] = found.runs[place]._replace(claims=claims, figure=figure)
             elif names & _SIGNS or is_item:
                 raise ValueError("summary.json is missing; make the item again, with --resume")
         except (OSError, ValueError) as error:
@@ -367,18 +387,23 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
     summary = _load(Summary, folder / "summary.json")
     if summary.id not in list(ALL):
         raise ValueError(f"summary.json is of an unknown item, {summary.id!r}; update fedjax-mm")
-    figure = b""
-    try:
-        figure = read_image(folder / "figure.png")
-    except FileNotFoundError:
-        problems.append(f"{place}: figure.png is missing; make the item again")
-    except (OSError, ValueError):
-        problems.append(f"{place}: figure.png is broken, or a link; make the item again")
+    figure = _figure(folder / "figure.png", place, problems)
     if not (folder / "result.nc").is_file():
         problems.append(f"{place}: result.nc is missing; make the item again to have its data")
     name = summary.id if place == "." else place
     anchor = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or summary.id
     return Item(name, anchor, ALL.title(summary.id), ALL.paper(summary.id), summary, figure)
+
+
+def _figure(path: Path, place: str, problems: list[str]) -> bytes:
+    """Reads a figure, which is empty if it is missing or broken."""
+    try:
+        return read_image(path)
+    except FileNotFoundError:
+        problems.append(f"{place}: {path.name} is missing; make it again")
+    except (OSError, ValueError):
+        problems.append(f"{place}: {path.name} is broken, or a link; make it again")
+    return b""
 
 
 def _load(kind: type[Content], path: Path) -> Content:

@@ -142,8 +142,8 @@ def run(
     OUT/NAME/figure.png. Runs that diverge are marked in its variable `diverged`, and the others
     continue.
 
-    With claims, the verdicts are printed, and written to claims.md and claims.png.
-    `--until-settled` adds seeds until all are decided; see "Is it really better?" in the
+    With claims, the verdicts are printed, and written to claims.json and claims.png, which
+    `report` shows. `--until-settled` adds seeds until all are decided; see "Is it really better?" in the
     documentation:
 
         [claims.round-robin-is-better]

@@ -73,6 +73,8 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
             )
             files[folder / f"{item.anchor}.md"] = text.encode()
             files[figures / f"{item.anchor}.png"] = shrunk(item.figure, SHARE)
+        for number, run in enumerate(found.runs.values()):
+            files[figures / f"claims-{number}.png"] = shrunk(run.figure, SHARE)
     for path, content in files.items():
         if content:
             prepare_directory(path.parent)
@@ -130,8 +132,10 @@ def render(found: Collected, kind: Kind, folder: str = "report") -> str:
         return page.render(about | {"folder": Markup(quote(folder))})
     # Split the remaining bytes among the figures, because base64 turns three bytes into four.
     room = LIMIT - len(page.render(about).encode())
-    share = room * 3 // 4 // max(len(found.items), 1)
-    figures = {item.anchor: b64encode(shrunk(item.figure, share)).decode() for item in found.items}
+    all_figures = {item.anchor: item.figure for item in found.items}
+    all_figures |= {f"claims of {place}": run.figure for place, run in found.runs.items()}
+    share = room * 3 // 4 // max(sum(map(bool, all_figures.values())), 1)
+    figures = {name: b64encode(shrunk(x, share)).decode() for name, x in all_figures.items()}
     return page.render(about | {"figures": figures})
 
 

@@ -34,7 +34,7 @@ from fedjax_mm.sweeps.execution import Callback, Execution
 from fedjax_mm.sweeps.part_files import compute_into, file_of, is_complete, join_files, parts_in
 from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.sweeps.settle import add_seeds
-from fedjax_mm.tools.files import plain, write_aside
+from fedjax_mm.tools.files import plain, save_json
 
 PARAMS = "params.npz"
 """The name of the file with the models' final parameters, in a result's directory."""
@@ -91,8 +91,7 @@ def run(
                 dataset, verdicts = _run_and_save(experiment, directory, how, with_params), None
         if kind != "png" and jax.process_index() == 0:
             _draw(dataset, experiment, directory / f"figure.{kind}")
-        if experiment.claims and jax.process_index() == 0:
-            _show_claims(verdicts or judge(dataset, _claims_of(experiment)), directory)
+        _show_claims(experiment, dataset, directory, verdicts)
         _show(dataset, directory)
 
 
@@ -185,17 +184,21 @@ def _claims_of(experiment: Experiment) -> list[Claim]:
     return [claim.named(name) for name, claim in experiment.claims.items()]
 
 
-def _show_claims(verdicts: Verdicts, directory: Path) -> None:
-    """Prints verdicts, and writes them and their figure."""
+def _show_claims(
+    experiment: Experiment, dataset: xr.Dataset, directory: Path, verdicts: Verdicts | None = None
+) -> None:
+    """Prints the verdicts on a file's claims, and writes them and their figure for `report`."""
     from fedjax_mm import plots
 
+    if not experiment.claims or jax.process_index() > 0:
+        return
+    verdicts = verdicts or judge(dataset, _claims_of(experiment))
     header, *rows = verdicts.rows
     show_table(header, rows)
     for sentence in verdicts.sentences:
         say(f"  {sentence}")
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-    text = "\n".join([f"# {directory.name}", "", *lines, "", *verdicts.sentences, ""])
-    write_aside(directory / "claims.md", lambda aside: aside.write_text(text))
+    about = {"header": header, "rows": rows, "sentences": verdicts.sentences}
+    save_json(about, directory / "claims.json")
     if any(test.interval for claim in verdicts.claims for test in claim.evidence):
         plots.save_figure(plots.claims(verdicts), directory / "claims.png")
 
@@ -307,6 +310,7 @@ def merge(directory: Path, before: Existing, first_seed: int) -> None:
             dataset, params = join_files(grid, paths, directory / RESULT, earlier, report)
         _complete(experiment, directory, dataset, params)
     with dataset:
+        _show_claims(experiment, dataset, directory)
         _show(dataset, directory)
 
 
@@ -422,7 +426,7 @@ def _show(dataset: xr.Dataset, directory: Path) -> None:
         say(
             f"  {words}, as with any root. To add seeds to a result, give --first-seed", style="dim"
         )
-    every = (*_FILES, "manifest.json", "claims.md", "claims.png")
+    every = (*_FILES, "manifest.json", "claims.json", "claims.png")
     files = [name for name in every if (directory / name).exists()]
     show_end(dataset, directory, ", ".join(files))
 

@@ -346,16 +346,27 @@ def test_damaged_results_have_a_line_and_others_are_shown(tmp_path, kind):
     assert f"items: 11, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
 
 
-def test_other_runs_have_a_line(tmp_path):
-    (tmp_path / "sweeps" / "mine").mkdir(parents=True)
-    (tmp_path / "sweeps" / "mine" / "manifest.json").write_text(json.dumps(MANIFEST))
-    (tmp_path / "sweeps" / "mine" / "result.nc").write_bytes(b"CDF")
+CLAIMS = {"header": ["claim"], "rows": [["a|b"]], "sentences": ["A is better: by 2 <i>."]}
+
+
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_other_runs_have_a_line_and_verdicts(tmp_path, kind):
+    mine = tmp_path / "sweeps" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "manifest.json").write_text(json.dumps(MANIFEST))
+    (mine / "result.nc").write_bytes(b"CDF")
+    (mine / "claims.json").write_text(json.dumps(CLAIMS))
+    (mine / "claims.png").write_bytes(png((20, 30)))
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "manifest.json").write_text("{}")
-    code, printed = call("report", tmp_path)
+    code, printed = call("report", tmp_path, "--format", kind)
     assert code == 0
     assert "items: 0, other runs: 1, problems: 1" in printed
-    text = " ".join(Reader((tmp_path / "report.html").read_text()).text.split())
+    path = tmp_path / f"report.{kind}"
+    reader = Reader(shown_markdown(path) if kind == "md" else path.read_text())
+    text = " ".join(reader.text.split())
+    assert "Claims of sweeps/mine A is better: by 2 <i>. claim a|b" in text
+    assert sum(link.startswith(("data:image", "figures/claims-0")) for link in reader.links) == 1
     assert (
         "sweeps/mine: data real: digits; versions python 3.11, jax 0.10.2; device 2 x cpu" in text
     )
