@@ -81,7 +81,7 @@ def described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
     each = [part.attrs["manifest"] for part in parts]
     about = {
         "data": _weakest(one["data"] for one in each),
-        "datasets": list(dict.fromkeys(name for one in each for name in one["datasets"])),
+        "datasets": list(dict.fromkeys(name for one in each for name in one.get("datasets", ()))),
         "wall_seconds": {
             key: sum(one["wall_seconds"][key] for one in each) for key in each[0]["wall_seconds"]
         },

@@ -1,6 +1,17 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from . import cohorts, constants, fairness, gossip, maxfl, mean_estimation, mfa, mfa_lemmas, rates
+from . import (
+    cohorts,
+    constants,
+    fairness,
+    gossip,
+    local_steps,
+    maxfl,
+    mean_estimation,
+    mfa,
+    mfa_lemmas,
+    rates,
+)
 from .gossip import spectral_gap
 from .moments import Exact, exact, stationary
 from .problem import HypothesisError, Problem, Rate, require
@@ -17,6 +28,7 @@ __all__ = [
     "exact",
     "fairness",
     "gossip",
+    "local_steps",
     "maxfl",
     "mean_estimation",
     "mfa",

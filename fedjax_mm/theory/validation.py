@@ -112,7 +112,7 @@ def validate(
     found["outside"] = tuple(axes), outside.astype(str)
     if over:
         found = found.assign(_both_exponents(samples, proven))
-    return _with_verdict(found, errors)
+    return _with_verdict(found.assign_attrs(result.attrs), errors)
 
 
 def _parameters(bound: BoundFn, axes: Mapping[str, Any]) -> list[str]:

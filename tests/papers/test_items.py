@@ -58,6 +58,7 @@ def test_ids_are_unique_and_in_order():
         "multi-maxfl",
         "private-curve",
         "robust-curve",
+        "theory-later",
     )
     papers = ("bhuyan2022", "cho2022", "pawlik2020", *own)
 
