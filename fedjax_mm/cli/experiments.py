@@ -143,8 +143,8 @@ def run(
     continue.
 
     With claims, the verdicts are printed, and written to claims.json and claims.png, which
-    `report` shows. `--until-settled` adds seeds until all are decided; see "Is it really better?" in the
-    documentation:
+    `report` shows. `--until-settled` adds seeds until all are decided; see "Is it really better?"
+    in the documentation:
 
         [claims.round-robin-is-better]
         metric = "excess_loss"

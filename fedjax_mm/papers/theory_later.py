@@ -46,6 +46,7 @@ from fedjax_mm.theory.constants import heterogeneity
 from fedjax_mm.theory.problem import Problem
 
 _THEOREMS = ("equal losses", "unlike losses", "outer optimizer")
+_KINDS = ("heavy ball", "Nesterov")
 _INNER = 0.1  # the clients' rate below an outer optimizer
 _LOOSE = 10  # a bound above this multiple of the error is loose
 
@@ -114,37 +115,37 @@ def _noisy(rate: Any, steps: int, sigma: float) -> Algorithm:
 
 
 def _cases(config: TheoryLater) -> dict[str, _Case]:
-    N, E = config.num_clients, config.outer_steps
+    N = config.num_clients
     equal, unlike, shifted = (
         _task(config, curvatures=curvatures, targets=targets)
         for curvatures, targets in ((False, False), (True, True), (False, True))
     )
 
-    def noisy(rate: Any, steps: int) -> tuple[Algorithm, int]:
-        return _noisy(rate, steps, config.sigma), N
+    def noisy(eta: Any, E: int) -> tuple[Algorithm, int]:
+        return _noisy(eta, E, config.sigma), N
 
-    def with_noise(round: Any, problem: Problem, start: Any, rate: Any, steps: int) -> Any:
-        problem = dataclasses.replace(problem, C=N, E=steps)
-        return local_steps.equal_losses(round * steps, problem, rate, start)
+    def with_noise(round: Any, problem: Problem, start: Any, eta: Any, E: int) -> Any:
+        problem = dataclasses.replace(problem, C=N, E=E)
+        return local_steps.equal_losses(round * E, problem, eta, start)
 
-    def sampled(rate: Any, steps: int, cohort: int) -> tuple[Algorithm, int]:
-        return fedavg(rate, local_steps=steps), cohort
+    def sampled(eta: Any, E: int, C: int) -> tuple[Algorithm, int]:
+        return fedavg(eta, local_steps=E), C
 
-    def with_drift(round: Any, problem: Problem, start: Any, rate: Any, cohort: int) -> Any:
-        problem = dataclasses.replace(problem, C=cohort)
-        return local_steps.unlike_losses(round, problem, rate, start)
+    def with_drift(round: Any, problem: Problem, start: Any, eta: Any, C: int) -> Any:
+        problem = dataclasses.replace(problem, C=C)
+        return local_steps.unlike_losses(round, problem, eta, start)
 
-    def served(outer: Any, momentum: Any, nesterov: bool) -> tuple[Algorithm, int]:
-        server = optax.sgd(outer, momentum=momentum, nesterov=nesterov)
-        return fedavg(_INNER, local_steps=E, server_optimizer=server), N
+    def served(outer: Any, beta: Any, kind: str) -> tuple[Algorithm, int]:
+        server = optax.sgd(outer, momentum=beta, nesterov=kind == _KINDS[1])
+        return fedavg(_INNER, local_steps=config.outer_steps, server_optimizer=server), N
 
-    def with_server(round: Any, start: Any, outer: Any, momentum: Any, nesterov: bool) -> Any:
-        factor, rate = _outer(config, shifted, round, outer, momentum, nesterov)
+    def with_server(round: Any, start: Any, outer: Any, beta: Any, kind: str) -> Any:
+        factor, rate = _outer(config, shifted, round, outer, beta, kind)
         require("The outer optimizer", {"rate < 1": rate < 1}, rate=rate)
         return factor * start
 
-    local = {"rate": config.rates, "steps": config.local_steps}
-    cohorts, servers = {"cohort": config.cohorts}, _servers(config)
+    local: dict[str, Sequence[Any]] = {"eta": config.rates, "E": config.local_steps}
+    cohorts, servers = {"C": config.cohorts}, _servers(config)
     return {
         "equal losses": _Case(equal, local, noisy, with_noise),
         "unlike losses": _Case(unlike, local | cohorts, sampled, with_drift),
@@ -153,7 +154,7 @@ def _cases(config: TheoryLater) -> dict[str, _Case]:
 
 
 def _servers(config: TheoryLater) -> dict[str, Sequence[Any]]:
-    return {"outer": config.outer, "momentum": config.momenta, "nesterov": (False, True)}
+    return {"outer": config.outer, "beta": config.momenta, "kind": _KINDS}
 
 
 def _outer(
@@ -161,10 +162,10 @@ def _outer(
     task: LeastSquares,
     round: Any,
     outer: float,
-    momentum: float,
-    nesterov: bool,
+    beta: float,
+    kind: str,
 ) -> tuple[np.ndarray, float]:
-    server: Any = {"outer": outer, "momentum": momentum, "nesterov": nesterov}
+    server: Any = {"outer": outer, "momentum": beta, "nesterov": kind == _KINDS[1]}
     hessians = np.asarray(task.hessian)[None]
     return local_steps.outer_optimizer(round, hessians, _INNER, config.outer_steps, **server)
 
@@ -214,16 +215,18 @@ def _validated(
 def measure(result: xr.Dataset, config: TheoryLater) -> xr.Dataset:
     """Errors and bounds in the last round, the least ratio after round 0, and rates of servers."""
     names = ["measured", "standard_error", "bound"]
-    found = result[names].isel(round=-1, drop=True)
+    found = dict(result[names].isel(round=-1, drop=True))
     ratio = result.ratio.isel(round=slice(1, None))
-    exponents = result[["exponent", "exponent_low", "exponent_high", "bound_exponent"]]
-    found = found.assign(exponents, least_ratio=ratio.min("round"), last_ratio=ratio.isel(round=-1))
-    found = found.assign(violated=result.violated.any("round"), outside=result.outside)
-    servers, task = _servers(config), _task(config, curvatures=False, targets=True)
+    found |= dict(result[["exponent", "exponent_low", "exponent_high", "bound_exponent"]])
+    found |= {"least_ratio": ratio.min("round"), "last_ratio": ratio.isel(round=-1, drop=True)}
+    found |= {"violated": result.violated.any("round"), "outside": result.outside}
+    servers = {name: list(values) for name, values in _servers(config).items()}
+    with jax.enable_x64(True):
+        task = _task(config, curvatures=False, targets=True)
     rates = [_outer(config, task, 0, *point)[1] for point in itertools.product(*servers.values())]
     shape = tuple(map(len, servers.values()))
     found["rate"] = xr.DataArray(np.reshape(rates, shape), servers, [*servers])
-    return found.assign(verdict=result.verdict).drop_vars("round", errors="ignore")
+    return xr.Dataset(found | {"verdict": result.verdict})
 
 
 def judge(measured: xr.Dataset, config: TheoryLater) -> Iterator[Check]:
@@ -241,10 +244,10 @@ def judge(measured: xr.Dataset, config: TheoryLater) -> Iterator[Check]:
             (ratios <= _LOOSE).all(),
             evidence,
         )
-    without = measured["rate"].sel(momentum=min(config.momenta)).min()
-    best = measured["rate"].stack(server=["outer", "momentum", "nesterov"])
-    best = best.isel(server=best.argmin())
-    at = ", ".join(label(name, best[name].item()) for name in ("outer", "momentum", "nesterov"))
+    without = measured["rate"].sel(beta=min(config.momenta)).min()
+    best = measured["rate"].stack(server=["outer", "beta", "kind"])
+    best = best.isel(server=int(best.argmin("server")))
+    at = ", ".join(label(name, best[name].item()) for name in ("outer", "beta", "kind"))
     evidence = f"rate {best:.4f} at {at}; {without:.4f} without"
     yield finding(
         "momentum of the server has the smallest rate on a quadratic", best < without, evidence
@@ -272,7 +275,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: TheoryLater) -> Fig
     panels = []
     for name in measured.theorem.values:
         here = result.sel(point=(result.bound_of == name) & (result.outside == ""))
-        places = np.unique(np.linspace(0, here.sizes["point"] - 1, 4).astype(int))
+        places = np.unique(np.linspace(0, here.sizes["point"] - 1, 3).astype(int))
         few = here.isel(point=places).swap_dims(point="setting")
         drawn = plots.lines(few.measured.transpose("setting", "round"), style="-")
         drawn += [
