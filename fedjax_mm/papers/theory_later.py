@@ -158,12 +158,7 @@ def _servers(config: TheoryLater) -> dict[str, Sequence[Any]]:
 
 
 def _outer(
-    config: TheoryLater,
-    task: LeastSquares,
-    round: Any,
-    outer: float,
-    beta: float,
-    kind: str,
+    config: TheoryLater, task: LeastSquares, round: Any, outer: float, beta: float, kind: str
 ) -> tuple[np.ndarray, float]:
     server: Any = {"outer": outer, "momentum": beta, "nesterov": kind == _KINDS[1]}
     hessians = np.asarray(task.hessian)[None]
@@ -275,7 +270,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: TheoryLater) -> Fig
     panels = []
     for name in measured.theorem.values:
         here = result.sel(point=(result.bound_of == name) & (result.outside == ""))
-        places = np.unique(np.linspace(0, here.sizes["point"] - 1, 3).astype(int))
+        places = np.unique(np.linspace(0, here.sizes["point"] - 1, 4).astype(int))
         few = here.isel(point=places).swap_dims(point="setting")
         drawn = plots.lines(few.measured.transpose("setting", "round"), style="-")
         drawn += [

@@ -14,8 +14,8 @@ from fedjax_mm.theory import cohorts, fairness, maxfl, mfa, mfa_lemmas
 from fedjax_mm.theory.problem import Problem, Rate, in_range
 from tests.statements import FIELDS, evaluate
 
-OF_TASKS = ("affine", "gossip", "moments", "validation")
-"""Modules that compute from tasks, sweeps or networks, and state no result of a paper."""
+OF_TASKS = ("affine", "gossip", "local_steps", "moments", "validation")
+"""Modules that compute from tasks, sweeps or networks, or prove bounds of ours."""
 
 MODULES = [
     importlib.import_module(f"fedjax_mm.theory.{module.name}")
