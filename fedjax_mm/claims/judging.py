@@ -238,6 +238,8 @@ def _in_words(test: Evidence, part: Part, interval: tuple[float, float]) -> str:
     else:
         half = max(high - test.center, test.center - low)
         text = f"{name}by {number(test.center, half, test.form)} {test.unit}".strip()
+    if part.margin and 0 not in test.region:
+        text += f" (holds if {part.margin})"
     if part.seeds:
         text += f", {part.seeds} seeds" + ", paired" * test.is_paired
     if part.verdict == "not settled" and part.needed:

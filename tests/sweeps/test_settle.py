@@ -82,7 +82,7 @@ def test_all_comparisons_and_looks_share_the_level():
 
     def ordered(result):
         """A is first."""
-        yield claims.first(result.x, "rule", "A")
+        yield claims.first(result.x, "rule", "A", by=0.5)
 
     def grows(result):
         yield claims.increases("rule", -result.x)
@@ -99,7 +99,7 @@ def test_all_comparisons_and_looks_share_the_level():
         *("claim", "ordered: B", "ordered: C", "grows: rule from A to B", "grows: rule from B to C")
     ]
     assert one.sentences[0].startswith("A is first: B, by ")
-    assert one.sentences[0].endswith(", 40 seeds, paired (95 % simultaneous).")
+    assert one.sentences[0].endswith(" (holds if above 0.5), 40 seeds, paired (95 % simultaneous).")
     assert "<td>ordered: B</td>" in one._repr_html_()
 
 
