@@ -6,6 +6,7 @@ in `fedjax_mm.theory.local_steps`.
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -271,14 +272,19 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: TheoryLater) -> Fig
     for name in measured.theorem.values:
         here = result.sel(point=(result.bound_of == name) & (result.outside == ""))
         places = np.unique(np.linspace(0, here.sizes["point"] - 1, 4).astype(int))
-        few = here.isel(point=places).swap_dims(point="setting")
+        # Name the axes in the title alone, because legends have little room.
+        words = here.setting.isel(point=places)
+        short = [re.sub(r"\w+ = ", "", text) for text in words.values]
+        few = here.isel(point=places).assign_coords(setting=("point", short))
+        few = few.swap_dims(point="setting")
+        axes = ", ".join(re.findall(r"(\w+) =", words.values[0]))
         drawn = plots.lines(few.measured.transpose("setting", "round"), style="-")
         drawn += [
             line._replace(label="", style="--", color=number)
             for number, line in enumerate(plots.lines(few.bound.transpose("setting", "round")))
         ]
         error = "|w - w*|" if name == "outer optimizer" else "E|w - w*|$^2$"
-        panels.append(plots.Panel(name, "round", error, drawn, scale="log"))
+        panels.append(plots.Panel(f"{name}: {axes}", "round", error, drawn, scale="log"))
     caption = f"Means of {config.num_seeds} seeds (lines) and bounds (dashed)."
     return plots.draw([panels], title="Bounds on local training", caption=caption)
 
