@@ -24,14 +24,9 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Algorithm, ClientContext
 from fedjax_mm.experiments.fields import Count, Positive, Recorded, Seed, TwoOrMore
-from fedjax_mm.local import (
-    LocalStep,
-    LocalUpdate,
-    StepGradient,
-    averaging,
-    local_sgd,
-    loss_and_gradient,
-)
+from fedjax_mm.local import averaging, local_sgd
+from fedjax_mm.local.gradients import LocalStep, StepGradient, loss_and_gradient
+from fedjax_mm.local.training import LocalUpdate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import check, finding
 from fedjax_mm.papers.schema import Check, Table
