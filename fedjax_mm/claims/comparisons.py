@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.claims.evidence import LEVEL, Evidence, mean_test, rows_of, sign_test
+from fedjax_mm.claims.evidence import LEVEL, Evidence, each_of, mean_test, rows_of, sign_test
 from fedjax_mm.claims.parts import Verdict
 from fedjax_mm.results.labels import label, places
 
@@ -46,12 +46,7 @@ def more(
       >>> test.name, test.text, test.margin, test.supports < 0.00135
       ('A minus B', '2.50 ± 0.11', 'above 1', True)
     """
-    samples, pair = _difference(a, b)
-    if of == "median":
-        found = _medians(samples, by, unreached, form, side=1)
-    else:
-        found = [mean_test(*row, by, form, side=1, tie=False) for row in rows_of(samples)]
-    return _named(found, pair, unit, b)
+    return _beyond(a, b, by, of, unreached, unit, form, side=1)
 
 
 def less(
@@ -70,12 +65,7 @@ def less(
       >>> test.text, test.supports < 0.00135
       ('median 0.25, 20 of 20 seeds below 0.5', True)
     """
-    samples, pair = _difference(a, b)
-    if of == "median":
-        found = _medians(samples, by, None, form, side=-1)
-    else:
-        found = [mean_test(*row, by, form, side=-1, tie=False) for row in rows_of(samples)]
-    return _named(found, pair, unit, b)
+    return _beyond(a, b, by, of, None, unit, form, side=-1)
 
 
 def at_least(
@@ -285,6 +275,17 @@ def _difference(a: xr.DataArray, b: xr.DataArray | None) -> tuple[xr.DataArray, 
     return samples.transpose(*(dim for dim in a.dims), ...), ", ".join(words)
 
 
+def _beyond(
+    a: xr.DataArray, b: Any, by: Any, of: Of, unreached: Any, unit: str, form: str, *, side: int
+) -> list[Evidence]:
+    samples, pair = _difference(a, b)
+    if of == "median":
+        found = _medians(samples, by, unreached, form, side=side)
+    else:
+        found = [mean_test(*row, by, form, side=side, tie=False) for row in rows_of(samples)]
+    return _named(found, pair, unit, b)
+
+
 def _bounded(
     measured: xr.DataArray, bound: Any, unit: str, form: str, *, side: int
 ) -> list[Evidence]:
@@ -299,16 +300,9 @@ def _bounded(
 def _medians(
     samples: xr.DataArray, by: Any, unreached: Any, form: str, *, side: int
 ) -> list[Evidence]:
-    rows, one = rows_of(samples), samples.isel(seed=0, drop=True)
-    limits = xr.DataArray(np.nan if unreached is None else unreached)
-    margins, tops = (
-        xr.DataArray(each).broadcast_like(one).transpose(*one.dims).values.ravel()
-        for each in (by, limits)
-    )
-    return [
-        sign_test(*row, margin, top, form, side=side)
-        for row, margin, top in zip(rows, margins, tops, strict=True)
-    ]
+    limits = np.nan if unreached is None else unreached
+    each = zip(rows_of(samples), each_of(samples, by), each_of(samples, limits), strict=True)
+    return [sign_test(*row, margin, top, form, side=side) for row, margin, top in each]
 
 
 def _named(found: list[Evidence], pair: str, unit: str, other: Any) -> list[Evidence]:

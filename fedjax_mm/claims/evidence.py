@@ -137,6 +137,13 @@ def rows_of(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
     return list(zip(names, values.reshape(len(names), -1), strict=True))
 
 
+def each_of(samples: xr.DataArray, value: Any) -> np.ndarray:
+    """A number, or an array of them, for every comparison in the order of `rows_of`."""
+    one = samples.isel(seed=0, drop=True)
+    found: np.ndarray = xr.DataArray(value).broadcast_like(one).transpose(*one.dims).values.ravel()
+    return found
+
+
 def mean_test(
     name: str, samples: np.ndarray, margin: float, form: str = ".2f", *, side: int, tie: bool
 ) -> Evidence:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.claims.evidence import Evidence, rows_of
+from fedjax_mm.claims.evidence import Evidence, each_of, rows_of
 from fedjax_mm.metrics import standard_error
 from fedjax_mm.results.labels import number, places
 
@@ -69,10 +69,7 @@ def welch(
       ('80.0 ± 0.2, printed 80.2 with sd 1.0', True)
     """
     found, size = [], samples.sizes["seed"]
-    one = samples.isel(seed=0, drop=True)
-    printed = [xr.DataArray(x).broadcast_like(one).transpose(*one.dims) for x in (mean, spread)]
-    printed.append(xr.DataArray(margin).broadcast_like(one).transpose(*one.dims))
-    about = zip(*(x.values.ravel() for x in printed), strict=True)
+    about = zip(*(each_of(samples, x) for x in (mean, spread, margin)), strict=True)
     for (name, ours), (mean, spread, most) in zip(rows_of(samples), about, strict=True):
         if np.isnan(mean + spread):
             continue
@@ -109,9 +106,7 @@ def one_draw(
     """
     from scipy.special import stdtr, stdtrit
 
-    first = next(iter(readings.values())).isel(seed=0, drop=True)
-    values = xr.DataArray(printed).broadcast_like(first).transpose(*first.dims).values.ravel()
-    found = []
+    values, found = each_of(next(iter(readings.values())), printed), []
     for value, *rows in zip(values, *map(rows_of, readings.values()), strict=True):
         texts, p_values, is_wide = [], [], False
         for reading, (_, ours) in zip(readings, rows, strict=True):

@@ -7,6 +7,7 @@ z, and the cohort's law gives the mean and the covariance after it. Methods are 
 traced program is the proof (`fedjax_mm.theory.affine`), so a method of your own counts, too.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -65,7 +66,9 @@ class Exact(NamedTuple):
     squared_distance: Float[Array, "*rounds"]
 
 
-class _Law(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Law:
     """Law of the cohorts of one model.
 
     Attributes:
@@ -77,10 +80,10 @@ class _Law(NamedTuple):
       factor: the factor of the clients' weights.
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     masks: Any
     shares: Any
-    factor: float
+    factor: float = dataclasses.field(metadata={"static": True})
 
 
 class _Moments(NamedTuple):
@@ -88,18 +91,6 @@ class _Moments(NamedTuple):
 
     mean: Float[Array, " state"]
     covariance: Float[Array, "state state"]
-
-
-class _Messages(NamedTuple):
-    """What clients send, as matrices from z with a constant coordinate to the sum.
-
-    Attributes:
-      total: the sum over all clients, ``[messages, state + 1]``.
-      squares: the sum of ``T_k X T_k'`` over all clients, where X is the second moment of z.
-    """
-
-    total: Float[Array, "messages columns"]
-    squares: Float[Array, "messages messages"]
 
 
 @checked
@@ -143,8 +134,7 @@ def exact(
       [0.0199, 0.0009]
     """
     law, start = _checked(task, algorithm, assignment, params, is_stationary=False)
-    data = [task, start, law.masks, law.shares]
-    return compiled(_iterate, data, [algorithm, law.sizes, law.factor, num_rounds])
+    return compiled(_iterate, [task, start, law], [algorithm, num_rounds])
 
 
 @checked
@@ -170,8 +160,7 @@ def stationary(
       2.01
     """
     law, start = _checked(task, algorithm, assignment, params, is_stationary=True)
-    data = [task, start, law.masks, law.shares]
-    return compiled(_limit, data, [algorithm, law.sizes, law.factor])
+    return compiled(_limit, [task, start, law], [algorithm])
 
 
 def _checked(
@@ -385,8 +374,11 @@ class _Linear(NamedTuple):
         columns = jnp.concatenate([jnp.arange(h), h + own, jnp.array([h + self.num_clients * q])])
         return scale, rows, columns, jnp.column_stack([entries, constant])
 
-    def messages(self, X: Float[Array, "columns columns"], t: Any) -> _Messages:
-        """The sums over all clients, given the second moment of z."""
+    def messages(self, X: Float[Array, "columns columns"], t: Any) -> tuple[Array, Array]:
+        """The sums of T_k and of ``T_k X T_k'`` over clients, where X is the second moment of z.
+
+        Client k sends ``T_k z``, where z has a constant coordinate.
+        """
         d, size = self.dim, self.num_sent
         shape = size + self.num_clients * self.own.size, len(X)
 
@@ -410,7 +402,7 @@ class _Linear(NamedTuple):
             squares = squares + cross + cross.T
             squares = squares.at[:d, :d].add(scales[1] * X[:d, :d])
             total = total.at[jnp.arange(d), jnp.arange(d)].add(scales[0])
-        return _Messages(total, squares)
+        return total, squares
 
     def server_matrices(self, weight: Any, t: Any) -> tuple[Array, Array]:
         """B and S in ``z <- B z + S y``, where y is the sum of the messages."""
@@ -605,17 +597,8 @@ def _frame(task: Task, params: Params, law: _Law, algorithm: Algorithm) -> tuple
     return linear, 1 if law.masks is None else law.masks.shape[1], frame
 
 
-def _iterate(
-    task: Task,
-    params: Params,
-    masks: Any,
-    shares: Any,
-    algorithm: Algorithm,
-    sizes: tuple[int, ...],
-    factor: Any,
-    num_rounds: int,
-) -> Exact:
-    linear, length, frame = _frame(task, params, _Law(sizes, masks, shares, factor), algorithm)
+def _iterate(task: Task, params: Params, law: _Law, algorithm: Algorithm, num_rounds: int) -> Exact:
+    linear, length, frame = _frame(task, params, law, algorithm)
     start = linear.start()
 
     def one(moments: _Moments, number: Any) -> tuple[_Moments, Exact]:
@@ -636,16 +619,8 @@ def _iterate(
     return iterate()
 
 
-def _limit(
-    task: Task,
-    params: Params,
-    masks: Any,
-    shares: Any,
-    algorithm: Algorithm,
-    sizes: tuple[int, ...],
-    factor: Any,
-) -> Exact:
-    linear, _, frame = _frame(task, params, _Law(sizes, masks, shares, factor), algorithm)
+def _limit(task: Task, params: Params, law: _Law, algorithm: Algorithm) -> Exact:
+    linear, _, frame = _frame(task, params, law, algorithm)
     start, t = linear.start(), jnp.int32(1)
     eps = jnp.finfo(start.mean.dtype).eps
 
