@@ -19,6 +19,7 @@ from fedjax_mm import (
     advance,
     afl,
     apfl,
+    attacked,
     fedavg,
     feddyn,
     full_participation,
@@ -26,16 +27,22 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     mifa,
+    power_of_choice,
     run,
     scaffold,
     simulate,
+    sweep,
 )
+from fedjax_mm.asynchrony import fedast
 from fedjax_mm.availability import dropping
 from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.compression import compressed, top_k
+from fedjax_mm.data import client_data, stack_data, synthetic
+from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.robust import median, robust
-from fedjax_mm.sweeps import Grid, InterruptedRunError, Setup, layout, plan
+from fedjax_mm.sweeps import Callback, Execution, Grid, InterruptedRunError, Setup, layout, plan
+from fedjax_mm.tasks import LogisticRegression, classification, f1, requiring, with_clients
 from fedjax_mm.tools.compiler import SAFE
 from tests.helpers import Measured, Towards, counting, slow_unless
 from tests.sweeps.test_devices import ASSIGNMENTS, N, close
@@ -106,13 +113,81 @@ def test_a_device_holds_its_share_of_the_states(monkeypatch):
     for count in (2, 4):
         assert needed[count] < needed[1] / count + 0.1 * whole
     assert made.lines[2] == (
-        "each device holds 0.5 MiB of 2.0 MiB of the clients' states, and all of the data (0.0 MiB)"
+        "each device holds 0.5 MiB of 2.0 MiB of the clients' states, and all of the data (0.0 "
+        "MiB), because Measured does not declare that it divides them"
     )
     assert len(made.lines) == 3
 
 
 def test_a_plan_says_that_a_server_reads_all_states(monkeypatch):
     assert "server reads the states of all clients" in planned(monkeypatch, mifa(LOCAL), 2).lines[3]
+
+
+def drawn(seed, num_clients=N, low=1, **how):
+    """Clients of unequal size, with test examples of their own."""
+    rng = np.random.default_rng(seed)
+
+    def store(low, high):
+        sizes = rng.integers(low, high, num_clients)
+        return client_data([(rng.normal(size=(n, 4)), rng.integers(0, 3, n)) for n in sizes])
+
+    data = FederatedData("drawn", "synthetic", 3, store(low, 9), store(1, 5))
+    return classification(data, LogisticRegression(3), **how)
+
+
+def fields(task, algorithm=None, assignment=None):
+    algorithm = algorithm or fedavg(local_sgd(0.1, epochs=1, batch_size=3))
+    return Setup(task, algorithm, assignment or mfa_rand(N, 1, cohort_size=5))
+
+
+EVERY = ["loss", "train_accuracy", "test_accuracy"]
+DIVIDED = {
+    "stateful": lambda seed: fields(drawn(0), scaffold(LOCAL)),
+    "whole scores": lambda seed: fields(drawn(0, metrics={"f1": f1})),
+    "of clients": lambda seed: fields(with_clients(drawn(0), EVERY)),
+    "personal": lambda seed: fields(with_clients(drawn(0), EVERY), apfl(LOCAL, alpha=0.5)),
+    "requiring": lambda seed: fields(
+        requiring(drawn(0), np.linspace(0.5, 1.5, N), num_unseen=3),
+        assignment=mfa_rand(N - 3, 1, cohort_size=5),
+    ),
+    "attacked": lambda seed: fields(
+        attacked(drawn(0), np.arange(N) < 3, loss_factor=5.0),
+        assignment=power_of_choice(N, 1, cohort_size=3, num_candidates=6),
+    ),
+    "models": lambda seed: fields(
+        [drawn(0), drawn(1), drawn(0, column=None)], assignment=mfa_rr(N, 3)
+    ),
+    "alike models": lambda seed: fields([drawn(0)] * 2, assignment=mfa_rr(N, 2)),
+    "asynchronous": lambda seed: fields(
+        drawn(0), assignment=fedast(N, 1, concurrency=4, buffer_size=2)
+    ),
+    "seeds in one store": lambda seed: fields(classification(STACK.select(seed), NETWORK)),
+    "seeds of their own": lambda seed: fields(drawn(seed, low=8)),
+}
+NETWORK = LogisticRegression(3)
+STACK = stack_data(
+    [synthetic(N, dim=4, num_classes=3, seed=seed, test_fraction=0.2) for seed in (0, 1)]
+)
+
+
+@functools.cache
+def divided(name, count):
+    """A plan and its result on some devices."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "layout", lambda n, axis: layout(n, jax.devices()[:count], axis))
+        how = Execution(split="clients", callbacks=[Callback(on_start=seen.append)])
+        result = sweep(DIVIDED[name], {}, num_rounds=3, num_seeds=2, execution=how)
+    return seen[0], result
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided_data_give_the_records_of_one_device(name):
+    """8 devices hold 2 clients each, the last one none."""
+    made, actual = divided(name, 8)
+    expected = divided(name, 1)[1]
+    close(dict(actual.data_vars), dict(expected.data_vars), 1e-6)
+    assert "of the data" in made.lines[2]
 
 
 def test_dense_updates_and_gradients_are_summed_once():
