@@ -237,7 +237,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         jobs = chunks.repeat_first(present, jobs)
         known = so_far.client_states if how.keeps_states else states
         own = read_rows(known, (*_row(jobs), jobs.row), axis)
-        examples = read_examples(models.task_at(jobs.model), jobs.client)
+        examples = read_examples(task, jobs.client)
         new = chunks.compute_chunk(train_one, present, jobs, own, examples, skip=may_skip)
         # Use an out-of-range index, which is dropped, because -1 would write to the last client.
         row = jnp.where(present, jobs.row, nobody)
@@ -252,9 +252,10 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
 
     order = _longest_first(how, models, jobs)
     may_skip = how.chunk_size is not None or order is not None
+    # All models of a list share their data, so that the task of the first one has those of all.
     first = _first_of(jobs)
-    state = jax.tree.map(itemgetter((0,) * (1 + len(_row(jobs)))), states)
     task = models.task_at(first.model)
+    state = jax.tree.map(itemgetter((0,) * (1 + len(_row(jobs)))), states)
     examples = jax.eval_shape(lambda: _first_of(read_examples(task, first.client[None])))
     one = jax.eval_shape(train_one, first, state, examples)
     made = one.reports, one.stacked

@@ -73,17 +73,15 @@ def stores_of(setup: Setup, leaves: Sequence[Any]) -> list[Store] | str:
     for task in tasks:
         if not divides(task):
             return f"{type(task).__name__} does not declare that it divides them"
-    numbers = {id(x): number for number, x in enumerate(leaves)}
-    found = [
-        [numbers.get(id(x)) for x in (*jax.tree.leaves(each.examples), each.offsets, each.counts)]
-        for each in stores_in(tasks)
-        if each.is_divisible
-    ]
-    if not found:
-        return "clients share them"
-    if any(None in each for each in found):
-        return "they are computed from others"
-    return [Store(tuple(each[:-2]), *each[-2:]) for each in found]
+    numbers, found = {id(x): number for number, x in enumerate(leaves)}, list[Store]()
+    for store in stores_in(tasks):
+        arrays = *jax.tree.leaves(store.examples), store.offsets, store.counts
+        if store.is_divisible:
+            each = [numbers[id(x)] for x in arrays if id(x) in numbers]
+            if len(each) < len(arrays):
+                return "they are computed from others"
+            found.append(Store(tuple(each[:-2]), *each[-2:]))
+    return found or "clients share them"
 
 
 def over_axis(tasks: Any, client_axis: str) -> Any:
