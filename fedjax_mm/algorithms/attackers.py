@@ -81,6 +81,7 @@ class Attacked(View):
     attacks: Array
     factors: Array
     stays: bool = dataclasses.field(metadata={"static": True})
+    divides = True
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """Loss reported by the client."""

@@ -1,7 +1,7 @@
 """Flat storage of all clients' examples, and minibatches drawn from it on the device."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ class ClientData:
       num_examples: an upper bound on the sum of all n_k.
       order: ``int32[places]``, the row in `examples` for each place, sorted by client; a stack has
         a leading axis. None if the examples themselves are sorted by client.
+      axis: the mesh axis over whose devices the places are divided equally; None if all are here.
     """
 
     examples: Any
@@ -41,6 +42,7 @@ class ClientData:
     max_count: int = dataclasses.field(metadata={"static": True})
     num_examples: int = dataclasses.field(metadata={"static": True})
     order: Array | None = None
+    axis: str | None = dataclasses.field(default=None, metadata={"static": True})
 
     __repr__ = in_short
 
@@ -57,11 +59,50 @@ class ClientData:
         )
 
     @property
+    def is_divisible(self) -> bool:
+        """Whether the examples can be divided over devices, unless they are already."""
+        is_one = self.order is None and self.counts.ndim == 1
+        return type(self) is ClientData and is_one and self.num_clients > 1
+
+    @property
     def num_places(self) -> int:
         """The length of `order`, or of the examples if `order` is None."""
         if self.order is not None:
             return self.order.shape[-1]
         return len(jax.tree.leaves(self.examples)[0])
+
+    @property
+    def start(self) -> int | Int[Array, ""]:
+        """The first place that is here."""
+        return 0 if self.axis is None else self.num_places * lax.axis_index(self.axis)
+
+    @property
+    def ends(self) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """The first place of the clients' examples that are here, and the one after the last."""
+        if self.axis is None:
+            return self.offsets[0], self.offsets[-1] + self.counts[-1]
+        start, stop = self.start, self.start + self.num_places
+        is_here = (self.offsets >= start) & (self.offsets < stop)
+        first = jnp.min(self.offsets, where=is_here, initial=stop)
+        return first, jnp.max(self.offsets + self.counts, where=is_here, initial=start)
+
+    def total(self, sums: Any) -> Any:
+        """Adds up sums over the examples that are here."""
+        return sums if self.axis is None else lax.psum(sums, self.axis)
+
+    def joined(self, rows: Any) -> Any:
+        """Joins arrays with a leading axis over the examples that are here."""
+        return rows if self.axis is None else lax.all_gather(rows, self.axis, tiled=True)
+
+    def rows_of(self, client: Int[Array, ""]) -> Int[Array, " most"]:
+        """The places of a client's examples, of which the last one is repeated as padding."""
+        places = jnp.arange(self.max_count, dtype=jnp.int32)
+        return self.offsets[client] + jnp.minimum(places, self.counts[client] - 1)
+
+    def with_examples(self, examples: Any) -> "ClientData":
+        """A store with the examples of one client, in the order of `rows_of`."""
+        offsets = jnp.zeros_like(self.offsets)
+        return dataclasses.replace(self, examples=examples, offsets=offsets, axis=None)
 
     def gathered(self) -> "ClientData":
         """Sorts the examples by client, copying them if necessary."""
@@ -97,6 +138,7 @@ class ClientData:
     def take(self, rows: Int[Array, " batch"]) -> Any:
         """Reads the examples in the given rows."""
         rows = rows if self.order is None else self.order[rows]
+        rows = rows if self.axis is None else rows - self.start
 
         def taken(x: Array) -> Array:
             if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -112,6 +154,7 @@ class ClientData:
         """Reads the examples of `size` consecutive rows starting at `start`."""
         if self.order is not None:
             return self.take(start + jnp.arange(size))
+        start = start if self.axis is None else start - self.start
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), self.examples)
 
     def _rows(
@@ -132,6 +175,24 @@ class ClientData:
         per_epoch = (count + how.size - 1) // how.size
         places += step % per_epoch * how.size
         return shuffled(fold_words(words, step // per_epoch), places, count), places < count
+
+
+def over_stores(function: Callable[[ClientData], ClientData], tree: Any) -> Any:
+    """Maps a function over the stores in a tree, such as a task."""
+
+    def change(x: Any) -> Any:
+        return function(x) if _is_store(x) else x
+
+    return jax.tree.map(change, tree, is_leaf=_is_store)
+
+
+def stores_in(tree: Any) -> list[ClientData]:
+    """The stores in a tree, such as a task."""
+    return list(filter(_is_store, jax.tree.leaves(tree, is_leaf=_is_store)))
+
+
+def _is_store(x: Any) -> bool:
+    return isinstance(x, ClientData)
 
 
 def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> ClientData:

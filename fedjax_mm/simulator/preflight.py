@@ -40,6 +40,7 @@ from fedjax_mm.base.sums import as_arrays, dense_update, is_stacked
 from fedjax_mm.checks import values as checks
 from fedjax_mm.checks.instances import check_assignment, check_trained
 from fedjax_mm.checks.values import check_alike, described, tracing
+from fedjax_mm.data.clients import over_stores, stores_in
 from fedjax_mm.simulator.asynchronous import Arrivals, AsyncState, names_of_clock
 from fedjax_mm.simulator.mixing import carried, run_metrics, together
 from fedjax_mm.simulator.personal import personal_metrics
@@ -314,7 +315,7 @@ def _rehearse(
             if not trains:
                 return None
             trained = [_train(cohort, first, fold(3), now) for first in firsts]
-            sent = [each for each, _ in trained]
+            sent = [each for each, *_ in trained]
             _observe(run.assignment, cohort, [each.report for each in sent], now, own, given)
             mixed = _mixed_size(run, firsts, now, own)
         updates, slots = min(cohort.clients.size, run.assignment.num_clients), cohort.clients.size
@@ -322,7 +323,7 @@ def _rehearse(
         with tracing("an arrival"):
             _observe_lifetimes(run, firsts, fold(2), now)
             trained = [_train(None, first, fold(3), now) for first in firsts]
-            sent = [each for each, _ in trained]
+            sent = [each for each, *_ in trained]
         updates, slots = run.dispatch.arrivals_per_round, 0
     ups, downs = [each.update for each in sent], [_downloaded(first) for first in firsts]
     sizes = MessageSizes(sizes_of(run.stacks, ups), sizes_of(run.stacks, downs))
@@ -338,7 +339,7 @@ def _rehearse(
         message_sizes=sizes,
         has_closed_form=all(isinstance(stack.task, AnalyticTask) for stack in run.stacks),
         is_synchronous=isinstance(run, Rounds),
-        reads_states=any(reads for _, reads in trained),
+        reads_states=any(reads for _, reads, _ in trained),
         per_client=metrics_per_client(run.stacks),
         vectorizes=all(
             first.stack.has_equal_steps(first.server)
@@ -613,11 +614,12 @@ def _metric(firsts: Sequence[_First], asked: Look, *names: str) -> Array:
 
 def _train(
     cohort: Cohort | None, first: _First, rng_key: PRNGKeyArray, now: _Now
-) -> tuple[Contribution, bool]:
+) -> tuple[Contribution, bool, ServerContext]:
     """Trains one client, and takes the server step.
 
     Returns:
-      What the client sends, dense, and whether the server reads the states of all clients.
+      What the client sends, dense, whether the server reads the states of all clients, and what it
+      is given.
     """
     has_factor = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None
@@ -643,7 +645,43 @@ def _train(
         return first.algorithm.server(seen._replace(client_states=states))
 
     is_read = bool(jax.tree.leaves(states)) and reads(serve, states)
-    return total._replace(update=message, report=sent.report), is_read
+    return total._replace(update=message, report=sent.report), is_read, seen
+
+
+def reads_examples(run: Run, rng_key: PRNGKeyArray, round: Int[Array, ""]) -> bool:
+    """Whether a function other than those of clients and of metrics may read clients' examples.
+
+    Call it on shapes alone, for a run that passes `rehearse`.
+    """
+    if isinstance(run, Rounds) and run.assignment.mix is not None:
+        return True  # its metrics evaluate each model on clients of its own
+    zero = (round * 0).astype(jnp.int32)
+    now, fold = _Now(round, zero + 1, zero), partial(jax.random.fold_in, rng_key)
+    firsts = [_start(run, stack, fold(4 + i), now) for i, stack in enumerate(run.stacks)]
+    cohort = None
+    if isinstance(run, Rounds):
+        firsts = [_measured(first, fold(1)) for first in firsts]
+        cohort, _ = _assign(run, firsts, fold(2), now, _initial(run, firsts, fold(0), now))
+
+    def is_read(first: _First) -> bool:
+        *_, seen = _train(cohort, first, fold(3), now)
+        algorithm = first.algorithm
+
+        def compute(examples: list[Any]) -> Any:
+            each = iter(examples)
+            task = over_stores(
+                lambda store: dataclasses.replace(store, examples=next(each)), first.task
+            )
+            metrics = algorithm.metrics or _no_metrics
+            made = [algorithm.server(seen._replace(task=task)), task.init(fold(5))]
+            made += [algorithm.init(task, first.params), metrics(task, first.params, first.server)]
+            if algorithm.num_steps is not None:
+                made.append(algorithm.num_steps(task, now.client, first.server))
+            return made
+
+        return reads(compute, [store.examples for store in stores_in(first.task)])
+
+    return any(map(is_read, firsts))
 
 
 def _stacked(cohort: Cohort | None, first: _First, sent: Contribution) -> Contribution:

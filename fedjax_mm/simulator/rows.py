@@ -6,6 +6,7 @@ from i * B to (i + 1) * B - 1, where B = ceil(N / D) is the size of a block. Row
 and are never read. Only rows of clients that train travel between devices.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -14,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm.base import chunks
+from fedjax_mm.data.clients import ClientData, over_stores, stores_in
 
 Index: TypeAlias = tuple[Int[Array, " chunk"], ...]
 """The rows of a chunk: indices along the first axes, the last of which are those of clients."""
@@ -68,6 +70,23 @@ def write_rows(tree: Any, index: Index, new: Any, client_axis: str | None) -> An
         return x.at[(*models, place)].set(new, mode="drop")
 
     return jax.tree.map(write, tree, new)
+
+
+def read_examples(task: Any, clients: Int[Array, " chunk"]) -> list[Any]:
+    """Reads the examples of a chunk's clients, ``[chunk, most, ...]``, of divided stores."""
+
+    def read(store: ClientData) -> Any:
+        places = jax.vmap(store.rows_of)(clients)
+        rows = read_rows(store.examples, (places.reshape(-1),), store.axis)
+        return jax.tree.map(lambda x: x.reshape(*places.shape, *x.shape[1:]), rows)
+
+    return [read(store) for store in stores_in(task) if store.axis is not None]
+
+
+def with_examples(task: Any, examples: Sequence[Any]) -> Any:
+    """The task of one client, with its examples of each store that is divided."""
+    each = iter(examples)
+    return over_stores(lambda x: x if x.axis is None else x.with_examples(next(each)), task)
 
 
 def own_rows(tree: Any, num_clients: int, client_axis: str | None, axis: int = 0) -> Any:

@@ -6,7 +6,6 @@ number in the task or the algorithm. Eager calls share a program if they differ 
 `round.py`, and records in `record.py`.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ from fedjax_mm.simulator.preflight import Facts, Run, preflight, run_of
 from fedjax_mm.simulator.record import Bundle, Record, Trace, Work, make_trace
 from fedjax_mm.simulator.round import State
 from fedjax_mm.simulator.rows import all_rows, own_rows
-from fedjax_mm.simulator.stacks import each_params
+from fedjax_mm.simulator.stacks import each_params, with_clients
 
 T = TypeVar("T")
 
@@ -183,7 +182,7 @@ def _advance(
 ) -> tuple[State, Trace]:
     run = run_of(tasks, algorithm, assignment, None, client_map, client_axis)
     facts = preflight(state.rng_key, run, began=state)
-    return _recorded(run, facts, _divided(run, state), num_rounds, record_every)
+    return _recorded(run, facts, _over_clients(own_rows, run, state), num_rounds, record_every)
 
 
 def _recorded(
@@ -204,27 +203,15 @@ def _recorded(
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
     later, sizes = rest.records(), facts.message_sizes
     trace = make_trace(rounds, first, later, sizes, facts.per_client)
-    return _gathered(run, state), trace
+    return _over_clients(all_rows, run, state), trace
 
 
-def _divided(run: Run, state: State) -> State:
-    """A state with this device's rows of clients, as rounds expect it."""
+def _over_clients(rows: Callable[..., Any], run: Run, state: State) -> State:
+    """Maps `own_rows` or `all_rows` over the states of clients."""
+    parts = zip(run.stacks, state.models, strict=True)
     axis = run.options.client_axis
-    models = [
-        dataclasses.replace(each, clients=own_rows(each.clients, stack.num_clients, axis, 1))
-        for stack, each in zip(run.stacks, state.models, strict=True)
-    ]
-    return state._replace(models=tuple(models))
-
-
-def _gathered(run: Run, state: State) -> State:
-    """A state with all clients, as without a client axis."""
-    axis = run.options.client_axis
-    models = [
-        dataclasses.replace(each, clients=all_rows(each.clients, stack.num_clients, axis, 1))
-        for stack, each in zip(run.stacks, state.models, strict=True)
-    ]
-    return state._replace(models=tuple(models))
+    each = [rows(own.clients, stack.num_clients, axis, 1) for stack, own in parts]
+    return state._replace(models=with_clients(state.models, each))
 
 
 @brief

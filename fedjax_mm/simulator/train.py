@@ -31,7 +31,7 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.base.sums import is_stacked
-from fedjax_mm.simulator.rows import read_rows, write_rows
+from fedjax_mm.simulator.rows import read_examples, read_rows, with_examples, write_rows
 from fedjax_mm.simulator.stacks import Stack, StackState, over_models
 
 
@@ -203,9 +203,13 @@ class _Models(NamedTuple):
         return self.task_at(job.model), start(shared, model, job)
 
 
+def _first_of(tree: Any) -> Any:
+    return jax.tree.map(itemgetter(0), tree)
+
+
 def _one_of(tree: Any) -> Any:
     """Shapes of one model's entry in arrays ``[models, ...]``."""
-    return jax.eval_shape(partial(jax.tree.map, itemgetter(0)), tree)
+    return jax.eval_shape(_first_of, tree)
 
 
 def _row(jobs: Jobs) -> tuple[Any, ...]:
@@ -224,8 +228,8 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     nobody = how.stack.num_clients + (0 if axis is None else lax.axis_size(axis))
 
     @partial(jax.jit, inline=True)  # traces once for `eval_shape` and all chunks
-    def train_one(job: Jobs, state: ClientState) -> Trained:
-        return _train_one(how, models, job, state)
+    def train_one(job: Jobs, state: ClientState, examples: list[Any]) -> Trained:
+        return _train_one(how, models, job, state, examples)
 
     def add_jobs(so_far: Trained, chunk: tuple[Array, Jobs]) -> tuple[Trained, None]:
         slot, jobs = chunk
@@ -233,7 +237,8 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         jobs = chunks.repeat_first(present, jobs)
         known = so_far.client_states if how.keeps_states else states
         own = read_rows(known, (*_row(jobs), jobs.row), axis)
-        new = chunks.compute_chunk(train_one, present, jobs, own, skip=may_skip)
+        examples = read_examples(task, jobs.client)
+        new = chunks.compute_chunk(train_one, present, jobs, own, examples, skip=may_skip)
         # Use an out-of-range index, which is dropped, because -1 would write to the last client.
         row = jnp.where(present, jobs.row, nobody)
         kept = write_rows(so_far.client_states, (*_row(jobs), row), new.client_states, axis)
@@ -247,9 +252,12 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
 
     order = _longest_first(how, models, jobs)
     may_skip = how.chunk_size is not None or order is not None
-    first = jax.tree.map(itemgetter(0), jobs)
+    # All models of a list share their data, so that the task of the first one has those of all.
+    first = _first_of(jobs)
+    task = models.task_at(first.model)
     state = jax.tree.map(itemgetter((0,) * (1 + len(_row(jobs)))), states)
-    one = jax.eval_shape(train_one, first, state)
+    examples = jax.eval_shape(lambda: _first_of(read_examples(task, first.client[None])))
+    one = jax.eval_shape(train_one, first, state, examples)
     made = one.reports, one.stacked
     reports, stacked = jax.tree.map(lambda x: jnp.zeros((num_slots, *x.shape), x.dtype), made)
     if is_stacked(stacked):
@@ -280,9 +288,12 @@ def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots
     return chunks.longest_first(num_steps, jobs.client, jobs)
 
 
-def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Trained:
-    """Trains one client."""
+def _train_one(
+    how: _How, models: _Models, job: Jobs, state: ClientState, examples: list[Any]
+) -> Trained:
+    """Trains one client, given its examples if they are divided over devices."""
     task, began = models.begin(how.start, job)
+    task = with_examples(task, examples)
     given = began.rng_key, began.round, task, job.client, began.params
     takes_part = True if job.takes_part is None else job.takes_part
 

@@ -1,5 +1,6 @@
 """Multiple devices: splits a program's replicas, or the clients of a cohort, over a mesh."""
 
+import dataclasses
 import os
 import re
 import socket
@@ -21,8 +22,20 @@ from jaxtyping import Array
 from fedjax_mm.results.manifest import cpu_cores
 from fedjax_mm.tools.compiler import PATIENT, add_flags
 
-CLIENTS = "clients"
-"""The axis, in `Layout.over`, of arrays with the states of all clients."""
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """The axis, in `Layout.over`, of arrays with something of all clients.
+
+    Attributes:
+      axis: its position.
+    """
+
+    axis: int
+
+
+CLIENTS = Clients(2)
+"""The axis of the states of all clients, ``[replicas, models, clients, ...]``."""
 
 _MOST_DEVICES = 512  # limits CPU devices, because each has its own threads and memory
 _HEARTBEAT_SECONDS = 30  # after which a silent process counts as lost; JAX's default is 100
@@ -231,9 +244,10 @@ class Layout(NamedTuple):
                 return array
             array = np.asarray(array)
             shape = array.shape
-            if axis == CLIENTS and self.client_axis:  # pad to blocks of equal size
-                *first, number = shape[:3]
-                shape = (*first, -(-number // self.mesh.size) * self.mesh.size, *shape[3:])
+            if isinstance(axis, Clients) and self.client_axis:  # pad to blocks of equal size
+                *first, number = shape[: axis.axis + 1]
+                number = -(-number // self.mesh.size) * self.mesh.size
+                shape = (*first, number, *shape[axis.axis + 1 :])
 
             def part(index: Any) -> np.ndarray:
                 some = array[index]
@@ -281,15 +295,16 @@ class Layout(NamedTuple):
 
     def _specs(self, axes: Any) -> Any:
         """The partition of each axis over the devices."""
-        # Of clients, split only the states, because `chunks.in_chunks` distributes those that train
-        # inside the program.
+        # Of clients, split only the states and the data, because `chunks.in_chunks` distributes
+        # those that train inside the program.
 
         def spec(axis: Any) -> PartitionSpec:
-            if self.axis == "clients":
-                return PartitionSpec(None, None, "clients") if axis == CLIENTS else PartitionSpec()
-            if axis is None:
+            of_clients = isinstance(axis, Clients)
+            if axis is None or (self.axis == "clients" and not of_clients):
                 return PartitionSpec()
-            return PartitionSpec(*[None] * (0 if axis == CLIENTS else axis), "replicas")
+            if self.axis == "clients":
+                return PartitionSpec(*[None] * axis.axis, "clients")
+            return PartitionSpec(*[None] * (0 if of_clients else axis), "replicas")
 
         return jax.tree.map(spec, axes, is_leaf=lambda axis: axis is None)
 

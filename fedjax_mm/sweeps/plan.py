@@ -229,8 +229,13 @@ class Plan:
         whole, words = most.block.size * most.program.client_bytes, "no states of clients"
         if whole:
             words = f"{_in_mib(whole / number)} of {_in_mib(whole)} of the clients' states"
-        data = max(program.data_bytes for program in self.programs)
-        lines = [f"each device holds {words}, and all of the data ({_in_mib(data)})"]
+        program = max(self.programs, key=lambda each: each.data_bytes(self.where)[1])
+        whole_data, own = program.data_bytes(self.where)
+        of_data = f"{_in_mib(own)} of {_in_mib(whole_data)} of the data"
+        if not program.division.examples:
+            of_data = f"all of the data ({_in_mib(own)})"
+            of_data += f", because {program.division.why_not}" * bool(program.division.why_not)
+        lines = [f"each device holds {words}, and {of_data}"]
         if whole and any(program.traced.facts.reads_states for program in self.programs):
             lines.append(
                 "the server reads the states of all clients, so every round also copies all of "
@@ -333,7 +338,8 @@ def _compile(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         try:
             for program, block in zip(map(Program.of, programs, blocks), blocks, strict=True):
-                key = (program.key, block, where, program.records_kept, program.rounds_at_once)
+                size = program.records_kept, program.rounds_at_once, program.division.shapes
+                key = (program.key, block, where, *size)
                 code, call = _compiled.get(key) or ("", None)
                 if call is None or (approve and not code):
                     lowered = _lower(program, block, where)
@@ -421,6 +427,8 @@ def _place(
                 f"{facts.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
                 f"{2**31 - 1:,} are counted"
             )
+    # By default, clients are split for speed alone, because examples that travel take time.
+    divides = split == "clients"
     # Split replicas. Closed forms are cheap and their updates sparse, so `lax.psum` over devices
     # would cost more, and asynchronous runs would need it every few arrivals.
     if split is None and any(
@@ -432,6 +440,8 @@ def _place(
         where = _one_device(split)
     else:
         where = layout(max(map(len, programs)), axis=split)
+    if divides:
+        programs = [program.divided(where) for program in programs]
     return programs, where, *_room(_result_bytes(grid, programs), where, limit)
 
 
@@ -619,6 +629,7 @@ def _text_alone(program: Program, block: Block, where: Layout) -> str | None:
     if where.client_axis is None:
         return None
     given, rounds, _ = program.inputs(where, block, 0)
+    given = given._replace(values=program.undivided._values)
     shapes = jax.eval_shape(lambda: (given, rounds, program.no_replica(block.size)))
     return jax.jit(partial(program.segment, None, block)).lower(*shapes).as_text()
 

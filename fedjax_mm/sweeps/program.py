@@ -19,12 +19,13 @@ from fedjax_mm.base.calls import in_short
 from fedjax_mm.base.chunks import ClientMap
 from fedjax_mm.base.programs import Memory
 from fedjax_mm.checks.values import check_alike, tracing
-from fedjax_mm.simulator.preflight import Facts, Run, rehearse, run_of
+from fedjax_mm.simulator.preflight import Facts, Run, reads_examples, rehearse, run_of
 from fedjax_mm.simulator.record import Bundle, Counts, Record, Work, add_counts
 from fedjax_mm.simulator.round import Rounds, State, look, stacks_at
 from fedjax_mm.simulator.simulate import init
 from fedjax_mm.simulator.stacks import StackState, each_params, with_clients
-from fedjax_mm.sweeps.devices import CLIENTS, Layout
+from fedjax_mm.sweeps.devices import CLIENTS, Clients, Layout
+from fedjax_mm.sweeps.dividing import Division, divide, over_axis, stores_of, whole
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.stacking import (
     Leaf,
@@ -37,6 +38,7 @@ from fedjax_mm.sweeps.stacking import (
 from fedjax_mm.sweeps.until import Watch
 
 _traced = Memory(256)
+_WHOLE = whole("")
 _BUFFER_BYTES = 64 * 2**10  # for the records per replica that a segment keeps on the device
 
 
@@ -173,6 +175,7 @@ class Program:
       client_map: how local trainings are computed.
       in_files: whether the states of clients are in files, see `stepwise.py`. The state of a
         replica then has only their initial value, as if there were one client.
+      division: the examples that devices share out.
     """
 
     grid: Grid
@@ -180,6 +183,7 @@ class Program:
     label: str
     client_map: ClientMap
     in_files: bool = False
+    division: Division = _WHOLE
 
     __repr__ = in_short
 
@@ -283,6 +287,8 @@ class Program:
         # Make it in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self._prepared.rebuild(leaves, new)
+        if client_axis is not None and self.division.examples:
+            setup = setup._replace(tasks=over_axis(setup.tasks, client_axis))
         run = run_of(*setup[:4], self.client_map, client_axis)
         if self.in_files and isinstance(run, Rounds):
             run = run.with_homes(jnp.zeros(0, jnp.int32))
@@ -522,12 +528,46 @@ class Program:
     @cached_property
     def _values(self) -> list[Any]:
         """The values of all leaves that `segment` receives."""
-        return [() if x.is_number else without_keys(x.value) for x in self.stacked.leaves]
+        new = self.division.examples | self.division.offsets
+        return [
+            () if x.is_number else new.get(place, without_keys(x.value))
+            for place, x in enumerate(self.stacked.leaves)
+        ]
+
+    def divided(self, where: Layout) -> "Program":
+        """The program with examples that the devices of a client axis share out, if possible."""
+        if where.client_axis is None or where.mesh.size == 1:
+            return self
+        found = list[Any]()
+
+        def ask(rng_key: PRNGKeyArray, leaves: Sequence[Any], round: Any) -> None:
+            stores = stores_of(self.stacked.rebuild(leaves), [None, *leaves])
+            found.append(stores)
+            if not isinstance(stores, str):
+                found.append(reads_examples(self._run(leaves, [])[0], rng_key, round))
+
+        jax.eval_shape(ask, *self._shapes, np.int32(0))
+        match found:
+            case [str() as why]:
+                return self._with(division=whole(why))
+            case [_, True]:
+                why = "a function of all clients, such as the server's, reads them"
+                return self._with(division=whole(why))
+        return self._with(division=divide(self.stacked.leaves, found[0], where.mesh.size))
+
+    @property
+    def undivided(self) -> "Program":
+        """The program with all examples on every device."""
+        return self._with(division=_WHOLE)
 
     def in_axes(self, block: Block) -> Given:
         """The axis of every argument in `Given` that is split over devices, or None."""
-        own = [None if self._is_alike(leaf, block.outer) else 0 for leaf in self.stacked.leaves]
-        return Given(None, [None] * len(own), own)
+        leaves = self.stacked.leaves
+        own = [None if self._is_alike(leaf, block.outer) else 0 for leaf in leaves]
+        values: list[Any] = [None] * len(own)
+        for place in self.division.examples:
+            values[place] = Clients(0 if leaves[place].place is None else 1)
+        return Given(None, values, own)
 
     def _is_alike(self, leaf: Leaf, axis: int) -> bool:
         """Whether a leaf is equal for all points, or for all seeds."""
@@ -559,9 +599,11 @@ class Program:
 
         leaves = self.stacked.leaves
         own = [of_block(leaf) for leaf in leaves]
-        axes = self.in_axes(block).own
-        own = [where.put(each, axis) for each, axis in zip(own, axes, strict=True)]
-        root, values = where.put((np.uint32(self.grid.seed), self._values), None)
+        axes = self.in_axes(block)
+        own = [where.put(each, axis) for each, axis in zip(own, axes.own, strict=True)]
+        root = where.put(np.uint32(self.grid.seed), None)
+        pairs = zip(self._values, axes.values, strict=True)
+        values = [where.put(each, axis) for each, axis in pairs]
         state = self.no_replica(len(replicas)) if state is None else state
         state = where.put(state, self.state_axes)
         rounds = where.put((np.int32(0), np.int32(0)), None)
@@ -584,10 +626,12 @@ class Program:
         """The bytes of the states of all clients of one replica."""
         return num_bytes([each.clients for each in self.traced.replica.models])
 
-    @cached_property
-    def data_bytes(self) -> int:
-        """The bytes of the data, which every device holds."""
-        return num_bytes([x for x in self._values if not isinstance(x, float)])
+    def data_bytes(self, where: Layout) -> tuple[int, float]:
+        """The bytes of the data, and of those on one device."""
+        own, new = self.undivided._values, self.division.examples
+        plain = num_bytes([x for x in own if not isinstance(x, float)])
+        share = num_bytes(new) / where.mesh.size
+        return plain, plain - num_bytes([own[place] for place in new]) + share
 
     def state_bytes(self, where: Layout) -> int:
         """The bytes of one replica's state on one device, or on all CPU devices together."""

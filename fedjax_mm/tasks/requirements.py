@@ -222,6 +222,11 @@ class Requiring(View):
 
     __repr__ = in_short
 
+    @property
+    def divides(self) -> bool:
+        """Whether devices may divide the examples, which fine-tuning of all clients reads."""
+        return self.tuning is None
+
     def threshold(self, client: Index) -> Float[Array, ""]:
         """The client's threshold, rho_k."""
         return self.own.threshold[client]

@@ -79,6 +79,11 @@ class Supervised:
         return self.train.num_clients
 
     @property
+    def divides(self) -> bool:
+        """Whether devices may divide the examples, see `View.divides`."""
+        return not self.takes_weights
+
+    @property
     def has_labels(self) -> bool:
         """Whether the targets are labels, one integer for each example."""
         targets = self.train.examples[1]
@@ -188,7 +193,7 @@ class Supervised:
         if self.takes_weights and not has_statistics(params):
             return self._evaluate_one_by_one(params, data, per_client, whole)
         size = min(self.block_size, data.num_places)
-        first, last = data.offsets[0], data.offsets[-1] + data.counts[-1]
+        first, last = data.ends
         num_sums = data.num_clients if per_client else 1
         names = ["loss", *(name for name, score in self.scores if score.is_mean)]
 
@@ -200,14 +205,14 @@ class Supervised:
             begin = first + block * size
             # Start the last block earlier, because `dynamic_slice` clamps blocks that pass the end,
             # and skip rows already counted in an earlier block.
-            start = jnp.minimum(begin, data.num_places - size)
+            start = jnp.minimum(begin, data.start + data.num_places - size)
             rows = start + jnp.arange(size)
             is_new = (rows >= begin) & (rows < last)
             outputs, targets = compared(start, is_new.astype(sums.dtype))
             each = jnp.stack([*self._means(outputs, targets).values()], axis=1)
             values = jnp.where(is_new[:, None], each, 0)
             if whole:
-                places = jnp.where(is_new, rows - first, data.num_examples)
+                places = jnp.where(is_new, rows - first, room)
                 kept = jax.tree.map(
                     lambda x, new: x.at[places].set(new, mode="drop"), kept, (outputs, targets)
                 )
@@ -217,16 +222,19 @@ class Supervised:
             return sums.at[owner].add(values), kept
 
         # Use a static bound for all clients, because reverse-mode differentiation needs one.
-        most = last - first if num_clients is not None else data.num_examples
+        is_part = num_clients is not None or data.axis is not None
+        most = last - first if is_part else data.num_examples
         num_blocks = (most + size - 1) // size
         kept = jax.eval_shape(compared, first, jnp.zeros(size)) if whole else ()
-        kept = jax.tree.map(lambda x: jnp.zeros((data.num_examples, *x.shape[1:]), x.dtype), kept)
+        room = min(data.num_examples, data.num_places)
+        kept = jax.tree.map(lambda x: jnp.zeros((room, *x.shape[1:]), x.dtype), kept)
         start = jnp.zeros((num_sums, len(names))), kept
         sums, kept = lax.fori_loop(0, num_blocks, add_block, start)
+        sums = data.total(sums)
         counts = data.counts if per_client else jnp.sum(data.counts, keepdims=True)
         means = sums / counts[:, None]
         made = dict(zip(names, means.T if per_client else means[0], strict=True))
-        weights = (jnp.arange(data.num_examples) < last - first).astype(float)
+        kept, weights = data.joined((kept, (jnp.arange(room) < last - first).astype(float)))
         return made | {name: score(*kept, weights=weights) for name, score in whole.items()}
 
     def _evaluate_one_by_one(

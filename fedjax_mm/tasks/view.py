@@ -100,6 +100,16 @@ def changes(task: Task) -> bool:
     return isinstance(task, RoundTask) or (isinstance(task, View) and changes(task.task))
 
 
+def divides(task: Any) -> bool:
+    """Whether devices may divide the clients' examples: the task declares it by `divides`.
+
+    Functions of one client must read that client's examples only, and metrics may read others by
+    `ClientData.total` and `ClientData.joined`. A subclass must declare it again.
+    """
+    declares = "divides" in vars(type(task)) and task.divides
+    return declares and (not isinstance(task, View) or divides(task.task))
+
+
 def at_round(task: Any, round: Round) -> Any:
     """The task at round t, which is the task itself unless it changes."""
     if isinstance(task, RoundTask):

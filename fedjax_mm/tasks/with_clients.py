@@ -37,6 +37,11 @@ class ClientRecord(NamedTuple):
     each: bool
 
     @property
+    def divides(self) -> bool:
+        """True, because it reads examples through `Supervised.evaluate`."""
+        return True
+
+    @property
     def of_clients(self) -> tuple[str, ...]:
         """Names of the recorded metrics with one number per client."""
         return tuple(f"client_{name}" for name in self.metrics) if self.each else ()

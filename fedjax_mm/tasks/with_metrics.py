@@ -33,6 +33,11 @@ class WithMetrics(View):
     __repr__ = in_short
 
     @property
+    def divides(self) -> bool:
+        """Whether devices may divide the examples, which a function of the task may read."""
+        return getattr(self.own, "divides", not callable(self.own))
+
+    @property
     def per_client(self) -> tuple[str, ...]:
         """Names of all metrics with one number per client."""
         return (*super().per_client, *self.of_clients)

@@ -1,5 +1,6 @@
 """Runs split over 1, 2 and 8 devices agree with one device without a mesh."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -19,6 +20,7 @@ from fedjax_mm import (
     advance,
     afl,
     apfl,
+    attacked,
     fedavg,
     feddyn,
     full_participation,
@@ -26,16 +28,31 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     mifa,
+    mwfed,
+    power_of_choice,
     run,
     scaffold,
     simulate,
+    sweep,
 )
+from fedjax_mm.asynchrony import fedast
 from fedjax_mm.availability import dropping
 from fedjax_mm.base.keys import seed_keys
 from fedjax_mm.compression import compressed, top_k
+from fedjax_mm.data import client_data, shared_client_data, stack_data, synthetic
+from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.robust import median, robust
-from fedjax_mm.sweeps import Grid, InterruptedRunError, Setup, layout, plan
+from fedjax_mm.sweeps import Callback, Execution, Grid, InterruptedRunError, Setup, layout, plan
+from fedjax_mm.tasks import (
+    LogisticRegression,
+    Tuning,
+    classification,
+    f1,
+    requiring,
+    with_clients,
+    with_metrics,
+)
 from fedjax_mm.tools.compiler import SAFE
 from tests.helpers import Measured, Towards, counting, slow_unless
 from tests.sweeps.test_devices import ASSIGNMENTS, N, close
@@ -89,30 +106,151 @@ def test_states_of_clients_are_those_of_one_device(name, count):
     close(actual, stateful_alone(name), 0 if name == "counting" else 1e-6)
 
 
-def planned(monkeypatch, algorithm, count):
+def planned(monkeypatch, setup, count):
     """A plan of one run with 513 clients, of which a device holds a share."""
     monkeypatch.setattr(plan, "layout", lambda n, axis: layout(n, jax.devices()[:count], axis))
-    setup = Setup(Measured(jnp.arange(513.0), 1000), algorithm, mfa_rand(513, 1, cohort_size=8))
     return plan.make_plan(Grid(setup, {}, num_rounds=4), split="clients")
 
 
-def test_a_device_holds_its_share_of_the_states(monkeypatch):
+def stateful(algorithm):
+    return Setup(Measured(jnp.arange(513.0), 1000), algorithm, mfa_rand(513, 1, cohort_size=8))
+
+
+def with_data():
+    """1,000 numbers of each client, in examples of unequal clients."""
+    rows = [(np.ones((n, 100), np.float32), np.zeros(n, int)) for n in [8, 12] * 256 + [10]]
+    data = FederatedData("ones", "synthetic", 2, client_data(rows), client_data(rows[:1]))
+    task = classification(data, LogisticRegression(2), block_size=64)
+    return Setup(task, fedavg(LOCAL), mfa_rand(513, 1, cohort_size=8))
+
+
+@pytest.mark.parametrize(
+    ("setup", "line"),
+    [
+        (
+            stateful(scaffold(LOCAL)),
+            "each device holds 0.5 MiB of 2.0 MiB of the clients' states, and all of the data (0.0 "
+            "MiB), because Measured does not declare that it divides them",
+        ),
+        (
+            with_data(),
+            "each device holds no states of clients, and 0.5 MiB of 2.0 MiB of the data",
+        ),
+    ],
+    ids=["states", "data"],
+)
+def test_a_device_holds_its_share(monkeypatch, setup, line):
     needed = {}
     for count in (1, 2, 4):
-        made = planned(monkeypatch, scaffold(LOCAL), count)
+        made = planned(monkeypatch, setup, count)
         needed[count] = plan.memory_of(made.compiled[0].call)
     whole = 513 * 1000 * 4
     assert whole < needed[1] < 1.1 * whole
     for count in (2, 4):
         assert needed[count] < needed[1] / count + 0.1 * whole
-    assert made.lines[2] == (
-        "each device holds 0.5 MiB of 2.0 MiB of the clients' states, and all of the data (0.0 MiB)"
-    )
+    assert made.lines[2] == line
     assert len(made.lines) == 3
 
 
 def test_a_plan_says_that_a_server_reads_all_states(monkeypatch):
-    assert "server reads the states of all clients" in planned(monkeypatch, mifa(LOCAL), 2).lines[3]
+    assert (
+        "server reads the states of all clients"
+        in planned(monkeypatch, stateful(mifa(LOCAL)), 2).lines[3]
+    )
+
+
+def drawn(seed, num_clients=N, low=1, **how):
+    """Clients of unequal size, with test examples of their own."""
+    rng = np.random.default_rng(seed)
+
+    def store(low, high):
+        sizes = rng.integers(low, high, num_clients)
+        return client_data([(rng.normal(size=(n, 4)), rng.integers(0, 3, n)) for n in sizes])
+
+    data = FederatedData("drawn", "synthetic", 3, store(low, 9), store(1, 5))
+    return classification(data, LogisticRegression(3), **how)
+
+
+def fields(task, algorithm=None, assignment=None):
+    algorithm = algorithm or fedavg(local_sgd(0.1, epochs=1, batch_size=3))
+    return Setup(task, algorithm, assignment or mfa_rand(N, 1, cohort_size=5))
+
+
+EVERY = ["loss", "train_accuracy", "test_accuracy"]
+DIVIDED = {
+    "stateful": lambda seed: fields(drawn(0), scaffold(LOCAL)),
+    "whole scores": lambda seed: fields(drawn(0, metrics={"f1": f1})),
+    "of clients": lambda seed: fields(with_clients(drawn(0), EVERY)),
+    "personal": lambda seed: fields(with_clients(drawn(0), EVERY), apfl(LOCAL, alpha=0.5)),
+    "requiring": lambda seed: fields(
+        requiring(drawn(0), np.linspace(0.5, 1.5, N), num_unseen=3),
+        assignment=mfa_rand(N - 3, 1, cohort_size=5),
+    ),
+    "attacked": lambda seed: fields(
+        attacked(drawn(0), np.arange(N) < 3, loss_factor=5.0),
+        assignment=power_of_choice(N, 1, cohort_size=3, candidates=6),
+    ),
+    "models": lambda seed: fields(
+        [drawn(0), drawn(1), drawn(0, column=None)], assignment=mfa_rr(N, 3)
+    ),
+    "alike models": lambda seed: fields([drawn(0)] * 2, assignment=mfa_rr(N, 2)),
+    "asynchronous": lambda seed: fields(drawn(0), assignment=fedast(N, 1, at_work=4, ratio=1)),
+    "seeds in one store": lambda seed: fields(classification(STACK.select(seed), NETWORK)),
+    "seeds of their own": lambda seed: fields(drawn(seed, low=8)),
+}
+NETWORK = LogisticRegression(3)
+STACK = stack_data(
+    [synthetic(N, dim=4, num_classes=3, seed=seed, test_fraction=0.2) for seed in (0, 1)]
+)
+
+
+@functools.cache
+def divided(name, count):
+    """A plan and its result on some devices."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "layout", lambda n, axis: layout(n, jax.devices()[:count], axis))
+        how = Execution(split="clients", callbacks=[Callback(on_start=seen.append)])
+        result = sweep(DIVIDED[name], {}, num_rounds=3, num_seeds=2, execution=how)
+    return seen[0], result
+
+
+@pytest.mark.parametrize(
+    "name",
+    [slow_unless(name in ("of clients", "models", "seeds in one store"), name) for name in DIVIDED],
+)
+def test_divided_data_give_the_records_of_one_device(name):
+    """8 devices hold 2 clients each, the last one none."""
+    made, actual = divided(name, 8)
+    expected = divided(name, 1)[1]
+    close(dict(actual.data_vars), dict(expected.data_vars), 1e-6)
+    assert "of the data" in made.lines[2]
+
+
+def own(task, params):
+    return {"first": jax.tree.leaves(task.train.examples)[0][0, 0]}
+
+
+WHOLE = {
+    "WithMetrics does not declare": lambda: fields(with_metrics(drawn(0), own)),
+    "Requiring does not declare": lambda: fields(
+        requiring(drawn(0), np.ones(N), tuning=Tuning(0.1, 1))
+    ),
+    "prepare may read": lambda: fields(drawn(0))._replace(prepare=lambda rng_key, setup: setup),
+    "a function of all clients, such as the server's, reads them": lambda: fields(
+        requiring(drawn(0), np.ones(N)), mwfed(LOCAL)
+    ),
+    "clients share them": lambda: fields(dataclasses.replace(drawn(0), train=SHARED, test=SHARED)),
+}
+EXAMPLES = np.zeros((2, 4), np.float32), np.arange(2)
+SHARED = shared_client_data(EXAMPLES, [[[0], [0, 1]] * 6 + [[1]]]).select(0)
+
+
+@pytest.mark.parametrize("why", WHOLE)
+def test_a_plan_says_why_data_are_not_divided(why):
+    """Functions that may read other clients' examples would read wrong ones."""
+    made = plan.make_plan(Grid(WHOLE[why](), {}, num_rounds=4), split="clients", compiles=False)
+    assert f", because {why}" in " ".join(made.lines)
 
 
 def test_dense_updates_and_gradients_are_summed_once():
