@@ -1,5 +1,6 @@
 """BODS: schedules clients for fast and fair rounds, with a Gaussian process over plans."""
 
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -166,10 +167,10 @@ def common_pairs(
     """Counts the (model, client) pairs that candidates share with kept plans."""
     # Compare only clients in the pool, because all candidates come from it.
     inside = jnp.any(kept[..., None] == pool, axis=2)
-    models = jnp.arange(kept.shape[1])[:, None]
-    return jax.vmap(lambda own: jnp.sum(inside[:, models, own], axis=(1, 2), dtype=jnp.int32))(
-        places
-    )
+    chosen = jnp.any(places[..., None] == jnp.arange(len(pool)), axis=2)
+    # Count by a product of floats, exact for such sizes, because XLA's CPU compiler gathers slowly.
+    common = jnp.einsum("cmp,kmp->ck", chosen.astype(jnp.float32), inside.astype(jnp.float32))
+    return common.astype(jnp.int32)
 
 
 def variances(
@@ -224,7 +225,11 @@ def predict(
 ) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"]]:
     """Each candidate's mean, and the variance explained by the plans."""
     factor = cho_factor(inner, lower=True)
-    explained = jnp.sum(solve_triangular(factor[0], outer.T, lower=True) ** 2, axis=0)
+    # Solve for few candidates at a time on CPUs, because OpenBLAS uses threads for 8 or more, which
+    # take a hundred times as long to meet.
+    at_once = 7 if jax.default_backend() == "cpu" else len(outer)
+    solve = partial(solve_triangular, factor[0], lower=True)
+    explained = jnp.sum(lax.map(solve, outer, batch_size=at_once) ** 2, axis=1)
     return outer @ cho_solve(factor, values), explained
 
 

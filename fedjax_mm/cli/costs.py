@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.cli import capabilities
 from fedjax_mm.cli.capabilities import ABSENT, BASELINE, CAPABILITIES, Operation, Problem
-from fedjax_mm.cli.draws import draws_of_a_round
+from fedjax_mm.cli.counting import count_round
 from fedjax_mm.cli.speed import Program, compile_program, rounds_program, seconds_of
 from fedjax_mm.cli.terminal import show_table
 from fedjax_mm.plots.drawing import Picture, dots
@@ -163,7 +163,7 @@ class Planned(NamedTuple):
         trace, lower, compile_ = program.stages or (math.nan,) * 3
         draws = None
         if program.jaxpr is not None and not isinstance(setup.assignment, Dispatch):
-            draws = draws_of_a_round(program.jaxpr, problem.num_rounds)
+            draws = count_round(program.jaxpr, problem.num_rounds)
         return Cost(
             workload,
             name,

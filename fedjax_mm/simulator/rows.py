@@ -6,11 +6,13 @@ from i * B to (i + 1) * B - 1, where B = ceil(N / D) is the size of a block. Row
 and are never read. Only rows of clients that train travel between devices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
@@ -21,7 +23,7 @@ Index: TypeAlias = tuple[Int[Array, " chunk"], ...]
 """The rows of a chunk: indices along the first axes, the last of which are those of clients."""
 
 
-def read_rows(tree: Any, index: Index, client_axis: str | None) -> Any:
+def read_rows(tree: Any, index: Index, client_axis: str | None, asked: Index | None = None) -> Any:
     """Reads a chunk's rows of arrays ``[(models,) clients, ...]``.
 
     With a client axis, every device asks for the rows of its own chunk, and gets them from the
@@ -31,23 +33,23 @@ def read_rows(tree: Any, index: Index, client_axis: str | None) -> Any:
       tree: the arrays, or this device's blocks of them.
       index: the rows. All must be in range.
       client_axis: the mesh axis over which rows are divided; None if they are not.
+      asked: the rows of all devices' chunks, as by `gathered`, if they are known.
     """
     if client_axis is None or not jax.tree.leaves(tree):
         return jax.tree.map(lambda x: x[index], tree)
-    asked = lax.all_gather(index, client_axis)  # [devices, chunk] each
-
-    def read(x: Array) -> Array:
-        *models, client = asked
-        size = x.shape[len(models)]
-        # Select by the owner instead of summing over devices, because the sum of -0.0 and 0.0 is
-        # 0.0, and bits of floats have no derivative.
-        sent = lax.all_to_all(x[(*models, client % size)], client_axis, 0, 0)
-        return sent[index[-1] // size, jnp.arange(len(index[-1]))]
-
-    return jax.tree.map(read, tree)
+    asked = gathered(index, client_axis) if asked is None else asked
+    *models, client = (x.reshape(-1, len(index[-1])) for x in asked)  # [devices, chunk] each
+    size = jax.tree.leaves(tree)[0].shape[len(models)]
+    exchange = partial(lax.all_to_all, axis_name=client_axis, split_axis=0, concat_axis=0)
+    sent = _together(exchange, 2, jax.tree.map(lambda x: x[(*models, client % size)], tree))
+    # Select by the owner instead of summing over devices, because the sum of -0.0 and 0.0 is 0.0,
+    # and bits of floats have no derivative.
+    return jax.tree.map(lambda x: x[index[-1] // size, jnp.arange(len(index[-1]))], sent)
 
 
-def write_rows(tree: Any, index: Index, new: Any, client_axis: str | None) -> Any:
+def write_rows(
+    tree: Any, index: Index, new: Any, client_axis: str | None, asked: Index | None = None
+) -> Any:
     """Writes a chunk's rows into arrays ``[(models,) clients, ...]``.
 
     With a client axis, the rows of all devices' chunks go to the devices that have these clients.
@@ -57,10 +59,12 @@ def write_rows(tree: Any, index: Index, new: Any, client_axis: str | None) -> An
       index: the rows. Clients from N on are dropped.
       new: the rows' new values ``[chunk, ...]``.
       client_axis: the mesh axis over which rows are divided; None if they are not.
+      asked: as in `read_rows`.
     """
     if client_axis is None or not jax.tree.leaves(tree):
         return chunks.put_rows(tree, index, new)
-    (*models, client), new = lax.all_gather((index, new), client_axis, tiled=True)
+    *models, client = gathered(index, client_axis) if asked is None else asked
+    new = gathered(new, client_axis)
 
     def write(x: Array, new: Array) -> Array:
         size = x.shape[len(models)]
@@ -87,6 +91,27 @@ def with_examples(task: Any, examples: Sequence[Any]) -> Any:
     """The task of one client, with its examples of each store that is divided."""
     each = iter(examples)
     return over_stores(lambda x: x if x.axis is None else x.with_examples(next(each)), task)
+
+
+def gathered(tree: Any, client_axis: str | None) -> Any:
+    """Joins arrays ``[rows, ...]`` of all devices along their first axis."""
+    if client_axis is None:
+        return tree
+    return _together(partial(lax.all_gather, axis_name=client_axis, tiled=True), 1, tree)
+
+
+def _together(collective: Callable[[Array], Array], num_axes: int, tree: Any) -> Any:
+    """Applies a collective once for each data type, to arrays with `num_axes` equal first axes."""
+    # Small rows take as long to send as larger ones.
+    leaves, structure = jax.tree.flatten(tree)
+    for kind in {x.dtype: None for x in leaves}:
+        same = [i for i, x in enumerate(leaves) if x.dtype == kind]
+        flat = [leaves[i].reshape(*leaves[i].shape[:num_axes], -1) for i in same]
+        made = collective(jnp.concatenate(flat, axis=-1))
+        last = np.cumsum([x.shape[-1] for x in flat])
+        for i, part in zip(same, jnp.split(made, last[:-1], axis=-1), strict=True):
+            leaves[i] = part.reshape(*made.shape[:-1], *leaves[i].shape[num_axes:])
+    return jax.tree.unflatten(structure, leaves)
 
 
 def own_rows(tree: Any, num_clients: int, client_axis: str | None, axis: int = 0) -> Any:

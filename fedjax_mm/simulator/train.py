@@ -31,7 +31,13 @@ from fedjax_mm.base import (
 )
 from fedjax_mm.base.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.base.sums import is_stacked
-from fedjax_mm.simulator.rows import read_examples, read_rows, with_examples, write_rows
+from fedjax_mm.simulator.rows import (
+    gathered,
+    read_examples,
+    read_rows,
+    with_examples,
+    write_rows,
+)
 from fedjax_mm.simulator.stacks import Stack, StackState, over_models
 
 
@@ -236,15 +242,16 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         present = jobs.client >= 0
         jobs = chunks.repeat_first(present, jobs)
         known = so_far.client_states if how.keeps_states else states
-        own = read_rows(known, (*_row(jobs), jobs.row), axis)
+        # Use an out-of-range index, which is dropped, because -1 would write to the last client.
+        row = *_row(jobs), jnp.where(present, jobs.row, nobody)
+        asked = gathered(row, axis) if jax.tree.leaves(states) else None
+        own = read_rows(known, (*_row(jobs), jobs.row), axis, asked)
         examples = read_examples(task, jobs.client)
         new = chunks.compute_chunk(train_one, present, jobs, own, examples, skip=may_skip)
-        # Use an out-of-range index, which is dropped, because -1 would write to the last client.
-        row = jnp.where(present, jobs.row, nobody)
-        kept = write_rows(so_far.client_states, (*_row(jobs), row), new.client_states, axis)
+        kept = write_rows(so_far.client_states, row, new.client_states, axis, asked)
         place, made = jnp.where(present, slot, num_slots), (new.reports, new.stacked)
-        if axis is not None and jax.tree.leaves(made):
-            place, made = lax.all_gather((place, made), axis, tiled=True)
+        if jax.tree.leaves(made):
+            place, made = gathered((place, made), axis)
         by_slot = chunks.put_rows((so_far.reports, so_far.stacked), place, made)
         sum_of = _row(jobs) if how.num_segments is None else (*_row(jobs), jobs.segment)
         total = sums.add_chunk(so_far.total, new.total, present, *sum_of)
