@@ -8,13 +8,13 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from fedjax_mm.cli.draws import Draws, count_draws, draws_of_a_round
 from jax import lax
 
 from docs import capabilities as page
 from docs.hooks import NAMESPACES
 from fedjax_mm.cli import capabilities, costs, workloads
 from fedjax_mm.cli.capabilities import ABSENT, CAPABILITIES, UNTIMED, Problem
-from fedjax_mm.cli.draws import Draws, count_draws, draws_of_a_round
 from fedjax_mm.cli.speed import rounds_program
 from fedjax_mm.tasks.view import View
 from tests.test_cli import call, check_refusal, files
