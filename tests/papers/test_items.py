@@ -58,6 +58,8 @@ def test_ids_are_unique_and_in_order():
         "multi-maxfl",
         "private-curve",
         "robust-curve",
+        "topology-edges",
+        "topology-gossip",
     )
     papers = ("bhuyan2022", "cho2022", "pawlik2020", *own)
 
