@@ -413,7 +413,8 @@ def table_edges(measured: xr.Dataset, config: Edges) -> Sequence[Table]:
 def figure_edges(result: xr.Dataset, measured: xr.Dataset, config: Edges) -> Figure:
     """Draws the loss by rounds and by bytes, and floors beside exact ones."""
     panels: list[list[plots.Panel]] = []
-    floors = []
+    drawn = measured["loss"].isel(round=slice(1, None))
+    limits, floors = (0.9 * float(drawn.min()), 3 * float(drawn.max())), []  # room for legends
     for number, name in enumerate(config.groupings):
         found = measured.sel(grouping=name).isel(round=slice(1, None))
         loss, error = (found[key].transpose("period", "round") for key in ("loss", "loss error"))
@@ -423,14 +424,9 @@ def figure_edges(result: xr.Dataset, measured: xr.Dataset, config: Edges) -> Fig
             line._replace(x=found["kilobytes"].sel(period=period).values)
             for line, period in zip(by_round, config.periods, strict=True)
         ]
-        panels.append(
-            [
-                plots.Panel(title, "round", "loss", by_round, scale="log"),
-                plots.Panel(
-                    title, "kilobytes of an edge", "loss", by_bytes, scale="log", xscale="log"
-                ),
-            ]
-        )
+        on = {"round": by_round, "kilobytes of an edge": by_bytes}
+        scales: dict[str, Any] = {"scale": "log", "xscale": "log", "limits": limits}
+        panels.append([plots.Panel(title, x, "loss", each, **scales) for x, each in on.items()])
         mean, bars = estimate(measured["floor"].sel(grouping=name))
         x = np.array(config.periods)
         floors.append(plots.Line(name, x, mean.values, bars.values, "?", number + 4))
