@@ -4,9 +4,8 @@
 
 Every peer takes one step on 10 of its 20 examples with 60 features and 10 classes, and mixes with
 its neighbours. Both have the same lists of neighbours. The time of a round is the difference of a
-long and a short run, so that it has neither compilation nor evaluation; that of an evaluation is
-measured for ours alone, of 4 peers on all data, which also draws batches by the package's rule. CPU seconds are those of
-the process, and memory is its peak.
+long and a short run, so that it has neither compilation nor evaluation. Ours draws batches by the
+package's rule, and evaluates 4 peers on all data before and after. Memory is the peak.
 """
 
 import resource
