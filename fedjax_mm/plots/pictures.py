@@ -444,7 +444,7 @@ def topology(W: ArrayLike, values: ArrayLike, *, label: str = "loss") -> Figure:
         axes = figure.subplots()
         axes.add_collection(LineCollection(list(places[pairs]), linewidths=widths, colors=GRAY))
         size = np.clip(3000 / len(shown), 4, 140)
-        points = axes.scatter(*places.T, size, shown, zorder=3)
+        points = axes.scatter(places[:, 0], places[:, 1], s=size, c=shown, zorder=3)
         for name, (x, y) in enumerate(places if len(shown) <= _MOST_NAMED else []):
             axes.text(1.14 * x, 1.14 * y, str(name), ha="center", va="center", fontsize=8.5)
         axes.set_aspect("equal")
