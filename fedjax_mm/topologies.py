@@ -432,11 +432,10 @@ def mixing_matrix(network: Network, num_models: Count) -> Float[np.ndarray, "mod
       >>> mixing_matrix(matching(), 2).tolist()
       [[0.5, 0.5], [0.5, 0.5]]
     """
-    plain = peers(num_models)
-    links = network.links(jax.random.key(0), 1, plain, Look())
-    here = np.ones(num_models, bool)
-    own = _linked(network, links, here)
-    return np.asarray(_combined(own, jnp.eye(num_models)), np.float64)
+    with jax.ensure_compile_time_eval():
+        links = network.links(jax.random.key(0), 1, peers(num_models), Look())
+        own = _linked(network, links, np.ones(num_models, bool))
+        return np.asarray(_combined(own, jnp.eye(num_models)), np.float64)
 
 
 class Mixing(NamedTuple):

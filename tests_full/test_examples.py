@@ -12,12 +12,14 @@ SMALLER = {  # replacements that make an example small
     "away_and_private": {"NUM_ROUNDS = 1000, 2, 50": "NUM_ROUNDS = 100, 2, 5"},
     "first_run": {"num_rounds=1000, num_seeds=20": "num_rounds=24, num_seeds=3"},
     "own_method": {"NUM_ROUNDS = 30, 60": "NUM_ROUNDS = 30, 3"},
+    "peers_on_a_graph": {"num_rounds=60": "num_rounds=4"},
     "rates_and_seeds": {"num_rounds=400, num_seeds=10": "num_rounds=200, num_seeds=2"},
 }
 PRINTS = {
     "away_and_private": r"(noise \d+\.0: epsilon [\d.]+, excess loss [\d.]+, clients .*\n){2}",
     "first_run": r"(.*\n)*mfa_rand +[\d.e-]+\nmfa_rr +[\d.e-]+\n(.*\n)*",
     "own_method": r"(C = [\d.]+: accuracy \[0\.\d+ +0\.\d+\]\n){2}",
+    "peers_on_a_graph": r"(\S+\(.*\): mean [\d.]+, worst [\d.]+\n){2}",
     "rates_and_seeds": r"(mfa_r\w+: best rate [\d.]+, excess loss [\d.e-]+ \+- [\d.e-]+\n){2}",
 }
 

@@ -17,7 +17,11 @@ from fedjax_mm.checks.annotations import Count, part
 
 @part
 def peers(
-    num_clients: Count, num_models: Count | None = None, *, cohort_size: Count | None = None
+    num_clients: Count,
+    num_models: Count | None = None,
+    *,
+    cohort_size: Count | None = None,
+    measured: Count = 64,
 ) -> Assignment:
     """Every client trains its own model, without a server, for `mixing`.
 
@@ -25,6 +29,9 @@ def peers(
       num_clients: N.
       num_models: M, which is N.
       cohort_size: the number of clients that train in a round, drawn uniformly; None means all.
+      measured: the largest number of peers with the task's metrics, which are over the data of all
+        clients; of more peers some, spread evenly, have them, and those of the others are NaN.
+        Metrics such as ``own_loss`` have all peers.
 
     Raises:
       ValueError: if M is not N, or `cohort_size` is not between 1 and N.
@@ -48,7 +55,7 @@ def peers(
         clients = clients if active is None else jnp.where(active, clients, -1)
         return Cohort.of_rows(clients[:, None]), state
 
-    return Assignment(num_clients, num_clients, no_state, assign, peers=True)
+    return Assignment(num_clients, num_clients, no_state, assign, peers=True, measured=measured)
 
 
 @part

@@ -432,6 +432,7 @@ class Assignment(Part):
       where: the parameters that `mix` gets, as in `personal`; None means all, which must then have
         equal shapes in all models.
       peers: whether each client has a model of its own, so that training sends nothing.
+      measured: the number of models with the task's metrics, spread evenly; None means all.
       name: the name of the wrapper or of the factory, for messages.
       inner: the assignment inside a wrapper; None without a wrapper.
       sampling: how clients are sampled, as stated by `sampled`; None if unknown or data-dependent.
@@ -450,6 +451,7 @@ class Assignment(Part):
     mix: MixFn | None = None
     where: Where | None = None
     peers: bool = False
+    measured: int | None = None
     name: str = ""
     inner: Self | None = None
     sampling: ClassVar[Sampling | None] = None

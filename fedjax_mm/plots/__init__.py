@@ -8,6 +8,7 @@ from fedjax_mm.plots.pictures import (
     partition,
     sweep_overview,
     timelines,
+    topology,
 )
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "save_figure",
     "sweep_overview",
     "timelines",
+    "topology",
 ]

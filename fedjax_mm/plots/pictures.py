@@ -6,8 +6,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import xarray as xr
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.claims.judging import Verdicts
@@ -29,6 +31,7 @@ from fedjax_mm.plots.drawing import (
 )
 from fedjax_mm.results.labels import label as in_words
 
+_MOST_NAMED = 32  # models around a circle
 _MOST_PANELS = 6
 _OF_VERDICTS = {
     "supported": COLORS[2],
@@ -406,6 +409,48 @@ def timelines(result: xr.Dataset) -> Figure:
         axes.set_ylim(0, None)
         finish(axes, "", "round", "clients per round")
         arrange(figure, "", "The clients that train each model, from record to record.", drawn)
+    return figure
+
+
+def topology(W: ArrayLike, values: ArrayLike, *, label: str = "loss") -> Figure:
+    """Draws models on a circle, from the top clockwise, coloured by their values, and their links.
+
+    Args:
+      W: the mixing matrix, see `topologies.mixing_matrix`; larger weights are wider lines.
+      values: ``[models]``, such as the last losses.
+      label: the name of the values.
+
+    Raises:
+      ValueError: if the matrix does not have a row and a column for each value.
+
+    Example:
+      >>> from fedjax_mm.topologies import mixing_matrix, ring
+      >>> topology(mixing_matrix(ring(), 6), np.arange(6.0)).axes[1].get_ylabel()
+      'loss'
+    """
+    matrix, shown = np.asarray(W, float), np.asarray(values, float)
+    if shown.ndim != 1 or matrix.shape != shown.shape * 2:
+        raise ValueError(
+            f"W has the shape {matrix.shape} and values have {shown.shape}; give one value for "
+            "each row of a square W"
+        )
+    angles = 2 * np.pi * np.arange(len(shown)) / len(shown)
+    places = np.stack([np.sin(angles), np.cos(angles)], 1)
+    weights = np.triu(np.maximum(matrix, matrix.T), 1)
+    pairs = np.argwhere(weights > 0)
+    widths = 2.5 * weights[weights > 0] / max(weights.max(), 1e-9)
+    with mpl.rc_context(STYLE):
+        figure = Picture(figsize=(0.7 * WIDTH, 0.55 * WIDTH))
+        axes = figure.subplots()
+        axes.add_collection(LineCollection(list(places[pairs]), linewidths=widths, colors=GRAY))
+        size = np.clip(3000 / len(shown), 4, 140)
+        points = axes.scatter(places[:, 0], places[:, 1], s=size, c=shown, zorder=3)
+        for name, (x, y) in enumerate(places if len(shown) <= _MOST_NAMED else []):
+            axes.text(1.14 * x, 1.14 * y, str(name), ha="center", va="center", fontsize=8.5)
+        axes.set_aspect("equal")
+        axes.axis("off")
+        figure.colorbar(points, ax=axes, label=label)
+        arrange(figure, "", f"The {label} of models, and the links between them.")
     return figure
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_mm.base import Assignment, Metrics, Mixed, Params, Round, Task
+from fedjax_mm.base.chunks import ClientMap, chunk_size_of
 from fedjax_mm.base.cohorts import places_of
 from fedjax_mm.base.paths import chosen, replaced
 from fedjax_mm.simulator.stacks import Stack, StackState, by_model, over_models, with_params
@@ -72,7 +73,11 @@ def _if(active: Array, new: Array, old: Array) -> Array:
 
 
 def run_metrics(
-    assignment: Assignment, stacks: Sequence[Stack], states: Sequence[StackState], own: Any
+    assignment: Assignment,
+    stacks: Sequence[Stack],
+    states: Sequence[StackState],
+    own: Any,
+    client_map: ClientMap,
 ) -> Metrics:
     """The assignment's metrics, and those of models that mix.
 
@@ -101,11 +106,13 @@ def run_metrics(
         return jnp.sum(weight * client_losses(task, mean)) / jnp.sum(weight)
 
     if (clients := _own_clients(assignment)) is not None:
-        each = [
-            over_models(own_loss, stack, stack.rows(clients), state.params)
-            for stack, state in zip(stacks, states, strict=True)
-        ]
-        metrics["own_loss"] = by_model(stacks, each)
+
+        def of_stack(stack: Stack, state: StackState) -> Float[Array, " models"]:
+            size = chunk_size_of(client_map, stack.task, state.params, len(stack.models))
+            mine = stack.rows(clients), state.params
+            return over_models(own_loss, stack, *mine, one_by_one=size is not None)
+
+        metrics["own_loss"] = by_model(stacks, list(map(of_stack, stacks, states)))
     if assignment.where is None:
         pairs = zip(stacks, states, strict=True)
         each = [over_models(mean_loss, stack, state.params) for stack, state in pairs]

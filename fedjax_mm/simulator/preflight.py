@@ -444,9 +444,8 @@ def _check_record(run: Run, firsts: Sequence[_First], own: Any) -> None:
             )
     dims = {name: len(shape) for name, (shape,) in found.items()}
     if isinstance(run, Rounds):
-        others = run_metrics(
-            run.assignment, run.stacks, [_models(first, None) for first in firsts], own
-        )
+        now = [_models(first, None) for first in firsts], own, run.options.client_map
+        others = run_metrics(run.assignment, run.stacks, *now)
         check_metrics(f"metrics of {name_of(run.assignment)}", others)
         for name, value in others.items():
             if jnp.shape(value)[:1] != (run.assignment.num_models,):

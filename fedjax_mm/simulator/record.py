@@ -249,6 +249,7 @@ def measure(
     states: Sequence[StackState],
     options: Options,
     own: Metrics,
+    number: int | None = None,
 ) -> Measured:
     """Evaluates all models' metrics after a round, with NaN for metrics that a task lacks.
 
@@ -259,7 +260,11 @@ def measure(
       states: the models' states.
       options: the options of the run.
       own: metrics ``[models, ...]`` that do not come from the tasks.
+      number: the number of models of a stack with metrics of its task; None means all.
     """
+
+    def all_finite(tree: Any) -> Bool[Array, ""]:
+        return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
 
     def of_model(
         algorithm: Algorithm,
@@ -272,11 +277,22 @@ def measure(
         metrics = task.metrics(key, params)
         of_algorithm = algorithm.metrics(task, params, server) if algorithm.metrics else {}
         of_algorithm |= personal_metrics(algorithm, task, params, clients, options)
-        leaves = jax.tree.leaves(params) + ([metrics["loss"]] if "loss" in metrics else [])
-        is_finite = jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves]))
-        return Measured(metrics | of_algorithm, is_finite)
+        known = (params, metrics["loss"]) if "loss" in metrics else params
+        return Measured(metrics | of_algorithm, all_finite(known))
 
     def of_stack(stack: Stack, state: StackState) -> Measured:
+        size = len(stack.models)
+        if number is None or size <= number:
+            return of_all_models(stack, state)
+        rows = np.linspace(0, size - 1, number).astype(int)
+        some = of_all_models(stack.at(rows), state.at(rows))
+        metrics = jax.tree.map(
+            lambda x: jnp.full((size, *x.shape[1:]), jnp.nan, x.dtype).at[rows].set(x), some.metrics
+        )
+        is_finite = jax.vmap(all_finite)(state.params).at[rows].set(some.is_finite)
+        return Measured(metrics, is_finite)
+
+    def of_all_models(stack: Stack, state: StackState) -> Measured:
         chunk_size = chunk_size_of(options.client_map, stack.task, state.params, len(stack.models))
         key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
         each = key, state.params, state.server, state.clients

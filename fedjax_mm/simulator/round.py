@@ -129,9 +129,10 @@ class Rounds(NamedTuple):
     def measure(self, state: State, work: Work) -> Measured:
         """Evaluates all models after a round."""
         del work
-        own = run_metrics(self.assignment, self.stacks, state.models, state.assignment)
-        at = state.rng_key, state.round, state.models
-        return measure(stacks_at(self.stacks, state.round), *at, self.options, own)
+        now = state.models, state.assignment, self.options.client_map
+        own = run_metrics(self.assignment, self.stacks, *now)
+        at = stacks_at(self.stacks, state.round), state.rng_key, state.round, state.models
+        return measure(*at, self.options, own, self.assignment.measured)
 
 
 def in_turn(

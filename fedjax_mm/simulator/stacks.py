@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,11 @@ class StackState:
     models: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     __repr__ = in_short
+
+    def at(self, rows: Int[np.ndarray, " rows"]) -> "StackState":
+        """The state of some of the models."""
+        some: StackState = jax.tree.map(itemgetter(rows), self)
+        return dataclasses.replace(some, models=tuple(self.models[row] for row in rows))
 
 
 def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
@@ -133,8 +138,13 @@ class Stack(NamedTuple):
         mine = dataclasses.replace(cohort, clients=clients, models=row, num_gradients=None)
         return mine, np.arange(len(clients))
 
-    def task_at(self, row: Int[Array, ""]) -> Task:
-        """Task of the stack's model at `row`, which may be traced."""
+    def at(self, rows: Int[np.ndarray, " rows"]) -> Self:
+        """A stack of some of the models."""
+        models = tuple(self.models[row] for row in rows)
+        return self._replace(models=models, task=self.task_at(rows))
+
+    def task_at(self, row: Int[Array, ""] | Int[np.ndarray, " rows"]) -> Task:
+        """Task of the stack's model at `row`, which may be traced, or of several."""
         return jax.tree.map(lambda x, same: x if same else x[row], self.task, self.shared)
 
 

@@ -59,6 +59,8 @@ def test_ids_are_unique_and_in_order():
         "private-curve",
         "robust-curve",
         "theory-later",
+        "topology-edges",
+        "topology-gossip",
     )
     papers = ("bhuyan2022", "cho2022", "pawlik2020", *own)
 

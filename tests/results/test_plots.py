@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedjax_mm import plots
 from fedjax_mm.data import digits, federate, partition, partition_summary, stack_data
+from fedjax_mm.topologies import mixing_matrix, ring
 
 X = np.array([1.0, 2.0])
 
@@ -132,6 +133,15 @@ def test_time_lines_show_clients_per_round_from_record_to_record():
 def test_time_lines_refuse_other_axes_and_a_single_record(made, words):
     with pytest.raises(ValueError, match=words):
         plots.timelines(made)
+
+
+def test_a_topology_shows_links_and_the_values_of_models():
+    figure = plots.topology(mixing_matrix(ring(), 5), np.arange(5.0), label="loss")
+    links, points = figure.axes[0].collections
+    assert len(links.get_segments()) == 5
+    assert points.get_array().tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="one value for each row"):
+        plots.topology(np.eye(3), np.zeros(2))
 
 
 @pytest.mark.parametrize(("num_clients", "shown"), [(7, 7), (400, 300)])

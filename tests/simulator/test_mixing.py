@@ -24,6 +24,10 @@ def test_a_ring_agrees_at_the_rate_of_its_second_eigenvalue():
     np.testing.assert_allclose(error[:3], [5.25, 2.361111, 1.447531], atol=1e-6)
     rate = (1 - theory.spectral_gap(mixing_matrix(ring(), 8))) ** 2
     np.testing.assert_allclose([error[60] / error[59], rate], 0.647603, rtol=1e-6)
+    _, few = simulate(0, mean_estimation(B, B), IDLE, mixing(peers(8, measured=2), ring()), 1)
+    is_measured = np.isfinite(few.metrics["loss"]).tolist()
+    assert is_measured == [[True] + 6 * [False] + [True]] * 2
+    assert np.isfinite(few.metrics["own_loss"]).all()
     result = to_dataset(trace)
     assert (result.parameters_mixed.isel(round=-1) == 120).all()
     assert not result.parameters_up.any()
