@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from fedjax_mm.cli.options import (
+    AllowCode,
     ClientStates,
     ConfigFile,
     DryRun,
@@ -102,6 +103,7 @@ def run(
     max_seeds: MaxSeeds = 512,
     max_minutes: MaxMinutes = None,
     kind: FigureFormat = "png",
+    allow_code: AllowCode = False,
 ) -> None:
     """Run an experiment described in a TOML file, at all points of its axes.
 
@@ -157,7 +159,7 @@ def run(
     before = saving.existing(resume, overwrite)
     how = saving.execution(memory, split, save_every)
     how = how._replace(keep_state=keep_state, client_states=client_states)
-    which = runs.Which(saving.part(part), first_seed, executor)
+    which = runs.Which(saving.part(part), first_seed, executor, allow_code)
     until = runs.Until(max_seeds, max_minutes) if until_settled else None
     if dry_run:
         runs.outline(config, overrides or [], which, how)
@@ -174,6 +176,7 @@ def merge(
     first_seed: FirstSeed = 0,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Join the separately computed parts of a run.
 
@@ -191,7 +194,7 @@ def merge(
     from fedjax_mm.cli import directories as saving
     from fedjax_mm.cli import runs
 
-    runs.merge(directory, saving.existing(resume, overwrite), first_seed)
+    runs.merge(directory, saving.existing(resume, overwrite), first_seed, allow_code)
 
 
 def show(
