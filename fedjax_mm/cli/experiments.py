@@ -217,17 +217,19 @@ def show(
 def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT")],
     to: Annotated[
-        Literal["mlflow", "tensorboard"], typer.Option(help="The tracker.", show_default=False)
+        Literal["mlflow", "tensorboard", "wandb"],
+        typer.Option(help="The tracker.", show_default=False),
     ],
     store: Annotated[
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="MLflow's tracking URI, else the environment's; TensorBoard's folder, else runs.",
+            help="MLflow's tracking URI, else the environment's; TensorBoard's folder, else runs; "
+            "the parent of wandb's folder, else the current one.",
         ),
     ] = None,
 ) -> None:
-    """Write a result to MLflow or TensorBoard.
+    """Write a result to MLflow, TensorBoard or Weights & Biases (wandb).
 
     RESULT is a directory that `run` or `reproduce` wrote, or its result.nc. Each point and
     seed becomes a run with its settings and with a curve over rounds for each metric and model.
@@ -236,6 +238,8 @@ def export(
         pip install 'fedjax-mm[tracking]'
         fedjax-mm export results/experiment --to tensorboard
         fedjax-mm export results/experiment --to mlflow --store sqlite:///mlflow.db
+
+    wandb's runs are offline ones: pip install wandb, and later wandb sync wandb/offline-run-*.
     """
     from fedjax_mm.cli import results
 
