@@ -341,11 +341,16 @@ class _WandB:
         return list(self.root.glob(f"offline-run-*-{self._id(name)}"))
 
     @contextmanager
-    def _run(self, name: str, config: Mapping[str, Any]) -> Iterator[Any]:
+    def _run(self, name: str, config: dict[str, Any]) -> Iterator[Any]:
         """Yields a new run, and moves its folder to the others once it is complete."""
         import wandb
 
-        quiet = {"silent": True, "console": "off", "x_disable_stats": True, "x_disable_meta": True}
+        quiet: Any = {
+            "silent": True,
+            "console": "off",
+            "x_disable_stats": True,
+            "x_disable_meta": True,
+        }
         where: Any = {"dir": str(self.aside), "mode": "offline", "reinit": "create_new"}
         where["project"] = re.sub(r"[/\\#?%:]", "_", self.result.name)[:128]
         settings = wandb.Settings(**quiet, disable_git=True, save_code=False)
