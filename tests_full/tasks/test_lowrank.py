@@ -86,7 +86,7 @@ def test_a_network_starts_where_it_was_and_sends_its_factors_alone():
     for task_, method in (
         (task, fedavg(local_sgd(0.1, steps=2, batch_size=4))),
         (
-            with_clients(task, ["test_accuracy"]),
+            with_clients(task, ["loss"]),
             personal(fedavg(local_sgd(0.1, steps=2, batch_size=4)), where="B"),
         ),
     ):
