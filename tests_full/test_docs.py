@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -17,6 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import typer
+import xarray as xr
 from jsonschema import Draft7Validator
 
 import fedjax_mm
@@ -33,6 +35,7 @@ from fedjax_mm.experiments.optimizers import (
     InverseTime,
 )
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.experiments.own import allowing_code
 from fedjax_mm.experiments.point import Target
 from fedjax_mm.experiments.schema import schema
 from fedjax_mm.experiments.tasks import PARTITION_TABLES
@@ -287,6 +290,7 @@ SHORTER = {  # replacements that make the code on a page small
     "how-to/results.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
     "how-to/sweeps.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
 }
+OWN_CODE = "how-to/own-code.md"
 ELSEWHERE = {
     "extending.md",
     "how-to/tuning.md",
@@ -382,15 +386,33 @@ def test_the_experiments_of_a_page_are_valid(name, tmp_path, monkeypatch):
     experiments.md, which has parts of experiments, has its own test.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own, *_ = (code for language, code in blocks(PAGES[OWN_CODE]) if language == "py")
+    Path("my_parts.py").write_text(own)
     whole = {}
     for code in (code for language, code in blocks(PAGES[name]) if language == "toml"):
         given = tomllib.loads(code)
         for file in re.findall(r'^file = "(\w+\.npz)"', code, re.MULTILINE):
             Path(file).touch()
         whole = given if "algorithms" in given else whole | given
-        validate(Experiment, whole)
+        with allowing_code(name == OWN_CODE):
+            validate(Experiment, whole)
         SCHEMA.validate(whole)
     assert whole
+
+
+def test_the_recipe_for_hydra_runs(tmp_path):
+    pytest.importorskip("hydra")
+    (program,) = (x for _, x in blocks(PAGES[OWN_CODE]) if "import hydra" in x)
+    (config,) = (x for language, x in blocks(PAGES[OWN_CODE]) if language == "yaml")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "experiment.yaml").write_text(config)
+    (tmp_path / "main.py").write_text(program)
+    words = ["num_rounds=4", "hydra.run.dir=out"]
+    subprocess.run([sys.executable, "main.py", *words], cwd=tmp_path, check=True)
+    found = xr.open_dataset(tmp_path / "out" / "result.nc")
+    assert found.sizes["round"] == 5
+    assert found.learning_rate.values.tolist() == [0.05, 0.1]
 
 
 def commands_in(path):

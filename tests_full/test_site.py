@@ -79,6 +79,10 @@ WORDS = {  # what somebody types, and the page that says how
     "orbax": "how-to/network/",
     "safetensors": "how-to/network/",
     "early stopping": "how-to/sweeps/",
+    "wandb": "how-to/tracking/",
+    "hydra": "how-to/own-code/",
+    "custom task": "how-to/own-code/",
+    "lora": "how-to/network/",
 }
 SEARCH = """
 const fs = require("fs"), vm = require("vm");

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from fedjax_mm.cli.options import (
+    AllowCode,
     ClientStates,
     ConfigFile,
     DryRun,
@@ -102,6 +103,7 @@ def run(
     max_seeds: MaxSeeds = None,
     max_minutes: MaxMinutes = None,
     kind: FigureFormat = "png",
+    allow_code: AllowCode = False,
 ) -> None:
     """Run an experiment described in a TOML file, at all points of its axes.
 
@@ -157,7 +159,7 @@ def run(
     before = saving.existing(resume, overwrite)
     how = saving.execution(memory, split, save_every)
     how = how._replace(keep_state=keep_state, client_states=client_states)
-    which = runs.Which(saving.part(part), first_seed, executor)
+    which = runs.Which(saving.part(part), first_seed, executor, allow_code)
     budget = reproductions.budget_of(until_settled, max_seeds, max_minutes)
     if dry_run:
         runs.outline(config, overrides or [], which, how)
@@ -174,6 +176,7 @@ def merge(
     first_seed: FirstSeed = 0,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Join the separately computed parts of a run.
 
@@ -191,7 +194,7 @@ def merge(
     from fedjax_mm.cli import directories as saving
     from fedjax_mm.cli import runs
 
-    runs.merge(directory, saving.existing(resume, overwrite), first_seed)
+    runs.merge(directory, saving.existing(resume, overwrite), first_seed, allow_code)
 
 
 def show(
@@ -214,17 +217,19 @@ def show(
 def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT")],
     to: Annotated[
-        Literal["mlflow", "tensorboard"], typer.Option(help="The tracker.", show_default=False)
+        Literal["mlflow", "tensorboard", "wandb"],
+        typer.Option(help="The tracker.", show_default=False),
     ],
     store: Annotated[
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="MLflow's tracking URI, else the environment's; TensorBoard's folder, else runs.",
+            help="MLflow's tracking URI, else the environment's; TensorBoard's folder, else runs; "
+            "the parent of wandb's folder, else the current one.",
         ),
     ] = None,
 ) -> None:
-    """Write a result to MLflow or TensorBoard.
+    """Write a result to MLflow, TensorBoard or Weights & Biases (wandb).
 
     RESULT is a directory that `run` or `reproduce` wrote, or its result.nc. Each point and
     seed becomes a run with its settings and with a curve over rounds for each metric and model.
@@ -233,6 +238,8 @@ def export(
         pip install 'fedjax-mm[tracking]'
         fedjax-mm export results/experiment --to tensorboard
         fedjax-mm export results/experiment --to mlflow --store sqlite:///mlflow.db
+
+    wandb's runs are offline ones: pip install wandb, and later wandb sync wandb/offline-run-*.
     """
     from fedjax_mm.cli import results
 

@@ -53,6 +53,14 @@ ClientStates = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the plan without compiling anything, and stop.")
 ]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help='Let the file name functions of your own, as in name = "my_package.tasks:make", which '
+        "are imported and called.",
+    ),
+]
 PartOf = Annotated[
     str | None,
     typer.Option(

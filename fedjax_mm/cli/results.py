@@ -5,13 +5,13 @@ import math
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from fedjax_mm.cli.terminal import console, say, show_table, shown_progress
-from fedjax_mm.results.export import export_result
+from fedjax_mm.results.export import To, export_result
 from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.labels import places
 from fedjax_mm.sweeps.errors import refusing
@@ -78,7 +78,7 @@ def _values(dataset: xr.Dataset, dim: str) -> str:
     return f"{_label(values[0])} ... {_label(values[-1])} ({size})"
 
 
-def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) -> None:
+def export(path: Path, to: To, store: str | None) -> None:
     """Exports a result to a tracker and prints where its runs are.
 
     Raises:

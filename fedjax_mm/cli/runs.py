@@ -3,6 +3,7 @@
 Invalid input raises `RefusedError` before anything is computed or written.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments.executors import AnyExecutor, by, executor_of, split_off
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
+from fedjax_mm.experiments.own import allowing_code
 from fedjax_mm.experiments.run import given, gridded
 from fedjax_mm.experiments.run import run as run_experiment
 from fedjax_mm.papers.sequential import Budget
@@ -49,11 +51,13 @@ class Which(NamedTuple):
       part: the part of all runs to compute.
       first_seed: the number of the first seed. A finished result must contain all seeds before it.
       executor: the name of the executor that computes parts of the runs.
+      allow_code: whether the file may name functions of one's own.
     """
 
     part: Part | None = None
     first_seed: int = 0
     executor: str | None = None
+    allow_code: bool = False
 
 
 def run(
@@ -292,14 +296,16 @@ def _run_part(
     say(f"part {part} is in {path}; when all parts are there: fedjax-mm merge {directory}{more}")
 
 
-def merge(directory: Path, before: Existing, first_seed: int) -> None:
+def merge(directory: Path, before: Existing, first_seed: int, allow_code: bool) -> None:
     """Joins the parts in a directory into the result that a single machine would have written."""
     with refusing():
         paths = parts_in(directory, first_seed)
         about = load_part(paths[0]).about
         if "settings" not in about:
             raise ValueError(f"{paths[0]} is of a grid in Python; join it there, by `merge`")
-        experiment = validate(Experiment, about["settings"])
+        _find_here(allow_code)
+        with allowing_code(allow_code):
+            experiment = validate(Experiment, about["settings"])
         experiment = experiment.with_seeds(first_seed, experiment.num_seeds)
     if _is_there(experiment, directory, before, with_params=about["keep"] is not None):
         leave_alone(directory)
@@ -356,11 +362,18 @@ def _read(
         if path.name.rpartition(".")[0] in (".", ".."):
             raise ValueError(f"{path}: results have the file's name; give it one with letters")
         mine, overrides = split_off(overrides)
-        experiment = load(path, Experiment, overrides)
+        _find_here(which.allow_code)
+        experiment = load(path, Experiment, overrides, allow_code=which.allow_code)
         workers = executor_of(which.executor, experiment.executor, mine)
         if which.part and which.executor:
             raise ValueError("--executor computes all parts, and --part one; give one of the two")
     return experiment.with_seeds(which.first_seed, experiment.num_seeds), workers
+
+
+def _find_here(allow_code: bool) -> None:
+    """Lets Python import modules of the current directory, as `python -m` does."""
+    if allow_code and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _run_and_save(

@@ -13,6 +13,7 @@ from fedjax_mm.base.shuffles import RANK_LIMIT
 from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.fields import Config, Number
 from fedjax_mm.experiments.overrides import replaced, settings_of, validate
+from fedjax_mm.experiments.own import allowing_code
 from fedjax_mm.experiments.point import Point
 from fedjax_mm.sweeps.grid import check_values
 
@@ -246,7 +247,8 @@ class Points:
                     values = replaced(values, [head, *rest], value)
         where = ", ".join(f"{key} = {value}" for key, value in point.items())
         try:
-            return validate(Point, values)
+            with allowing_code(self.base.allows_code):
+                return validate(Point, values)
         except ValueError as error:
             raise ValueError(f"at {where}: {error}") from None
 

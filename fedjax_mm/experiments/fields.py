@@ -29,12 +29,15 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     create_model,
     model_validator,
 )
+from pydantic_core import SchemaValidator, core_schema
 
 from fedjax_mm.checks import annotations as checked
 from fedjax_mm.checks.annotations import limits_of, members_of
+from fedjax_mm.experiments.own import own_function
 from fedjax_mm.sweeps.grid import check_records
 
 _STRICT, _FINITE = Field(strict=True), Field(strict=True, allow_inf_nan=False)
@@ -104,6 +107,7 @@ class Config(BaseModel):
     Attributes:
       factory: the function that `call` calls, whose docstring gives the meaning of the keys.
       renamed: the parameter's name for each key that has another name.
+      like: makes the table of another function, as a file may name one of your own.
     """
 
     # Build validators on first use, because a table is part of many others, each of which would
@@ -111,6 +115,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     factory: ClassVar[Any] = None
     renamed: ClassVar[Mapping[str, str]] = {}
+    like: ClassVar[Callable[..., Any] | None] = None
 
     @property
     def changed(self) -> Set[str]:
@@ -365,9 +370,15 @@ def table_of(
       given: parameters that a file cannot set.
       types: the types of fields that annotations do not have.
     """
-    name: Any = Literal[function.__name__], ...
-    table = create_model(function.__name__, __base__=base, name=name)
-    return keys_of(function, *given, **types)(table)
+
+    def like(function: Callable[..., Any], **more: Any) -> type[Table]:
+        name: Any = Literal[function.__name__], ...
+        table = create_model(function.__name__, __base__=base, name=name)
+        made = keys_of(function, *given, **types | more)(table)
+        made.like = like
+        return made
+
+    return like(function)
 
 
 def tables_of(
@@ -377,25 +388,95 @@ def tables_of(
     return {each.__name__: table_of(base, each, *given, **types) for each in functions}
 
 
-class OneOf:
-    """Annotates a field that holds one of several tables."""
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
-    def __init__(self, tables: Iterable[type[Config]], choice: Any) -> None:
+
+_WHOLE = Annotated[int, _STRICT]
+_PLAIN = Annotated[Flag | _WHOLE | Number | str | tuple[Any, ...], BeforeValidator(_frozen)]
+"""A value for a parameter of your own whose annotation says nothing about files."""
+
+
+class OneOf:
+    """Annotates a field that holds one of several tables, or that of a function of your own."""
+
+    def __init__(
+        self, tables: Iterable[type[Config]], choice: Any, like: Callable[..., Any] | None = None
+    ) -> None:
         """Keeps the tables for messages, and the type from which pydantic reads a value."""
-        self.tables, self._choice = list(tables), choice
+        self.tables, self._choice, self._like = list(tables), choice, like
+        self._own = dict[str, type[Config]]()
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return handler.generate_schema(self._choice)
+        chosen = handler.generate_schema(self._choice)
+        if self._like is None:
+            return chosen
+        as_it_is = core_schema.simple_ser_schema("any")  # the table of an own function, too
+        return core_schema.no_info_wrap_validator_function(
+            self._read, chosen, serialization=as_it_is
+        )
+
+    def __get_pydantic_json_schema__(self, source: Any, handler: GetJsonSchemaHandler) -> Any:
+        schema = handler(source)
+        if self._like is not None:
+            own = {"name": {"type": "string", "pattern": ":"}}
+            table = {"type": "object", "required": ["name"], "properties": own}
+            if "oneOf" not in schema:
+                return {"anyOf": [schema, table]}
+            schema["oneOf"].append(table)
+        return schema
+
+    def _read(self, value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(value, tuple(self._own.values())):
+            return value
+        name = value.get("name") if isinstance(value, dict) else None
+        if not isinstance(name, str) or ":" not in name:
+            return known(value)
+        function, digest = own_function(name)
+        if value.get("code", digest) != digest:
+            raise ValueError(
+                f"the code of {name} has changed: its file has the digest {digest[:12]}..., and "
+                f"these settings are for {str(value['code'])[:12]}...; take that file, or run anew"
+            )
+        table = self._own.get(name) or self._add(function, name)
+        # A union of one, so that errors have the name in their places, as those of other tables.
+        schema = core_schema.tagged_union_schema({name: table.__pydantic_core_schema__}, "name")
+        return SchemaValidator(schema).validate_python({**value, "code": digest})
+
+    def _add(self, function: Callable[..., Any], name: str) -> type[Config]:
+        """Makes the table of a function of your own."""
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        usual = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        plain: dict[str, Any] = {
+            each.name: _WHOLE if each.annotation is int else _PLAIN
+            for each in parameters
+            if each.kind in usual
+            and (each.annotation is int or _field_type(each.annotation) is None)
+        }
+        own: Any = {"name": (Literal[name], ...), "code": (Annotated[str, Field(repr=False)], ...)}
+        base: Any = self._like
+        table: type[Config] = create_model(name, __base__=base(function, **plain), **own)
+        table.model_rebuild()
+        self.tables.append(table)
+        self._own[name] = table
+        return table
 
 
-def one_of(tables: Mapping[str, type[Config]] | type[Config]) -> OneOf:
-    """Annotates a field that holds a table, or one of several, distinguished by `name`."""
+def one_of(
+    tables: Mapping[str, type[Config]] | type[Config], like: Callable[..., Any] | None = None
+) -> OneOf:
+    """Annotates a field that holds a table, or one of several, distinguished by `name`.
+
+    Args:
+      tables: the table or tables.
+      like: makes the table of a function of your own; by default as that of the first of `tables`.
+    """
     # Annotate such fields with the tables' base class, because type checkers cannot read classes
     # built at run time.
     if not isinstance(tables, Mapping):
         return OneOf([tables], tables)
     choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
-    return OneOf(tables.values(), choice)
+    return OneOf(tables.values(), choice, like or next(iter(tables.values())).like)
 
 
 def tables_in(annotation: Any) -> list[type[Config]]:

@@ -9,7 +9,7 @@ from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.experiments.axes import Points
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.start import load_start, params_at
-from fedjax_mm.experiments.tasks import AnyTask
+from fedjax_mm.experiments.tasks import AnyTask, OwnTask
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import check_fits
 
@@ -45,6 +45,9 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
     for here in points.every:
         here.check_sizes(data.values(), limit)
 
+    sorts: set[str] = {each.kind for each in data.values()}
+    sorts |= {"not stated" for task in kinds if isinstance(task, OwnTask)}
+
     @cache
     def built(task: AnyTask) -> Task:
         mine: Any = data.get(str(task.source))
@@ -73,7 +76,7 @@ def grid_of(experiment: Experiment, limit: float | None = None) -> Grid:
         until=experiment.until.call() if experiment.until else None,
         together=[points.name_of(key) for key in points.joined],
         first_seed=first,
-        data=" and ".join(sorted({each.kind for each in data.values()})) or "synthetic",
+        data=" and ".join(sorted(sorts)) or "synthetic",
         config=experiment.model_dump(),
     )
 
@@ -105,7 +108,9 @@ def load_data(
             each = {str(draw.source): draw for draw in draws if draw.source is not None}
             if each.keys() <= found.keys():
                 continue
-            what = f"task.num_clients = {draws[0].num_clients or 0:,}, draws: {len(each):,};"
+            what = (
+                f"task.num_clients = {getattr(draws[0], 'num_clients', 0):,}, draws: {len(each):,};"
+            )
             needed = len(each) * draws[0].num_bytes
             check_fits(f"{what} the data", needed, limit, "take fewer clients or features")
             loaded: Any = [draw.data() for draw in each.values()]

@@ -341,18 +341,18 @@ DEFAULT_METHOD = "fedavg"
 _TRAINING = keys_of(local_sgd)(Method)
 
 
-def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
+def _method_table(factory: Callable[..., Algorithm], **types: Any) -> type[Method]:
     """Builds a method's table, with its own arguments and those of `local_sgd`."""
     base: Any = _TRAINING
     if "server_optimizer" in parameters_of(factory):
         base = create_model("Method", __base__=(_TRAINING, OptimizingServer))
-    return table_of(base, factory, "local")
+    return table_of(base, factory, "local", **types)
 
 
 METHOD_TABLES = {name: _method_table(factory) for name, factory in methods().items()}
 """The tables of all methods in a file, by `name`."""
 
-MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
+MethodConfig = Annotated[Method, one_of(METHOD_TABLES, _method_table), named(DEFAULT_METHOD)]
 """The table of any method."""
 
 

@@ -101,7 +101,7 @@ def in_short(config: Config, name: str) -> str:
     changed = [
         f"{key}={value}"
         for key, value in config
-        if key not in ("name", "schedule") and value != fields[key].default
+        if key not in ("name", "schedule", "code") and value != fields[key].default
     ]
     return f"{name}({', '.join(changed)})" if changed else name
 
@@ -177,7 +177,7 @@ class Optimizer(Config):
         return {
             key: x
             for key, x in self
-            if key not in ("name", "learning_rate")
+            if key not in ("name", "learning_rate", "code")
             and (x != fields[key].default or (isinstance(x, float) and key in given))
         }
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from fedjax_mm.experiments.errors import in_words
 from fedjax_mm.experiments.fields import Config
+from fedjax_mm.experiments.own import allowing_code
 from fedjax_mm.tools.files import check_regular
 
 SomeConfig = TypeVar("SomeConfig", bound=Config)
@@ -18,13 +19,21 @@ _DEEPEST = 50  # levels of tables and lists; no setting needs a tenth of them
 _TOO_DEEP = "lists or tables are nested too deeply; no setting is nested that deeply"
 
 
-def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> SomeConfig:
+def load(
+    path: Path,
+    kind: type[SomeConfig],
+    overrides: Sequence[str] = (),
+    *,
+    allow_code: bool = False,
+) -> SomeConfig:
     """Reads a configuration file.
 
     Args:
       path: a TOML file.
       kind: the configuration's class.
       overrides: ``key.path=value`` settings that override the file.
+      allow_code: whether the file may name functions of any module, as in
+        ``name = "my_package.tasks:make"``, which are imported and called.
 
     Raises:
       ValueError: if the file is invalid, with a one-line message that names the file, the line or
@@ -40,7 +49,8 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
     except RecursionError as error:
         raise ValueError(f"{path}: {_TOO_DEEP}") from error
     try:
-        return validate(kind, values, overrides)
+        with allowing_code(allow_code):
+            return validate(kind, values, overrides)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

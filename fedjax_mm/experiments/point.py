@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Task
@@ -30,8 +30,9 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
     Requirement,
 )
+from fedjax_mm.experiments.own import allows_code
 from fedjax_mm.experiments.start import check_file
-from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
+from fedjax_mm.experiments.tasks import AnyTask, OwnTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.plan import check_fits
 from fedjax_mm.sweeps.until import Until
@@ -104,6 +105,12 @@ class Point(Recorded, Seeded):
     until: Target | None = None
     clients: Clients | None = None
     params: str | None = None
+    _allows_code: bool = PrivateAttr(default_factory=allows_code)
+
+    @property
+    def allows_code(self) -> bool:
+        """Whether the settings were read with leave to name code."""
+        return self._allows_code
 
     @model_validator(mode="before")
     @classmethod
@@ -126,7 +133,9 @@ class Point(Recorded, Seeded):
                 self._check_method(label, assignment)
             except ValueError as error:
                 raise ValueError(f"algorithms.{label}: {error}") from error
-        is_exact = all(each.has_closed_form for each in self.kinds_of_task)
+        is_exact = all(
+            each.has_closed_form or isinstance(each, OwnTask) for each in self.kinds_of_task
+        )
         if self.precision == "float64" and not is_exact:
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
         if self.params is not None:
@@ -186,7 +195,7 @@ class Point(Recorded, Seeded):
                 f"num_models is {self.num_models}, but there are {len(self.tasks)} tables "
                 "[[tasks]]; give one for each model, and leave num_models out"
             )
-        clients = {each.num_clients for each in self.tasks} - {None}
+        clients = {getattr(each, "num_clients", None) for each in self.tasks} - {None}
         if len(clients) > 1:
             raise ValueError(
                 f"tasks of {' and '.join(map(str, sorted(clients, key=str)))} clients; the same "
@@ -226,8 +235,9 @@ class Point(Recorded, Seeded):
                 "requirement = { num_steps = 100 }"
             )
         for task in self.kinds_of_task:
-            if task.num_clients is not None:
-                self._assigned(label, task.num_clients)
+            # The files of LEAF and functions of one's own may know the number alone.
+            if (num_clients := getattr(task, "num_clients", None)) is not None:
+                self._assigned(label, num_clients)
             if isinstance(task, QuadraticConfig):
                 _check_on_quadratic(method)
                 if assignment.name == "ifca" and self.num_models > 1 and self.params is None:

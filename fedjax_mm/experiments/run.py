@@ -16,6 +16,7 @@ from fedjax_mm.checks.instances import check_instance
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.grid_of import grid_of
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.experiments.own import allowing_code
 from fedjax_mm.sweeps.cluster import by_executor
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution, watched
@@ -29,6 +30,8 @@ def run(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: None = None,
+    *,
+    allow_code: bool = False,
 ) -> xr.Dataset: ...
 
 
@@ -39,6 +42,7 @@ def run(
     on_divergence: Literal["mark", "stop"] | None = None,
     *,
     keep: Literal["params"],
+    allow_code: bool = False,
 ) -> tuple[xr.Dataset, list[Params]]: ...
 
 
@@ -47,6 +51,8 @@ def run(
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: Literal["params"] | None = None,
+    *,
+    allow_code: bool = False,
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Runs all algorithms, seeds and points of an experiment.
 
@@ -56,6 +62,8 @@ def run(
       on_divergence: as in `sweep`; defaults to "mark" if there are several points, else "stop".
       keep: "params" also returns the final parameters, a list with one pytree of arrays
         ``[algorithms, *axes, seeds, ...]`` per model, as in `sweep`.
+      allow_code: whether the file may name functions of any module, as in
+        ``name = "my_package.tasks:make"``, which are imported and called.
 
     Returns:
       A Dataset over ``(algorithm, *axes, seed, round, model)``, as described in `sweep`.
@@ -79,14 +87,14 @@ def run(
     """
     how = execution or Execution()
     if isinstance(experiment, str | Path):
-        experiment = load(Path(experiment), Experiment)
+        experiment = load(Path(experiment), Experiment, allow_code=allow_code)
     check_instance("experiment", experiment, Experiment, "give one, or the path of a TOML file")
     with gridded(experiment, how.memory, keep) as grid:
         end = on_divergence or experiment.on_divergence
         if how.executor is None:
             return sweep(grid, how, on_divergence=end, keep=keep)
         # Send only the settings, because data may be large, and each worker can load its own copy.
-        settings = json.dumps(given(experiment)), experiment.first_seed
+        settings = json.dumps(given(experiment)), experiment.first_seed, experiment.allows_code
         make = partial(_grid_of_settings, *settings, how.memory, keep)
         with watched(how) as how:
             dataset, params = by_executor(grid, how, end, make)
@@ -117,8 +125,13 @@ def given(experiment: Experiment) -> dict[str, Any]:
 
 
 def _grid_of_settings(
-    settings: str, first_seed: int, memory: float | None, keep: Literal["params"] | None
+    settings: str,
+    first_seed: int,
+    allow_code: bool,
+    memory: float | None,
+    keep: Literal["params"] | None,
 ) -> Grid:
-    experiment = Experiment.model_validate(json.loads(settings))
+    with allowing_code(allow_code):
+        experiment = Experiment.model_validate(json.loads(settings))
     experiment = experiment.with_seeds(first_seed, experiment.num_seeds)
     return dataclasses.replace(grid_of(experiment, memory), keep=keep)

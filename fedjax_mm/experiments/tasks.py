@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from fedjax_mm.base import Params, Task
+from fedjax_mm.checks.values import described
 from fedjax_mm.data import partition
 from fedjax_mm.data.cifar import check_cifar, load_cifar
 from fedjax_mm.data.digits import digits
@@ -27,6 +28,7 @@ from fedjax_mm.experiments.fields import (
     Flag,
     Fraction,
     FromFactory,
+    OneOf,
     Positive,
     Seed,
     Share,
@@ -180,7 +182,10 @@ class _Learning(_Task):
         tables = [METRIC_TABLES[x](name=x) if isinstance(x, str) else x for x in self.metrics]
         functions = [type(each).factory for each in tables]
         pairs = zip(tables, functions, strict=True)
-        return {each.name: partial(score, **each.arguments(score)) for each, score in pairs}
+        return {
+            each.name.rpartition(":")[2]: partial(score, **each.arguments(score))
+            for each, score in pairs
+        }
 
     @property
     def has_own_tests(self) -> bool:
@@ -191,18 +196,36 @@ class _Learning(_Task):
         """None, because every model and seed draws its own."""
 
 
+class Network(Config):
+    """A network of your own: a function of the number of classes or targets, or a flax module."""
+
+    name: str
+
+    def build(self, size: int) -> Any:
+        """Builds the network."""
+        given = self.arguments(type(self).factory)
+        given.pop("name", None)  # of flax modules
+        return type(self).factory(size, **given)
+
+
+def _network_table(factory: Callable[..., Any], **types: Any) -> type[Network]:
+    first, *_ = inspect.signature(factory).parameters
+    return table_of(Network, factory, first, "parent", "name", **types)
+
+
 class _Network(_Learning, WithFiles):
     """A network trained on clients' data, some with labels flipped by `flip_labels`.
 
     Attributes:
-      model: the network; "gru" is for texts, "cnn" and "batch_norm_cnn" are for images.
+      model: the network; "gru" is for texts, "cnn" and "batch_norm_cnn" are for images. A table
+        names one of your own.
       hidden: the width of each hidden layer of the MLP; defaults to 64 and 30.
       dropout_rate: the probability that the MLP drops a unit during training.
       loss: the loss; labels have the cross-entropy, and other targets another.
       flipped: the fraction of clients with flipped labels.
     """
 
-    model: Model = "logistic"
+    model: Annotated[Model | Network, OneOf([], Model, _network_table)] = "logistic"
     hidden: tuple[Count, ...] | None = None
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     loss: Loss = "cross_entropy"
@@ -318,7 +341,7 @@ class Partition(Config):
 
 
 PARTITION_TABLES = {
-    name: table_of(Partition, function, "num_clients", "seed", "overlap")
+    name: table_of(Partition, function, "labels", "num_clients", "seed", "overlap")
     for name, function in inspect.getmembers(partition, inspect.isfunction)
     if {"labels", "num_clients"} <= {*parameters_of(function)} and not name.startswith("_")
 }
@@ -425,10 +448,6 @@ class LeafConfig(_Network):
         """Whether examples are texts."""
         return self.dataset == "shakespeare"
 
-    @property
-    def num_clients(self) -> None:
-        """None, because the number of clients is known only from the files."""
-
     @model_validator(mode="after")
     def _draws_differ(self) -> Self:
         if self.is_drawn_by_seed and not self.flipped:
@@ -448,13 +467,49 @@ class LeafConfig(_Network):
         return self._learner(data, scale)
 
 
+class OwnTask(_Task):
+    """A task that a function of your own makes, with its data."""
+
+    name: str
+
+    @property
+    def source(self) -> None:
+        """None, because the function has the data."""
+
+    @property
+    def has_own_tests(self) -> bool:
+        """Whether every client has its own test examples, as is assumed."""
+        return True
+
+    def build(self, data: None = None) -> Task:
+        """Builds the task."""
+        del data
+        made = self.call()
+        if not isinstance(made, Task):
+            raise ValueError(f"{self.name} returned {described(made)}, which is no task")
+        return made
+
+    def initial_params(self) -> None:
+        """None, because every model and seed draws its own."""
+
+
 _FromFiles = IDXConfig | CIFARConfig | NPZConfig | LeafConfig
-AnyTask = QuadraticConfig | SyntheticConfig | DigitsConfig | _FromFiles
+AnyTask = QuadraticConfig | SyntheticConfig | DigitsConfig | _FromFiles | OwnTask
 """Any of the tasks, after validation."""
+
+_TASKS = {
+    "quadratic": QuadraticConfig,
+    "synthetic": SyntheticConfig,
+    "digits": DigitsConfig,
+    "idx": IDXConfig,
+    "cifar": CIFARConfig,
+    "npz": NPZConfig,
+    "leaf": LeafConfig,
+}
 
 TaskConfig = Annotated[
     AnyTask,
-    Field(discriminator="name"),
+    one_of(_TASKS, partial(table_of, OwnTask, data_seed=DataSeed)),
     named("quadratic"),
 ]
 """The table of any task, which defaults to the quadratic."""
@@ -462,7 +517,7 @@ TaskConfig = Annotated[
 
 def _learner(
     data: FederatedData,
-    model: Model,
+    model: Model | Network,
     *,
     loss: Loss = "cross_entropy",
     sigmoid_head: bool = False,
@@ -486,6 +541,8 @@ def _learner(
     if loss != "cross_entropy":
         learn = partial(supervised, loss=getattr(scores, loss))
     size = data.num_classes or math.prod(data.train.examples[1].shape[1:])
+    if isinstance(model, Network):
+        return learn(data, model.build(size), **settings)
     if model == "logistic":
         return learn(data, LogisticRegression(size, sigmoid_head), **settings)
     if model == "mlp":

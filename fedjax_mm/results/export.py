@@ -1,5 +1,6 @@
-"""Exports results to the experiment trackers MLflow and TensorBoard."""
+"""Exports results to the experiment trackers MLflow, TensorBoard and Weights & Biases."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -18,6 +19,9 @@ from fedjax_mm.tools.files import load_json, save_json
 
 _RESULT_TAG = "fedjax_mm.result"  # tags every MLflow run with the digest of the result
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # values per MLflow request
+
+To = Literal["mlflow", "tensorboard", "wandb"]
+"""The trackers."""
 
 
 class Exported(NamedTuple):
@@ -40,7 +44,7 @@ class Exported(NamedTuple):
 @checked
 def export_result(
     path: Path | str,
-    to: Literal["mlflow", "tensorboard"],
+    to: To,
     store: str | None = None,
     report: Callable[[str, int, int], None] = lambda label, done, total: None,
 ) -> Exported:
@@ -55,9 +59,10 @@ def export_result(
       path: the directory of a result, or its ``result.nc``.
       to: the tracker. In MLflow, the experiment is named after the result's directory, and the runs
         are children of a parent run. TensorBoard gets one directory per point, with one
-        subdirectory per seed.
-      store: MLflow's tracking URI, which defaults to the environment's, or TensorBoard's directory,
-        which defaults to ``runs``.
+        subdirectory per seed. wandb gets offline runs of a project, which `wandb sync` uploads.
+      store: MLflow's tracking URI, which defaults to the environment's, TensorBoard's directory,
+        which defaults to ``runs``, or the directory of wandb's folder ``wandb``, which defaults to
+        the current one.
       report: called with a label, the number of finished runs, and the number of all runs.
 
     Raises:
@@ -80,7 +85,7 @@ def export_result(
       (2, 0)
     """
     result = Tracked.read(Path(path))
-    tracked = _in_mlflow if to == "mlflow" else _in_tensorboard
+    tracked = {"mlflow": _in_mlflow, "tensorboard": _in_tensorboard, "wandb": _in_wandb}[to]
     new = 0
     with tracked(result, store) as tracker:
         for number, run in enumerate(result.runs()):
@@ -135,11 +140,32 @@ def _in_tensorboard(result: Tracked, store: str | None) -> Iterator[_Tracker]:
     yield made
 
 
-def _check_installed(*libraries: str) -> None:
+@contextmanager
+def _in_wandb(result: Tracked, store: str | None) -> Iterator[_Tracker]:
+    """Yields the offline runs of a result, with its figure and its manifest."""
+    _check_installed("wandb", package="wandb")
+    made = _WandB(result, store)
+    if not made.find("about"):
+        made.write_about()
+    yield made
+
+
+def _check_installed(*libraries: str, package: str = "'fedjax-mm[tracking]'") -> None:
     """Raises `ValueError` if a library is not installed."""
     for library in libraries:
         if find_spec(library) is None:
-            raise ValueError(f"{library} is not installed; pip install 'fedjax-mm[tracking]'")
+            raise ValueError(f"{library} is not installed; pip install {package}")
+
+
+@contextmanager
+def _writing_to(place: Path) -> Iterator[None]:
+    """Adds the remedy to errors of a directory."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {place}: {error.strerror}; give another --store"
+        ) from error
 
 
 class _MLflow:
@@ -244,16 +270,12 @@ class _TensorBoard:
                     f"{self.root} is of another result; give another --store, or remove it"
                 )
         self.aside = self.root / ".part"
-        try:
+        with _writing_to(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             if not about.exists():
                 save_json({"result": result.digest}, about)
             if self.aside.exists():  # left by an interrupted export
                 shutil.rmtree(self.aside)
-        except OSError as error:
-            raise ValueError(
-                f"cannot write to {self.root}: {error.strerror}; give another --store"
-            ) from error
 
     @contextmanager
     def _events(self, folder: Path) -> Iterator[Any]:
@@ -295,11 +317,64 @@ class _TensorBoard:
             # Write summaries directly, because `add_scalar` warns about every NaN.
             for summary in hparams(run.params, dict.fromkeys(run.curves)):
                 writer.file_writer.add_summary(summary, walltime=self.result.seconds)
-            by_round = dict[int, list[Any]]()
-            for name, curve in run.curves.items():
-                for step, value in zip(*curve, strict=True):
-                    scalar = Summary.Value(tag=name, simple_value=float(value))
-                    by_round.setdefault(int(step), []).append(scalar)
-            for step, values in by_round.items():
-                one = Summary(value=values)
+            for step, values in run.by_round.items():
+                scalars = [Summary.Value(tag=k, simple_value=x) for k, x in values.items()]
+                one = Summary(value=scalars)
                 writer.file_writer.add_summary(one, step, self.result.seconds)
+
+
+class _WandB:
+    """A folder of offline runs of wandb, in one project."""
+
+    def __init__(self, result: Tracked, store: str | None) -> None:
+        self.result, self.root = result, Path(store or ".") / "wandb"
+        self.place, self.aside = str(self.root), self.root / ".part"
+        with _writing_to(self.root):
+            shutil.rmtree(self.aside, ignore_errors=True)  # left by an interrupted export
+            self.aside.mkdir(parents=True)
+
+    def _id(self, name: str) -> str:
+        return hashlib.sha256(f"{self.result.digest} {name}".encode()).hexdigest()[:32]
+
+    def find(self, name: str) -> list[Path]:
+        """The folders of a complete run."""
+        return list(self.root.glob(f"offline-run-*-{self._id(name)}"))
+
+    @contextmanager
+    def _run(self, name: str, config: dict[str, Any]) -> Iterator[Any]:
+        """Yields a new run, and moves its folder to the others once it is complete."""
+        import wandb
+
+        quiet: Any = {
+            "silent": True,
+            "console": "off",
+            "x_disable_stats": True,
+            "x_disable_meta": True,
+        }
+        where: Any = {"dir": str(self.aside), "mode": "offline", "reinit": "create_new"}
+        where["project"] = re.sub(r"[/\\#?%:]", "_", self.result.name)[:128]
+        settings = wandb.Settings(**quiet, disable_git=True, save_code=False)
+        with wandb.init(
+            id=self._id(name), name=name, config=config, settings=settings, **where
+        ) as x:
+            yield x
+        (folder,) = self.aside.glob("wandb/offline-run-*")
+        folder.rename(self.root / folder.name)
+
+    def write_about(self) -> None:
+        """Writes a run with the manifest as its settings, and the figure."""
+        import wandb
+
+        with self._run("about", dict(self.result.manifest)) as writer:
+            if self.result.figure:
+                writer.log({"figure": wandb.Image(str(self.result.figure))})
+
+    def has(self, run: Run) -> bool:
+        """Whether the folder of the run exists."""
+        return bool(self.find(run.name))
+
+    def write(self, run: Run) -> None:
+        """Writes a run with its settings and curves."""
+        with self._run(run.name, run.params) as writer:
+            for step, values in run.by_round.items():
+                writer.log(values, step=step)

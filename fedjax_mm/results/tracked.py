@@ -41,6 +41,15 @@ class Run(NamedTuple):
         """The name of the run, which consists of the coordinates of the point and the seed."""
         return ",".join(filter(None, (self.point, f"seed={self.seed}")))
 
+    @property
+    def by_round(self) -> dict[int, dict[str, float]]:
+        """The values of the curves by round and name, in the order of rounds."""
+        found: dict[int, dict[str, float]] = {}
+        for name, curve in self.curves.items():
+            for step, value in zip(*curve, strict=True):
+                found.setdefault(int(step), {})[name] = float(value)
+        return dict(sorted(found.items()))
+
 
 class Tracked(NamedTuple):
     """A result on disk.

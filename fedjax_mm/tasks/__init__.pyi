@@ -3,6 +3,7 @@
 from .classification import classification
 from .drift import Drifting, drifting
 from .least_squares import LeastSquares, least_squares
+from .lowrank import LowRank, low_rank
 from .mean_estimation import (
     MeanEstimation,
     draw_means,
@@ -49,6 +50,7 @@ __all__ = [
     "Drifting",
     "LeastSquares",
     "LogisticRegression",
+    "LowRank",
     "McMahanCNN",
     "MeanEstimation",
     "Minimum",
@@ -74,6 +76,7 @@ __all__ = [
     "least_squares",
     "local_minimum",
     "log_objective",
+    "low_rank",
     "maxfl_objective",
     "mean_estimation",
     "own_models",

@@ -441,7 +441,7 @@ WRONG = {
     "a damaged file": (("damaged.nc", "--to", "tensorboard"), ("this is not a result; give a",)),
     "no curves": (("table.nc", "--to", "tensorboard"), ("table.nc has no curves by round",)),
     "no tracker": (("mine.nc",), ("missing option '--to'",)),
-    "another tracker": (("mine.nc", "--to", "wandb"), ("'wandb' is not one of 'mlflow'",)),
+    "another tracker": (("mine.nc", "--to", "aim"), ("'aim' is not one of 'mlflow'",)),
     "another result": (
         ("mine.nc", "--to", "tensorboard", "--store", "full"),
         ("full/mine is of another result; give another --store, or remove it",),
@@ -472,15 +472,68 @@ def test_wrong_exports_are_refused_in_one_line(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize(
     ("to", "library"),
-    [("mlflow", "mlflow"), ("mlflow", "alembic"), ("tensorboard", "tensorboardX")],
+    [("mlflow", "mlflow"), ("mlflow", "alembic"), ("tensorboard", "tensorboardX"), ("wandb", "")],
 )
 def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch, to, library):
     save_dataset(dataset(), tmp_path / "mine.nc")
-    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, library or "wandb", None)
     words = f"{library} is not installed; pip install 'fedjax-mm[tracking]'"
+    words = words if library else "wandb is not installed; pip install wandb"
     check_refusal(tmp_path, ("export", tmp_path / "mine.nc", "--to", to), (words,))
 
 
 def test_python_refuses_another_tracker():
-    with pytest.raises(ValueError, match="to is 'wandb'; it must be 'mlflow' or 'tensorboard'"):
-        export_result("results/mine", "wandb")
+    with pytest.raises(ValueError, match="to is 'aim'; it must be 'mlflow', 'tensorboard' or"):
+        export_result("results/mine", "aim")
+
+
+def records(file):
+    """Yields the records of an offline run, which are in LevelDB's log format after 7 bytes."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    data, place, whole = file.read_bytes(), 7, b""
+    while place < len(data):
+        if 32768 - place % 32768 < 7:  # a block ends
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            record = pb.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_has_an_offline_run_for_each_point_and_seed(tmp_path):
+    pytest.importorskip("wandb")
+    made = saved(tmp_path / "grid")
+    done = export_result(tmp_path / "grid", "wandb", str(tmp_path))
+    assert (done.runs, done.new, done.left_out) == (12, 12, ["pair"])
+    folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    assert len(folders) == 13  # one has the figure and the manifest
+    found, settings, places = {}, {}, {}
+    for folder in folders:
+        (file,) = folder.glob("*.wandb")
+        everything = list(records(file))
+        (run,) = (x.run for x in everything if x.WhichOneof("record_type") == "run")
+        assert run.project == "grid"
+        places[run.display_name] = folder
+        settings[run.display_name] = {x.key: json.loads(x.value_json) for x in run.config.update}
+        for record in everything:
+            if record.WhichOneof("record_type") == "history":
+                items = {
+                    x.key or x.nested_key[0]: json.loads(x.value_json) for x in record.history.item
+                }
+                step = record.history.step.num
+                for key, value in items.items():
+                    found.setdefault((run.display_name, key), []).append((step, value))
+    for point, seed, name, curve in expected(made):
+        values = found[f"{point},seed={seed}", name]
+        np.testing.assert_equal([(x, float(y)) for x, y in values], curve)
+    assert settings["algorithm=B,learning_rate=0.1,seed=0"]["algorithm.mu"] == 0.5
+    assert ("about", "figure") in found
+    places["algorithm=B,learning_rate=0.1,seed=0"].rename(tmp_path / "lost")
+    assert export_result(tmp_path / "grid", "wandb", str(tmp_path)).new == 1
+    assert export_result(tmp_path / "grid", "wandb", str(tmp_path)).new == 0
