@@ -5,8 +5,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from functools import cache
@@ -16,7 +14,16 @@ import xarray as xr
 
 from fedjax_mm import open_result
 from tests.test_cli import call
-from tests_full.faults.children import COMMANDS, end, finish, outcome, start, write_files
+from tests_full.faults.children import (
+    COMMANDS,
+    Forked,
+    end,
+    finish,
+    fork,
+    outcome,
+    start,
+    write_files,
+)
 
 KILLS = int(os.environ.get("FEDJAX_MM_KILLS", "100"))
 SIGNALS = {
@@ -118,7 +125,7 @@ def test_lengthened_runs_that_are_killed_equal_the_whole_one(tmp_path, record_pr
     longer = ("--set", "num_rounds=24")
     for name, words in {"whole": longer, "short": ("--keep-state",)}.items():
         write_files(tmp_path / name)
-        ended = end(start("sweep", tmp_path / name, *words))
+        ended = end(fork("sweep", tmp_path / name, *words))
         assert ended.code == 0, ended.said
     whole, counts, moments = read(tmp_path / "whole"), Counter(), random.Random(5)
     while counts["kills"] < KILLS // 4:
@@ -126,9 +133,8 @@ def test_lengthened_runs_that_are_killed_equal_the_whole_one(tmp_path, record_pr
             shutil.copytree(tmp_path / "short", tmp_path / "now")
         after, seconds = moments.randrange(len(ended.told)), moments.uniform(0, 0.3)
         words = (*longer, "--resume", "--save-every", 0)
-        code, _, said = end(
-            start("sweep", tmp_path / "now", *words), (signal.SIGKILL,), after, seconds
-        )
+        child = fork("sweep", tmp_path / "now", *words)
+        code, _, said = end(child, (signal.SIGKILL,), after, seconds)
         assert "Traceback" not in said, said
         counts["kills" if code == -signal.SIGKILL else "ended"] += 1
         assert (tmp_path / "now/results/grid/state/run.json").exists() or any(
@@ -148,23 +154,20 @@ def test_lengthened_runs_that_are_killed_equal_the_whole_one(tmp_path, record_pr
 def test_merges_that_are_killed_leave_nothing_half_written(tmp_path, record_property):
     write_files(tmp_path)
     for part in ("1/2", "2/2"):
-        ended = end(start("sweep", tmp_path, "--part", part))
+        ended = end(fork("sweep", tmp_path, "--part", part))
         assert ended.code == 0, ended.said
     folder, moments, counts = tmp_path / "results/grid", random.Random(7), Counter()
-    command = [sys.executable, "-W", "ignore", "-m", "fedjax_mm", "merge", str(folder)]
-    clock = time.monotonic()
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    whole, seconds = read(tmp_path), time.monotonic() - clock
+    command, clock = ["merge", str(folder)], time.monotonic()
+    assert end(Forked(command)).code == 0
+    seconds, whole = time.monotonic() - clock, read(tmp_path)
     while counts["kills"] < KILLS // 4:
         for name in ("result.nc", "manifest.json", "figure.png"):
             (folder / name).unlink(missing_ok=True)
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
-            time.sleep(moments.uniform(seconds / 4, seconds))
-            child.kill()
-        counts["kills" if child.returncode else "ended"] += 1
+        code, *_ = end(Forked(command), (signal.SIGKILL,), 0, moments.uniform(0, seconds))
+        counts["kills" if code else "ended"] += 1
         if (folder / "result.nc").exists():
             xr.testing.assert_identical(read(tmp_path), whole)
-            counts["killed with the whole result in place"] += child.returncode != 0
+            counts["killed with the whole result in place"] += code != 0
     assert call("merge", folder).code == 0
     xr.testing.assert_identical(read(tmp_path), whole)
     assert not list(folder.glob(".*.part"))
