@@ -21,6 +21,7 @@ from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, plots, scaffold
 from fedjax_mm.availability import dropping
 from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.cli import terminal
+from fedjax_mm.data import synthetic
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import Setup, layout, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
@@ -28,6 +29,7 @@ from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution, progress
 from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.tasks import LogisticRegression, classification
 from fedjax_mm.tools.files import sealed
 from tests.helpers import Towards, once_for_each_grid, share_grids
 from tests.test_cli import call, files
@@ -326,7 +328,8 @@ def test_a_run_whose_clients_are_split_resumes_on_other_devices(tmp_path, monkey
 
     def build():
         assignment = dropping(mfa_rand(13, 3), 0.3)
-        return Setup(Towards(jnp.arange(13.0)), scaffold(local_sgd(0.1, steps=2)), assignment)
+        task = classification(synthetic(13, dim=2, num_classes=3), LogisticRegression(3))
+        return Setup(task, scaffold(local_sgd(0.1, steps=2)), assignment)
 
     def on(count, checkpoints=None, callbacks=()):
         monkeypatch.setattr(plan, "layout", lambda n, axis: layout(n, jax.devices()[:count], axis))
@@ -338,7 +341,7 @@ def test_a_run_whose_clients_are_split_resumes_on_other_devices(tmp_path, monkey
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         on(8, checkpoints, [stop])
     with Checkpoints(tmp_path, resume=True) as checkpoints:
-        assert (1, 3, 13, 3) in [x.shape for x in checkpoints.load(0).arrays]
+        assert (1, 3, 13, 3, 2) in [x.shape for x in checkpoints.load(0).arrays]
         with pytest.warns(UserWarning, match="the number of devices was 8 and is 2"):
             rest = on(2, checkpoints)
     xr.testing.assert_allclose(whole, rest, rtol=1e-5)

@@ -331,6 +331,21 @@ local_steps = 5
 }
 
 
+ONE["data"] = """
+num_models = 2
+num_rounds = 4
+num_seeds = 2
+
+[task]
+name = "synthetic"
+num_clients = 13
+
+[algorithms.A]
+assignment = { name = "mfa_rr" }
+learning_rate = 0.1
+local_steps = 2
+"""
+
 AXES = """
 [axes]
 learning_rate = [0.05, 0.1, 0.2]
@@ -399,8 +414,8 @@ SPLITS = [
 @pytest.mark.parametrize(
     "cases",
     [
-        pytest.param([each for each in SPLITS if each[::2] == ("mfa_rr", "float64")], id="two"),
-        pytest.param(SPLITS, id="all", marks=pytest.mark.slow),
+        pytest.param([("mfa_rr", "replicas", "float64"), ("data", "clients", "float32")], id="two"),
+        pytest.param([*SPLITS, ("data", "clients", "float32")], id="all", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_agree_with_one(tmp_path, cases):
