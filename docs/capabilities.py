@@ -1,6 +1,6 @@
 """Writes the tables and the picture of the page about capabilities from `capabilities.json`.
 
-Run `python docs/capabilities.py`, after `fedjax-mm --no-cache bench capabilities W2 --out
+Run `python docs/capabilities.py`, after `fedjax-mm --no-cache bench capabilities W2 W3 --out
 docs/images/capabilities.json` has measured them anew.
 """
 

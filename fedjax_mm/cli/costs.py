@@ -39,6 +39,9 @@ class Cost(NamedTuple):
       temporary_bytes: the memory of temporary arrays, on each device.
       keys: the number of keys made in a round, on each device; None in asynchronous runs.
       words: the number of random words drawn in a round, on each device; None as above.
+      operations: the operations of a round, on each device; None as above.
+      moved: the bytes of rows read and written in a round, on each device; None as above.
+      is_open: whether these four count one step of a loop without a known number of steps.
       operation: the arithmetic of NumPy and PyTorch, or None.
       numpy: its seconds for all rounds in NumPy.
       torch: the same in PyTorch; None if it is not installed.
@@ -55,9 +58,18 @@ class Cost(NamedTuple):
     temporary_bytes: int
     keys: int | None
     words: int | None
+    operations: int | None
+    moved: int | None
+    is_open: bool
     operation: Operation | None = None
     numpy: float | None = None
     torch: float | None = None
+
+
+_UNKNOWN = {**dict.fromkeys(("keys", "words", "operations", "moved")), "is_open": False}
+COLUMNS = ("run s", "x", "ops x", "bytes x", "trace s", "lower s", "compile s", "MiB")
+COLUMNS += ("keys", "draws")
+_SELECTION = ("adds s", "adds to mean s", "NumPy s", "PyTorch s")
 
 
 class Costs(NamedTuple):
@@ -161,9 +173,9 @@ class Planned(NamedTuple):
         program = _program(setup, problem.num_rounds)
         (executable,) = program.compiled
         trace, lower, compile_ = program.stages or (math.nan,) * 3
-        draws = None
+        counted = None
         if program.jaxpr is not None and not isinstance(setup.assignment, Dispatch):
-            draws = count_round(program.jaxpr, problem.num_rounds)
+            counted = count_round(program.jaxpr, problem.num_rounds)
         return Cost(
             workload,
             name,
@@ -174,8 +186,7 @@ class Planned(NamedTuple):
             lower=lower,
             compile=compile_,
             temporary_bytes=int(executable.memory_analysis().temp_size_in_bytes),
-            keys=draws.keys if draws else None,
-            words=draws.words if draws else None,
+            **(counted._asdict() if counted else _UNKNOWN),
             operation=row.operation,
             **_by_others(problem, row.operation, self.repeats),
         )
@@ -260,12 +271,14 @@ OPERATIONS: dict[Operation, tuple[Callable[..., Any], Callable[..., Any]]] = {
 def show(costs: Costs) -> None:
     """Prints a table for each workload, and one of selection."""
     for workload in costs.workloads:
-        header = ("capability", "run s", "x", "trace", "lower", "compile", "MiB", "keys", "draws")
+        rows = costs.of(workload)
         title = f"{workload}, {costs.about['rounds'][workload]} rounds; {sentence(costs)}"
-        show_table(header, map(_cells, costs.of(workload).values()), title=title, box=None)
+        cells = [_cells(row, rows[BASELINE]) for row in rows.values()]
+        show_table(("capability", *COLUMNS), cells, title=title, box=None)
     if selections := list(_selections(costs)):
-        names = ("selection", "adds s", "NumPy s", "PyTorch s")
-        show_table(names, selections, title="Selection in all rounds", box=None)
+        show_table(
+            ("selection", *_SELECTION), selections, title="Selection in all rounds", box=None
+        )
 
 
 def sentence(costs: Costs) -> str:
@@ -282,11 +295,22 @@ def sentence(costs: Costs) -> str:
     return ", ".join(parts + ["programs read from the cache"] * about["is_cached"])
 
 
-def _cells(row: Cost) -> list[str]:
+def _cells(row: Cost, baseline: Cost) -> list[str]:
     counts = ["-" if x is None else f"{x:,}" for x in (row.keys, row.words)]
     stages = [f"{x:.2f}" for x in (row.trace, row.lower, row.compile)]
+    times = [row.times, *bounds_of(row, baseline)]
+    ratios = ["-" if math.isnan(x) else f"{x:.2f}" for x in times]
+    if row.is_open:
+        ratios[1:] = [f">= {x}" for x in ratios[1:]]
     memory = f"{row.temporary_bytes / 2**20:.1f}"
-    return [row.name, f"{row.seconds:.3f}", f"{row.times:.2f}", *stages, memory, *counts]
+    return [row.name, f"{row.seconds:.3f}", *ratios, *stages, memory, *counts]
+
+
+def bounds_of(row: Cost, baseline: Cost) -> tuple[float, float]:
+    """The operations and the moved bytes of a round, divided by those of the baseline."""
+    pairs = ((row.operations, baseline.operations), (row.moved, baseline.moved))
+    one, two = (math.nan if x is None or not y else x / y for x, y in pairs)
+    return one, two
 
 
 def _selections(costs: Costs) -> Iterable[list[str]]:
@@ -294,10 +318,13 @@ def _selections(costs: Costs) -> Iterable[list[str]]:
         rows = costs.of(workload)
         for row in rows.values():
             if row.numpy is not None:
-                added = row.seconds - rows[BASELINE].seconds
+                added = [row.seconds - rows[BASELINE].seconds]
+                if row.kind == "rule" and "mean" in rows:
+                    added.append(row.seconds - rows["mean"].seconds)
+                times = [f"{x:.3f}" for x in added] + ["-"] * (2 - len(added))
                 torch = "not installed" if row.torch is None else f"{row.torch:.3f}"
                 name = f"{workload} {row.name} ({row.operation})"
-                yield [name, f"{added:.3f}", f"{row.numpy:.3f}", torch]
+                yield [name, *times, f"{row.numpy:.3f}", torch]
 
 
 def markdown(costs: Costs) -> str:
@@ -310,30 +337,39 @@ def markdown(costs: Costs) -> str:
             f"## {workload}, {about['clients'][workload]} clients, "
             f"{about['rounds'][workload]} rounds",
             "",
-            "| capability | run s | x | trace s | lower s | compile s | MiB | keys | draws |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+            f"| capability | {' | '.join(COLUMNS)} |",
+            f"|---|{'---:|' * len(COLUMNS)}",
         ]
         for kind, rows in groupby(costs.of(workload).values(), lambda row: row.kind):
-            lines.append(f"| **{kind}** | | | | | | | | |")
+            lines.append(f"| **{kind}** |{' |' * len(COLUMNS)}")
             for row in rows:
-                name, *cells = _cells(row)
+                name, *cells = _cells(row, costs.of(workload)[BASELINE])
                 lines.append(f"| `{name}` | {' | '.join(cells)} |")
         absent = [(name, why) for (w, name), why in ABSENT.items() if w == workload]
-        lines += [f"| `{name}` | {why} | | | | | | | |" for name, why in absent if name in names]
+        lines += [
+            f"| `{name}` | {why} |{' |' * (len(COLUMNS) - 1)}"
+            for name, why in absent
+            if name in names
+        ]
         lines.append("")
-    lines += ["## Selection", "", "| row | adds s | NumPy s | PyTorch s |", "|---|---:|---:|---:|"]
+    lines += ["## Selection", "", f"| row | {' | '.join(_SELECTION)} |"]
+    lines += [f"|---|{'---:|' * len(_SELECTION)}"]
     return "\n".join([*lines, *[f"| {' | '.join(cells)} |" for cells in _selections(costs)], ""])
 
 
 def draw(costs: Costs) -> Picture:
-    """Draws the times of all rows relative to the baseline, as dots on one axis."""
+    """Draws all rows relative to the baseline: times, and the larger of operations and bytes."""
     names = dict.fromkeys((row.kind, row.name) for row in costs.rows)
     groups = {kind: [name for _, name in each] for kind, each in groupby(names, lambda key: key[0])}
     times = {w: {name: row.times for name, row in costs.of(w).items()} for w in costs.workloads}
+    for w in costs.workloads:
+        rows = costs.of(w)
+        most = {name: max(bounds_of(row, rows[BASELINE])) for name, row in rows.items()}
+        times[f"{w}, bound"] = {n: x for n, x in most.items() if not math.isnan(x)}
     return dots(
         times,
         groups,
-        xlabel=f"time of a run, divided by that of {BASELINE}",
+        xlabel=f"time of a run, or its bound, divided by that of {BASELINE}",
         lines=(1, 2),
         title="What a capability costs",
         caption=f"{sentence(costs)}.",

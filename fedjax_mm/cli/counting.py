@@ -8,14 +8,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 
 _KEYS = ("random_fold_in", "random_seed", "random_split")
-_OVER_INPUTS = ("reduce_", "arg", "cum", "scatter-", "scatter_", "sort", "top_k")
+_THREEFRY = 115  # operations of a block, which makes a key or two words
+_OVER_INPUTS = ("reduce_", "arg", "cum", "top_k")  # primitives that read more than they make
 _MOVES = {"gather", "dynamic_slice", "all_gather", "all_to_all"}  # what they make
 _WRITES = {"dynamic_update_slice": 1, "scatter": 2}  # the place of what they write
 _FREE = {
     *("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "split"),
     *("convert_element_type", "bitcast_convert_type", "concatenate", "pad", "iota", "rev", "copy"),
     *("select_n", "stop_gradient", "optimization_barrier", "axis_index", "pvary", "pcast"),
-    *("platform_index", "random_bits", "random_wrap", "random_unwrap", "custom_lin"),
+    *("platform_index", "random_wrap", "random_unwrap", "custom_lin"),
 }
 
 
@@ -27,8 +28,8 @@ class Counted(NamedTuple):
     Attributes:
       keys: the number of keys that were made from others.
       words: the number of random words of 32 bits.
-      operations: additions, products, comparisons and other arithmetic on numbers. Those of JAX's
-        random number generator are not counted.
+      operations: additions, products, comparisons and other arithmetic on numbers, also to make
+        keys and words.
       moved: the bytes of rows that are read or written by index, such as examples, states of
         clients and updates, and of all rows over which a loop maps.
       is_open: whether a loop without a known number of steps does any of it; one step is counted.
@@ -59,7 +60,7 @@ def count(jaxpr: ClosedJaxpr | Jaxpr) -> Counted:
       ...     one, two = jax.random.split(key)
       ...     return jax.random.bits(one, (5,)) + jax.random.bits(two)
       >>> count(jax.make_jaxpr(jax.vmap(draw))(jax.random.split(jax.random.key(0), 3)))
-      Counted(keys=6, words=18, operations=15, moved=0, is_open=False)
+      Counted(keys=6, words=18, operations=1739, moved=0, is_open=False)
     """
     total = Counted()
     for eqn in jaxpr.eqns:
@@ -83,9 +84,10 @@ def _of_equation(eqn: Any) -> Counted:
     """The work of an operation without an inner program."""
     name, made = eqn.primitive.name, eqn.outvars[0]
     if name in _KEYS:
-        return Counted(keys=_size(made))
+        return Counted(keys=_size(made), operations=_THREEFRY * _size(made))
     if name == "random_bits":
-        return Counted(words=-(-_size(made) * eqn.params["bit_width"] // 32))
+        words = -(-_size(made) * eqn.params["bit_width"] // 32)
+        return Counted(words=words, operations=_THREEFRY * words // 2)
     if name in _MOVES:
         return Counted(moved=_bytes(made))
     if name in _WRITES:
@@ -100,8 +102,7 @@ def _of_equation(eqn: Any) -> Counted:
     if name == "sort":
         length = eqn.invars[0].aval.shape[eqn.params["dimension"]]
         return Counted(operations=_size(made) * max(1, math.ceil(math.log2(max(1, length)))))
-    is_over_inputs = name.startswith(("reduce_", "arg", "cum", "top_k"))
-    return Counted(operations=_size(eqn.invars[0] if is_over_inputs else made))
+    return Counted(operations=_size(eqn.invars[0] if name.startswith(_OVER_INPUTS) else made))
 
 
 def _size(variable: Any) -> int:

@@ -8,13 +8,13 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from fedjax_mm.cli.draws import Draws, count_draws, draws_of_a_round
 from jax import lax
 
 from docs import capabilities as page
 from docs.hooks import NAMESPACES
 from fedjax_mm.cli import capabilities, costs, workloads
 from fedjax_mm.cli.capabilities import ABSENT, CAPABILITIES, UNTIMED, Problem
+from fedjax_mm.cli.counting import Counted, count, count_round
 from fedjax_mm.cli.speed import rounds_program
 from fedjax_mm.tasks.view import View
 from tests.test_cli import call, check_refusal, files
@@ -87,6 +87,7 @@ def test_a_capability_is_timed_shown_and_saved(tiny, tmp_path):
     krum, arrivals = found.of("W2")["krum"], found.of("W2")["fedast"]
     assert min(krum.seconds, krum.times, krum.trace, krum.lower, krum.compile, krum.numpy) > 0
     assert (krum.words, arrivals.words) == (10, None)
+    assert all(x > 1 for x in costs.bounds_of(krum, found.of("W2")["fedavg"]))
     shown, written = out + costs.markdown(found), saved["about"]
     for cell in ("krum", "W2 krum (krum)", f"jax {written['jax']}", "| `fedast` |"):
         assert cell in shown
@@ -110,13 +111,32 @@ def test_draws_of_loops_and_of_batches_are_counted():
         return lax.scan(one_round, key, length=7)
 
     traced = jax.make_jaxpr(rounds)(jax.random.key(0))
-    assert draws_of_a_round(traced, 7) == Draws(keys=2 + 5 + 4, words=15 + 4 * 2)
-    assert count_draws(traced) == Draws(keys=7 * 11, words=7 * 23)
-    assert draws_of_a_round(traced, 8) is None
+    assert count_round(traced, 7)[:2] == (2 + 5 + 4, 15 + 4 * 2)
+    assert count(traced)[:2] == (7 * 11, 7 * 23)
+    assert count_round(traced, 8) is None
     drawn = jax.make_jaxpr(
         lambda key: lax.while_loop(lambda x: x < 0.9, lambda _: jax.random.uniform(key), 0.0)
     )
-    assert count_draws(drawn(jax.random.key(0))) == Draws(words=1, is_open=True)
+    found = count(drawn(jax.random.key(0)))
+    assert (found.words, found.is_open) == (1, True)
+
+
+def test_operations_and_rows_of_loops_are_counted():
+    def rounds(table, weights, places):
+        def one_round(x, place):
+            unread = jnp.sin(x)
+            rows = table[place]  # [5, 3]
+            x = lax.fori_loop(0, 4, lambda _, y: y + 1, x)
+            del unread
+            return x, jnp.max(rows @ weights, axis=0)
+
+        return lax.scan(one_round, jnp.zeros(6), places)
+
+    shapes = (jnp.ones((9, 3)), jnp.ones((3, 2)), jnp.zeros((7, 5), jnp.int32))
+    found = count_round(jax.make_jaxpr(rounds)(*shapes), 7)
+    product, largest, loop = 2 * 5 * 3 * 2, 5 * 2, 4 * 6
+    indices = 2 * 5  # negative ones count from the end
+    assert found == Counted(operations=product + largest + loop + indices, moved=4 * 5 * 3)
 
 
 def test_the_page_is_made_from_its_numbers():
