@@ -103,6 +103,29 @@ class _Task(Config):
         """A lower bound on the memory of one data draw, from the settings alone."""
         return 0.0
 
+    @property
+    def source(self) -> Any:
+        """The settings of the data, or None if the task has its own."""
+        return None
+
+    @property
+    def has_own_tests(self) -> bool:
+        """Whether every client has its own test examples."""
+        return True
+
+    def data(self) -> Any:
+        """Loads or draws the data of `source`."""
+
+    def build(self, data: Any) -> Task:
+        """Builds the task."""
+        del data
+        made: Task = self.call()
+        return made
+
+    def initial_params(self) -> Params:
+        """Initial parameters of all models and seeds, or None if each draws its own."""
+        return None
+
 
 class QuadraticConfig(_Task):
     """The federated quadratic, and the initial parameters of the models.
@@ -121,17 +144,9 @@ class QuadraticConfig(_Task):
     start: Literal["zeros", "normal"] = "zeros"
     start_seed: Seed = 0
 
-    @property
-    def source(self) -> None:
-        """None, because the task has no data."""
-
-    def data(self) -> None:
-        """None, because the task is defined by its settings alone."""
-
-    def build(self, data: None = None) -> Task:
+    def build(self, data: Any = None) -> Task:
         """Builds the task."""
-        del data
-        return self.call()
+        return super().build(data)
 
     def initial_params(self) -> Params:
         """Zeros or a fixed normal draw, the same for all models, seeds and algorithms."""
@@ -186,14 +201,6 @@ class _Learning(_Task):
             each.name.rpartition(":")[2]: partial(score, **each.arguments(score))
             for each, score in pairs
         }
-
-    @property
-    def has_own_tests(self) -> bool:
-        """Whether every client has its own test examples."""
-        return True
-
-    def initial_params(self) -> None:
-        """None, because every model and seed draws its own."""
 
 
 class Network(Config):
@@ -472,25 +479,12 @@ class OwnTask(_Task):
 
     name: str
 
-    @property
-    def source(self) -> None:
-        """None, because the function has the data."""
-
-    @property
-    def has_own_tests(self) -> bool:
-        """Whether every client has its own test examples, as is assumed."""
-        return True
-
-    def build(self, data: None = None) -> Task:
+    def build(self, data: Any) -> Task:
         """Builds the task."""
-        del data
-        made = self.call()
+        made = super().build(data)
         if not isinstance(made, Task):
             raise ValueError(f"{self.name} returned {described(made)}, which is no task")
         return made
-
-    def initial_params(self) -> None:
-        """None, because every model and seed draws its own."""
 
 
 _FromFiles = IDXConfig | CIFARConfig | NPZConfig | LeafConfig
