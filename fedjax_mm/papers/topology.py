@@ -424,16 +424,20 @@ def figure_edges(result: xr.Dataset, measured: xr.Dataset, config: Edges) -> Fig
             line._replace(x=found["kilobytes"].sel(period=period).values)
             for line, period in zip(by_round, config.periods, strict=True)
         ]
-        on = {"round": by_round, "kilobytes of an edge": by_bytes}
-        scales: dict[str, Any] = {"scale": "log", "xscale": "log", "limits": limits}
-        panels.append([plots.Panel(title, x, "loss", each, **scales) for x, each in on.items()])
+        how: dict[str, Any] = {"scale": "log", "limits": limits}
+        panels.append(
+            [
+                plots.Panel(title, "round", "loss", by_round, **how),
+                plots.Panel(title, "kilobytes of an edge", "loss", by_bytes, xscale="log", **how),
+            ]
+        )
         mean, bars = estimate(measured["floor"].sel(grouping=name))
         x = np.array(config.periods)
         floors.append(plots.Line(name, x, mean.values, bars.values, "?", number + 4))
         exact = measured["exact floor"].sel(grouping=name).values
         floors.append(plots.Line("", x, exact, style="--", color=number + 4))
     ticks = {str(period): float(period) for period in config.periods}
-    how: dict[str, Any] = {"scale": "log", "xscale": "log", "ticks": ticks}
+    how = {"scale": "log", "xscale": "log", "ticks": ticks}
     end = plots.Panel("Quadratics", "period", "excess loss in the end", floors, **how)
     return plots.draw(
         [*panels, [end]],
