@@ -78,7 +78,8 @@ class Line(NamedTuple):
       label: the label in the legend, or "" for none.
       x: ``[points]``.
       y: ``[points]``; NaN is skipped.
-      errors: standard errors, drawn as error bars if given.
+      errors: standard errors ``[points]``, or lengths below and above ``[2, points]``, drawn as
+        error bars or, of a long curve, as a band.
       style: "bar", or a matplotlib style such as "--" or "o", in which "?" stands for the marker
         chosen by the line's position.
       color: a number or a matplotlib color; None uses the line's position in its panel. There are 8
@@ -200,8 +201,8 @@ def panels(
 def draw(
     rows: Sequence[Sequence[Panel]],
     *,
-    title: str,
-    caption: str,
+    title: str = "",
+    caption: str = "",
     share: bool | Literal["figure"] = True,
 ) -> Figure:
     """Draws a figure of panels, one column of text wide.
@@ -342,7 +343,8 @@ def _fill(axes: Axes, panel: Panel) -> None:
 
 
 def _has_bars(line: Line) -> bool:
-    return line.errors is not None and line.style != "bar" and len(line.x) <= _MOST_BARS
+    is_short = len(line.x) <= _MOST_BARS or line.style in ("?", *MARKERS)  # points have no band
+    return line.errors is not None and line.style != "bar" and is_short
 
 
 def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
@@ -411,7 +413,8 @@ def _draw(
         return axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
     errors = line.errors
     if errors is not None and is_banded:  # error bars would overlap
-        axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
+        below, above = np.broadcast_to(errors, (2, len(line.x)))
+        axes.fill_between(line.x, line.y - below, line.y + above, color=how["color"], alpha=0.2)
         errors = None
     if marked:
         style += MARKERS[(line.color if isinstance(line.color, int) else number) % len(MARKERS)]
