@@ -66,7 +66,7 @@ def count_draws(jaxpr: ClosedJaxpr | Jaxpr) -> Draws:
 def draws_of_a_round(jaxpr: ClosedJaxpr | Jaxpr, num_rounds: int) -> Draws | None:
     """Counts the draws in a step of the outermost loop of `num_rounds` steps, if there is one.
 
-    Of several loops the last one counts, because a state is made before the rounds.
+    The last of several loops counts, because a state is made before the rounds.
     """
     level: list[Any] = [jaxpr]
     while level:

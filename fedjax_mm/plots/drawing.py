@@ -323,7 +323,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
     for number, line in enumerate(panel.lines):
         is_banded = number not in barred
         drawn = _draw(axes, line, number, _marked(panel, number), is_banded=is_banded)
-        if is_named and number in barred:  # categories have room beside them, but numbers do not
+        if is_named and number in barred:  # the space between categories has no meaning
             inches = _SHIFT * (barred.index(number) - middle) / 72
             offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
             for artist in drawn.get_children():

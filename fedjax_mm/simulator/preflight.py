@@ -617,7 +617,7 @@ def _train(
     """Trains one client, and takes the server step.
 
     Returns:
-      What the client sends, dense, and whether the server reads the states of all clients.
+      The client's dense update, and whether the server reads the states of all clients.
     """
     has_factor = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None
