@@ -499,7 +499,8 @@ def partition(data: FederatedData | Mapping[str, FederatedData], *, column: int 
       'client'
     """
     found = data if isinstance(data, Mapping) else {"": data}
-    held = xr.concat([_held(each, column) for each in found.values()], xr.Variable("", list(found)))
+    parts = [_held(each, column) for each in found.values()]
+    held = xr.concat(parts, xr.Variable("", list(found)), join="outer")
     caption = f"Training examples of clients; if more than {_MOST_CLIENTS}, sorted by their number."
     return cells(held, label="training examples", caption=caption)
 
