@@ -240,7 +240,7 @@ def draw(
                     axes.sharey(first[panel.ylabel])
                 _fill(axes, panel)
                 is_named = not share or j == 0 or panel.ylabel != row[j - 1].ylabel
-                ylabel = panel.ylabel if is_named else ""
+                ylabel = _wrapped(panel.ylabel, 36) if is_named else ""
                 name = f"({next(letters)}) {panel.title}" if width * height > 1 else panel.title
                 finish(axes, _wrapped(name, 84 // width), panel.xlabel, ylabel)
         below = _legends(figure, [panel for row in pairs for panel in row])

@@ -440,14 +440,15 @@ def cells(
     panel, *sides = map(str, values.dims)
     count = values.sizes[panel]
     width, height = min(count, 2), -(-count // 2)
-    colors = ("0.9", COLORS[2]) if values.dtype == bool else COLORS
+    colors: Sequence[str] = ("0.9", COLORS[2]) if values.dtype == bool else COLORS
     how: dict[str, Any] = {"vmin": 0, "vmax": float(values.max()), "cmap": "Blues"}
     if names:
         colors = [colors[number % len(colors)] for number in range(len(names))]
         how = {"cmap": ListedColormap(colors), "vmin": -0.5, "vmax": len(names) - 0.5}
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Picture(figsize=(WIDTH, 0.4 + 2.6 * height))
-        places = figure.add_gridspec(height, width + 1, width_ratios=[1] * width + [0.05])
+        ratios = [1] * width + [0.05] * (not names)  # the last column has the color bar
+        places = figure.add_gridspec(height, len(ratios), width_ratios=ratios)
         for number, at in enumerate(values[panel].values):
             axes = figure.add_subplot(places[number // width, number % width])
             y, x = (_edges(values[side].values) for side in sides)
