@@ -15,7 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.container import Container
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from fedjax_mm.results.labels import label as in_words
@@ -149,7 +149,9 @@ def lines(
         return [Line(prefix, x, values.values, bars, style, **how)]
     series = str(values.dims[0])
     return [
-        line._replace(label=f"{prefix}{in_words(series, at)}", color=how.get("color", number))
+        line._replace(
+            label=prefix + in_words(series.replace("_", " "), at), color=how.get("color", number)
+        )
         for number, at in enumerate(values[series].values)
         for line in lines(values.isel({series: number}), _at(errors, series, number), style, **how)
     ]
@@ -340,6 +342,9 @@ def _fill(axes: Axes, panel: Panel) -> None:
         texts = [text if is_crowded else textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
         axes.xaxis.set_minor_locator(NullLocator())
+    elif panel.xscale == "linear" and all(np.asarray(x.x).dtype.kind in "iu" for x in panel.lines):
+        steps = [1, 2, 2.5, 5, 10]  # as by default, but no half rounds
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=True))
 
 
 def _has_bars(line: Line) -> bool:
