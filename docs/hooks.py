@@ -816,7 +816,9 @@ def _formula(match: re.Match[str]) -> str:
     """Returns a formula in MathML, which a browser shows without a script."""
     from latex2mathml.converter import convert
 
-    return convert(unescape(match[2]), display="block" if match[1] == "div" else "inline")
+    if match[1] == "div":  # a phone scrolls the formula instead of the page
+        return f'<div class="formula">{convert(unescape(match[2]), display="block")}</div>'
+    return convert(unescape(match[2]), display="inline")
 
 
 def _formulas(paragraph: re.Match[str]) -> str:

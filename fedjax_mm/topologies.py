@@ -615,7 +615,7 @@ def mixing(
 
 
 def _uniform(rng_key: PRNGKeyArray, links: Links, is_directed: bool) -> Array:
-    """One uniform number for each link; both directions of an undirected link have the same."""
+    """One uniform number for each link, shared by both directions of an undirected link."""
     size = len(links.weights)
     if links.weights.ndim == 1:
         return jax.random.uniform(rng_key, (size,), jnp.float32)

@@ -1,6 +1,6 @@
 """Jobs: models that arrive after the first round, and models that finish when they are good enough.
 
-Both wrappers tell the assignment which models are active, by `Look.active`. A `Dispatch` deals the
+Both wrappers pass the active models to the assignment as `Look.active`. A `Dispatch` deals the
 jobs itself, see `asynchrony/lifetimes.py`.
 """
 

@@ -1,4 +1,4 @@
-"""The contract: what tasks, algorithms and assignments are, and what the simulator gives them."""
+"""The contract between the simulator and tasks, algorithms and assignments."""
 
 from fedjax_mm.base.cohorts import Cohort, Sampling
 from fedjax_mm.base.contract import (

@@ -148,7 +148,7 @@ def in_short(self: Any) -> str:
 
 
 def in_html(self: Any) -> str:
-    """Returns the same as a table for notebooks; of a part, the arguments of its call.
+    """The shapes as a table for notebooks, or the arguments of a part's call.
 
     Example:
       >>> from fedjax_mm import mfa_rr
@@ -259,7 +259,7 @@ def _part_type(kind: type) -> type:
 
 
 def with_call(made: Any, call: Call) -> Any:
-    """Returns what a factory has made as a part with this call.
+    """Marks the result of a factory as a part with this call.
 
     Raises:
       TypeError: if it is neither a part, a function nor a NamedTuple.

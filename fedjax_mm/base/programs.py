@@ -232,7 +232,7 @@ class _Walk:
     Attributes:
       leaves: numbers and arrays; each array once, so that models share data inside the program.
       key: the structure.
-      undeclared: names of what has not been declared to be pure.
+      undeclared: names of parts that have not been declared to be pure.
       own: names of what equals only itself, of that.
     """
 
@@ -531,7 +531,7 @@ def _remade(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
 
 
 def _read_by(x: Any) -> Hashable:
-    """Returns what a user's declared class or factory reads by name, without following it further.
+    """Names and values that a user's declared class or factory reads, without following them.
 
     Functions, classes and arrays of JAX equal themselves. Objects, lists and dicts are left out.
     """

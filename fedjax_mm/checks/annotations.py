@@ -178,7 +178,7 @@ def part(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _checking(function: Callable[P, T], finish: Callable[[T, Any, Any], T]) -> Callable[P, T]:
-    """A function that checks its arguments, and finishes what the function returns."""
+    """A function that checks its arguments, and finishes its result."""
     # Most functions of a module are never called. Read annotations on the first call.
     rules = functools.cache(lambda: _rules(function))
 

@@ -1,4 +1,4 @@
-"""Claims about results: which comparisons hold, by how much, and how many seeds would tell."""
+"""Claims about results: which comparisons hold, by how much, and the seeds that decide them."""
 
 import lazy_loader
 

@@ -147,7 +147,7 @@ def each_of(samples: xr.DataArray, value: Any) -> np.ndarray:
 def mean_test(
     name: str, samples: np.ndarray, margin: float, form: str = ".2f", *, side: int, tie: bool
 ) -> Evidence:
-    """Tests whether the mean is above (side 1) or below (-1) a margin; `tie` if all are equal."""
+    """Tests whether a mean is above (side 1) or below (-1) a margin, or `tie` if all are equal."""
     size, words = len(samples), {1: ("above", "at least"), -1: ("below", "at most")}
     beyond = f"{words[side][tie]} {margin + 0:.3g}"
     region = (margin, math.inf) if side > 0 else (-math.inf, margin)

@@ -26,7 +26,7 @@ class Judged(NamedTuple):
 
     Attributes:
       name: the name of its function.
-      text: the first line of the function's docstring, or its name in words.
+      text: the first line of the function's docstring, or its name as text.
       verdict: "supported" if all comparisons are, "contradicted" if one is, or "not settled", or
         "not tested" if runs that diverged or missed a target could change the verdict.
       evidence: the comparisons.
@@ -43,7 +43,7 @@ class Judged(NamedTuple):
 
     @property
     def intervals(self) -> tuple[tuple[float, float], ...]:
-        """The limits of each comparison, NaN for a fact and for what is not tested."""
+        """The limits of each comparison, or NaN for facts and untested ones."""
         return tuple(
             (math.nan, math.nan) if test.interval is None else test.interval(level)
             for test, level in zip(self.evidence, self.levels, strict=True)
@@ -56,7 +56,7 @@ class Judged(NamedTuple):
           confidence: the simultaneous confidence of the intervals.
         """
         parts = self.parts
-        if len(parts) == 1:  # the claim says what is compared
+        if len(parts) == 1:  # the claim names the comparison
             parts = (parts[0].model_copy(update={"name": ""}),)
         rows = zip(self.evidence, parts, self.intervals, strict=True)
         each = "; ".join(_in_words(*row) for row in rows if row[1].verdict == self.verdict)

@@ -1,6 +1,6 @@
 """The capabilities that `fedjax-mm bench capabilities` times, each added to federated averaging.
 
-In every row all clients train in every round, so that rows differ only in what is added.
+In every row all clients train in every round, so that rows differ only in the added part.
 """
 
 import math
@@ -107,7 +107,7 @@ class Problem:
 
     @cached_property
     def demanding(self) -> Task:
-        """The same, where clients require a loss that models nearly always have."""
+        """The workload with thresholds that models nearly always meet."""
         return tasks.requiring(self.task, jnp.full(self.num_clients, 1e3))
 
     @property
@@ -143,7 +143,7 @@ class Problem:
         return self.workload.num_rounds
 
     def lasting(self, num_rounds: int | None) -> "Problem":
-        """The same with another number of rounds, or with as many if it is None."""
+        """The workload with another number of rounds, unless it is None."""
         return (
             self if num_rounds is None else Problem(self.workload._replace(num_rounds=num_rounds))
         )
@@ -161,7 +161,7 @@ class Problem:
 
     @cached_property
     def few_examples(self) -> Task:
-        """One client with as many examples as one batch, which the server of a rule may have."""
+        """One client with the examples of one batch, which the server of a rule may have."""
         few = self.workload._replace(num_clients=1, num_examples=self.workload.batch_size)
         return classification(few.data(), few.model.module())
 
@@ -189,7 +189,7 @@ class Problem:
         return asynchrony.shifted_exponential(self.num_clients)
 
     def asynchronous(self, **options: Any) -> Any:
-        """As many jobs as clients, and a step at every tenth arrival."""
+        """One job for each client, and a step at every tenth arrival."""
         options = {"delay": self.delay, "reallocate": False, **options}
         n = self.num_clients
         return asynchrony.fedast(n, 1, at_work=n, ratio=min(n, 10), **options)
@@ -223,7 +223,7 @@ class Capability(NamedTuple):
     """A row of the benchmark.
 
     Attributes:
-      kind: what is added.
+      kind: the kind of the added part.
       build: makes the part that differs from the baseline, or all parts of a run.
       operation: the arithmetic that NumPy and PyTorch do in the same shapes, if any.
     """
@@ -420,7 +420,7 @@ UNTIMED = {
 
 
 def problems() -> dict[str, Problem]:
-    """The workloads, with as many rounds as federated averaging computes in a tenth of a second."""
+    """The workloads, with the rounds that federated averaging computes in a tenth of a second."""
     found: Any = {name: WORKLOADS[name] for name in ("W2", "W3")}
     rounds = {"W2": 200, "W3": 4}
     return {name: Problem(each._replace(num_rounds=rounds[name])) for name, each in found.items()}

@@ -1,4 +1,4 @@
-"""Measures what capabilities cost beside federated averaging, and draws and prints it."""
+"""Costs of capabilities relative to federated averaging, measured, printed and drawn."""
 
 import datetime
 import importlib.util
@@ -25,12 +25,12 @@ from fedjax_mm.tools.screen import Report
 
 
 class Cost(NamedTuple):
-    """What a capability costs on a workload.
+    """Cost of a capability on a workload.
 
     Attributes:
       workload: the name of the workload.
       name: the name of the row.
-      kind: what is added to federated averaging.
+      kind: the kind of the part that is added to federated averaging.
       seconds: the least time of a run.
       times: the same, divided by that of the baseline.
       trace: seconds for tracing.

@@ -59,7 +59,7 @@ class Program(NamedTuple):
       steps: the number of local steps computed per useful step.
       compiled: the executables.
       stages: the seconds for tracing, lowering and compiling, of a single executable.
-      jaxpr: what was traced, of a single executable.
+      jaxpr: the traced program of a single executable.
     """
 
     run: Callable[[], Any]
@@ -153,7 +153,7 @@ def rounds_program(
 ) -> Uncompiled:
     """Builds the program of a run's rounds alone, with the result of its last state.
 
-    XLA may leave out what the result does not depend on.
+    XLA may leave out everything that does not change the result.
     """
     where = layout(1, devices)
 

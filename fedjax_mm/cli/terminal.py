@@ -40,7 +40,7 @@ notes = _Console(stderr=True, markup=False, emoji=False)
 
 
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
-    """Prints text without interpreting markup; only a terminal wraps lines, at words."""
+    """Prints text without interpreting markup, with lines wrapped at words in a terminal."""
     if on.is_terminal and isinstance(text, str):
         how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}  # paths
         text = "\n".join(textwrap.fill(line, on.width, **how) for line in text.split("\n"))

@@ -43,7 +43,7 @@ def bench(
 def _bench_capabilities(
     only: Sequence[str], on: Sequence[str], rounds: int | None, repeats: int, out: Path | None
 ) -> None:
-    """Prints tables, and writes the numbers to `out` with a figure beside it."""
+    """Prints tables, and writes the numbers to `out` and a figure next to it."""
     with refusing():
         plan = costs.plan(only, on, rounds, repeats)
         if out is not None:

@@ -52,7 +52,7 @@ def averaging(
       server_optimizer: an optax optimizer that gets minus the mean as its gradient; None adds it.
       num_gradients: the number of gradients that a client computes per round; or a function of the
         task and the client that returns it, such as `LocalSGD.num_steps`.
-      mean: returns what the server adds to w, and its state ``()``; defaults to the mean update.
+      mean: the server's change of w, and its state ``()``; defaults to the mean update.
 
     Example: the simplest method, with one gradient step at a rate of 0.1.
       >>> import jax
@@ -110,7 +110,7 @@ def adding(
 
     Args:
       client: the client function; see `Algorithm`.
-      mean: returns what the server adds to w, and its new state.
+      mean: the server's change of w, and its new state.
       server_optimizer: an optax optimizer; None adds the mean.
       init: makes the states; by default there are none.
       num_steps: the number of local steps, if they differ between clients.
@@ -149,7 +149,7 @@ def adding(
 def optimized(
     optimizer: optax.GradientTransformation | None, params: Params, added: Params, state: Any
 ) -> tuple[Params, Any]:
-    """Adds to the parameters; or takes an optimizer's step, with minus the same as its gradient."""
+    """Adds a mean to the parameters, or gives minus the mean to an optimizer as its gradient."""
     if optimizer is not None:
         gradient = jax.tree.map(lambda x, w: (-x).astype(w.dtype), added, params)
         added, state = optimizer.update(gradient, state, params)

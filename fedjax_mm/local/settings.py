@@ -128,7 +128,7 @@ class LocalSGD(Part, _LocalSGDFields):
     def num_steps(
         self, task: Task, client: base.Index, server_state: base.ServerState = ()
     ) -> int | Int[Array, ""]:
-        """Number of local steps K_k: E, or the steps of the epochs; for `Algorithm.num_steps`, too.
+        """Number of local steps K_k, as `Algorithm.num_steps`: E, or the steps of the epochs.
 
         Raises:
           ValueError: if neither steps nor epochs are given, the task does not define epochs, or

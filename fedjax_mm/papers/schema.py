@@ -184,7 +184,7 @@ class Check(Schema):
     """One of our own checks, findings or comparisons.
 
     Attributes:
-      text: the property, or what is compared.
+      text: the property or comparison.
       outcome: "passed" or "defect" for what our work must satisfy, "holds" or "does not hold" for a
         finding, "ahead", "level" or "behind" for a comparison, or "undecided".
       evidence: the numbers, as text.

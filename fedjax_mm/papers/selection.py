@@ -1,4 +1,4 @@
-"""The best point of a grid, chosen on other seeds than those that are judged.
+"""The best point of a grid, chosen on other seeds than the judged ones.
 
 The best of many points looks better than it is on the seeds that chose it. A page has settings with
 `Selecting`, and runs in three steps:

@@ -2,6 +2,7 @@
 
 from fedjax_mm.plots.drawing import Line, Panel, draw, lines, panels, save_figure
 from fedjax_mm.plots.pictures import (
+    cells,
     claims,
     client_distribution,
     curves,
@@ -14,6 +15,7 @@ from fedjax_mm.plots.pictures import (
 __all__ = [
     "Line",
     "Panel",
+    "cells",
     "claims",
     "client_distribution",
     "curves",

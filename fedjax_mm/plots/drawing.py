@@ -15,7 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.container import Container
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from fedjax_mm.results.labels import label as in_words
@@ -78,7 +78,8 @@ class Line(NamedTuple):
       label: the label in the legend, or "" for none.
       x: ``[points]``.
       y: ``[points]``; NaN is skipped.
-      errors: standard errors, drawn as error bars if given.
+      errors: standard errors ``[points]``, or lengths below and above ``[2, points]``, drawn as
+        error bars or, of a long curve, as a band.
       style: "bar", or a matplotlib style such as "--" or "o", in which "?" stands for the marker
         chosen by the line's position.
       color: a number or a matplotlib color; None uses the line's position in its panel. There are 8
@@ -148,7 +149,9 @@ def lines(
         return [Line(prefix, x, values.values, bars, style, **how)]
     series = str(values.dims[0])
     return [
-        line._replace(label=f"{prefix}{in_words(series, at)}", color=how.get("color", number))
+        line._replace(
+            label=prefix + in_words(series.replace("_", " "), at), color=how.get("color", number)
+        )
         for number, at in enumerate(values[series].values)
         for line in lines(values.isel({series: number}), _at(errors, series, number), style, **how)
     ]
@@ -200,8 +203,8 @@ def panels(
 def draw(
     rows: Sequence[Sequence[Panel]],
     *,
-    title: str,
-    caption: str,
+    title: str = "",
+    caption: str = "",
     share: bool | Literal["figure"] = True,
 ) -> Figure:
     """Draws a figure of panels, one column of text wide.
@@ -239,7 +242,7 @@ def draw(
                     axes.sharey(first[panel.ylabel])
                 _fill(axes, panel)
                 is_named = not share or j == 0 or panel.ylabel != row[j - 1].ylabel
-                ylabel = panel.ylabel if is_named else ""
+                ylabel = _wrapped(panel.ylabel, 36) if is_named else ""
                 name = f"({next(letters)}) {panel.title}" if width * height > 1 else panel.title
                 finish(axes, _wrapped(name, 84 // width), panel.xlabel, ylabel)
         below = _legends(figure, [panel for row in pairs for panel in row])
@@ -322,7 +325,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
     for number, line in enumerate(panel.lines):
         is_banded = number not in barred
         drawn = _draw(axes, line, number, _marked(panel, number), is_banded=is_banded)
-        if is_named and number in barred:  # categories have room beside them, but numbers do not
+        if is_named and number in barred:  # the space between categories has no meaning
             inches = _SHIFT * (barred.index(number) - middle) / 72
             offset = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
             for artist in drawn.get_children():
@@ -339,10 +342,14 @@ def _fill(axes: Axes, panel: Panel) -> None:
         texts = [text if is_crowded else textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
         axes.xaxis.set_minor_locator(NullLocator())
+    elif panel.xscale == "linear" and all(np.asarray(x.x).dtype.kind in "iu" for x in panel.lines):
+        steps = [1, 2, 2.5, 5, 10]  # as by default, but no half rounds
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=True))
 
 
 def _has_bars(line: Line) -> bool:
-    return line.errors is not None and line.style != "bar" and len(line.x) <= _MOST_BARS
+    is_short = len(line.x) <= _MOST_BARS or line.style in ("?", *MARKERS)  # points have no band
+    return line.errors is not None and line.style != "bar" and is_short
 
 
 def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
@@ -411,7 +418,8 @@ def _draw(
         return axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
     errors = line.errors
     if errors is not None and is_banded:  # error bars would overlap
-        axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
+        below, above = np.broadcast_to(errors, (2, len(line.x)))
+        axes.fill_between(line.x, line.y - below, line.y + above, color=how["color"], alpha=0.2)
         errors = None
     if marked:
         style += MARKERS[(line.color if isinstance(line.color, int) else number) % len(MARKERS)]

@@ -1,13 +1,17 @@
 """Figures of results, and of how data are distributed over clients."""
 
 import textwrap
+from collections.abc import Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.collections import LineCollection
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
@@ -121,7 +125,6 @@ def curves(
     spread = ", with bands of a standard error" * (num_seeds > 1)
     return draw(
         [drawn],
-        title="",
         caption=f"Means over {'models and ' * len(over)}{num_seeds} seeds{spread}.",
         share="figure",
     )
@@ -454,14 +457,80 @@ def topology(W: ArrayLike, values: ArrayLike, *, label: str = "loss") -> Figure:
     return figure
 
 
-def partition(data: FederatedData, *, column: int = 0) -> Figure:
+def cells(
+    values: xr.DataArray, names: Sequence[str] = (), *, label: str = "", caption: str = ""
+) -> Figure:
+    """Draws an array as colored cells, such as the model of each client in each round.
+
+    Args:
+      values: numbers over ``(row, column)``, or over ``(panel, row, column)``, with the first row
+        at the bottom.
+      names: the meaning of 0, 1, ... in the legend, if these are the only values; otherwise, the
+        darker a cell, the larger its number.
+      label: the label of the color bar, which is drawn without names.
+      caption: as in `draw`.
+
+    Raises:
+      ValueError: if the array has another number of dimensions.
+
+    Example:
+      >>> models = xr.DataArray([[0, 1], [1, 0]], dims=("client", "round"))
+      >>> [text.get_text() for text in cells(models, ["digits", "faces"]).legends[0].texts]
+      ['digits', 'faces']
+    """
+    check_instance("values", values, xr.DataArray, "name the dimensions: xr.DataArray(x, dims=...)")
+    if values.ndim not in (2, 3):
+        raise ValueError(f"values have dimensions {values.dims}; give (row, column), or panels too")
+    values = values if values.ndim == 3 else values.expand_dims(panel=[""])
+    panel, *sides = map(str, values.dims)
+    count = values.sizes[panel]
+    width, height = min(count, 2), -(-count // 2)
+    colors: Sequence[str] = ("0.9", COLORS[2]) if values.dtype == bool else COLORS
+    how: dict[str, Any] = {"vmin": 0, "vmax": float(values.max()), "cmap": "Blues"}
+    if names:
+        colors = [colors[number % len(colors)] for number in range(len(names))]
+        how = {"cmap": ListedColormap(colors), "vmin": -0.5, "vmax": len(names) - 0.5}
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Picture(figsize=(WIDTH, 0.4 + 2.6 * height))
+        ratios = [1] * width + [0.05] * (not names)  # the last column has the color bar
+        places = figure.add_gridspec(height, len(ratios), width_ratios=ratios)
+        for number, at in enumerate(values[panel].values):
+            axes = figure.add_subplot(places[number // width, number % width])
+            y, x = (_edges(values[side].values) for side in sides)
+            image = axes.pcolormesh(x, y, values[number].astype(float), rasterized=True, **how)
+            for side, axis in zip(reversed(sides), (axes.xaxis, axes.yaxis), strict=True):
+                axis.set_major_locator(MaxNLocator(integer=True))
+                if values[side].dtype.kind not in "fiu":
+                    axis.set_ticks(range(values.sizes[side]), values[side].values)
+            title = (
+                f"({ascii_lowercase[number % 26]}) {in_words(panel, at)}" if count > 1 else str(at)
+            )
+            finish(axes, title, sides[1], sides[0] if number % width == 0 else "")
+        entries = {name: Patch(color=color) for name, color in zip(names, colors, strict=False)}
+        if not names:
+            figure.colorbar(image, cax=figure.add_subplot(places[0, width]), label=label)
+        arrange(figure, "", caption, entries)
+    return figure
+
+
+def _edges(x: np.ndarray) -> np.ndarray:
+    """The sides of cells, which are halfway between neighboring numbers."""
+    x = x.astype(float) if x.dtype.kind in "fiu" else np.arange(float(len(x)))
+    between = (x[1:] + x[:-1]) / 2
+    ends = (
+        (2 * x[0] - between[0], 2 * x[-1] - between[-1]) if len(x) > 1 else (x[0] - 0.5, x[0] + 0.5)
+    )
+    return np.array([ends[0], *between, ends[1]])
+
+
+def partition(data: FederatedData | Mapping[str, FederatedData], *, column: int = 0) -> Figure:
     """Draws how many training examples of each label every client has.
 
     Clients are columns, labels are rows, and the darker a cell, the more examples. Of more than 300
     clients, 300 are drawn, from the fewest examples to the most.
 
     Args:
-      data: the clients' data.
+      data: the clients' data, or several to compare, each a panel with its name.
       column: the label, if examples have several.
 
     Raises:
@@ -475,6 +544,15 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
       >>> partition(data).axes[0].get_xlabel()
       'client'
     """
+    found = data if isinstance(data, Mapping) else {"": data}
+    parts = [_held(each, column) for each in found.values()]
+    held = xr.concat(parts, xr.Variable("", list(found)), join="outer")
+    caption = f"Training examples of clients; if more than {_MOST_CLIENTS}, sorted by their number."
+    return cells(held, label="training examples", caption=caption)
+
+
+def _held(data: FederatedData, column: int) -> xr.DataArray:
+    """Counts of examples over (label, client)."""
     check_federated(data)
     if not data.num_classes:
         raise ValueError("the data have no classes, so no labels to draw; give labelled data")
@@ -491,23 +569,11 @@ def partition(data: FederatedData, *, column: int = 0) -> Figure:
     cells = owner * data.num_classes + labels[rows, column]
     held = np.bincount(cells, minlength=len(counts) * data.num_classes)
     held = held.reshape(len(counts), data.num_classes)
-    caption = f"Training examples of {len(counts)} clients by label"
     if len(counts) > _MOST_CLIENTS:
         shown = np.linspace(0, len(counts) - 1, _MOST_CLIENTS).astype(int)
         held = held[np.argsort(counts, kind="stable")[shown]]
-        caption += f", of which {_MOST_CLIENTS} are drawn, from the smallest to the largest"
-    with mpl.rc_context(STYLE):
-        figure = Picture(figsize=(WIDTH, 3.0))
-        axes = figure.subplots()
-        how: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
-        image = axes.imshow(held.T, cmap="Blues", vmin=0, **how)
-        axes.grid(visible=False)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
-        figure.colorbar(image, label="examples", pad=0.02)
-        finish(axes, "", "client", "label")
-        arrange(figure, "", f"{caption}.")
-    return figure
+    axes = {"label": range(data.num_classes), "client": range(len(held))}
+    return xr.DataArray(held.T, axes)
 
 
 def _shown(labels: xr.DataArray) -> list[str]:

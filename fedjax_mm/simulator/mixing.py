@@ -121,7 +121,7 @@ def run_metrics(
 
 
 def _own_clients(assignment: Assignment) -> Int[Array, "models width"] | None:
-    """The clients that may train each model, padded with -1; None if all may."""
+    """The clients that may train each model, padded with -1, or None for all clients."""
     if assignment.peers:
         return jnp.arange(assignment.num_models)[:, None]
     if assignment.eligible is None:

@@ -153,7 +153,7 @@ class KeptState(Stored):
         return rounds
 
     def claim(self, identity: Mapping[str, Any], num_rounds: int) -> Mapping[str, Any]:
-        """Checks that a run is the finished one with at least as many rounds; returns its choices.
+        """Choices of a run, after a check that it is the finished one with no fewer rounds.
 
         Args:
           identity: everything else that the results depend on.

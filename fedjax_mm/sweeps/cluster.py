@@ -475,7 +475,7 @@ def _cancelling(running: list[tuple[Part, Any]]) -> Iterator[None]:
 def _shared(executor: Any, sent: bytes) -> Iterator[Any]:
     """Yields the pickled sweep as the argument of every job: a Dask future, a file, or itself."""
     if _is_dask(executor):
-        # A task, because Dask computes lost ones again, whereas scattered data are lost for good.
+        # A task, because Dask computes lost tasks again, but cannot restore lost scattered data.
         yield executor.submit(bytes, sent, pure=False)
     elif folder := getattr(executor, "folder", None):
         # Submitit replaces %j in the folder's name by the job's number.

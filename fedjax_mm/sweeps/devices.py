@@ -140,7 +140,7 @@ def join_processes(address: str | None = None) -> None:
 
 
 def _local_ids(environ: Mapping[str, str]) -> list[int] | None:
-    """The GPUs that this process uses, of those that it sees: all if empty, or JAX's choice."""
+    """Numbers of this process's visible GPUs: all if empty, and JAX's choice if None."""
     # By default JAX gives every process of Slurm and Open MPI one GPU, also if it is alone on its
     # node. An empty list is neither replaced by that default, nor does it hide any device.
     found = [names for names in _RANKS if environ.keys() >= {*names}]
@@ -295,7 +295,7 @@ class Layout(NamedTuple):
 
     def _specs(self, axes: Any) -> Any:
         """The partition of each axis over the devices."""
-        # Of clients, split only the states and the data, because `chunks.in_chunks` distributes
+        # Split only the states of clients and the data, because `chunks.in_chunks` distributes
         # those that train inside the program.
 
         def spec(axis: Any) -> PartitionSpec:

@@ -81,7 +81,7 @@ class Setup(NamedTuple):
 
 
 class Settings(TypedDict, total=False):
-    """The settings of `Grid` that `sweep` takes by name; see there."""
+    """Settings of `Grid` that `sweep` takes by name."""
 
     num_rounds: int
     num_seeds: int

@@ -221,7 +221,7 @@ class Plan:
 
     @property
     def _of_devices(self) -> list[str]:
-        """What each device holds, if devices share out the clients."""
+        """Contents of each device's memory, if devices share out the clients."""
         number = self.where.mesh.size
         if self.where.client_axis is None or number == 1:
             return []
@@ -454,7 +454,7 @@ class FileSizes(NamedTuple):
 
 
 def states_in_files(program: Program, num_replicas: int) -> FileSizes:
-    """Sizes of the files with a program's client states, and what a round reads and writes."""
+    """Sizes of the files with a program's client states, and the bytes that a round moves."""
     row, models = 0, 0
     for state in program.traced.replica.models:
         size = num_bytes(state.clients) // (1 if program.in_files else program.num_clients)

@@ -615,7 +615,7 @@ class Program:
         return self._by_axis(0, CLIENTS)
 
     def _by_axis(self, others: Any, clients: Any) -> Replica:
-        """A prefix of the state's structure that tells the clients' states from the others."""
+        """A prefix of the state's structure that marks the clients' states."""
         models = [
             StackState(others, others, clients, each.models) for each in self.traced.replica.models
         ]

@@ -100,7 +100,7 @@ class Store:
         records: Record,
         params: Sequence[Params] | None = None,
     ) -> None:
-        """Writes the records of some runs of a program; see `Result.place`."""
+        """Writes the records of some runs of a program, as `Result.place` does."""
         step = max(1, _BLOCK_BYTES // self.run_bytes)
         for start in range(0, len(replicas), step):
             some = replicas[start : start + step]

@@ -104,7 +104,7 @@ def absolute_error(
 def accuracy(
     outputs: Float[Array, "batch ... classes"], targets: Shaped[Array, "batch ..."]
 ) -> Float[Array, " batch"]:
-    """1 if the largest output is that of the target, else 0; a mean over positions.
+    """1 if the largest output is that of the target, else 0, averaged over positions.
 
     The first of equal outputs counts as the largest.
 
@@ -121,7 +121,7 @@ def accuracy(
 def top_k_accuracy(
     outputs: Float[Array, "batch ... classes"], targets: Shaped[Array, "batch ..."], *, k: Count = 5
 ) -> Float[Array, " batch"]:
-    """1 if the output of the target is among the k largest, else 0; a mean over positions.
+    """1 if the output of the target is among the k largest, else 0, averaged over positions.
 
     Args:
       outputs: logits or probabilities.
@@ -145,7 +145,7 @@ def class_accuracy(
     targets: Shaped[Array, "batch ..."],
     weights: Float[Array, " batch"],
 ) -> Float[Array, " classes"]:
-    """Accuracy on the examples of each class, NaN without any; also known as recall.
+    """Accuracy (recall) on the examples of each class, or NaN without any.
 
     Example:
       >>> class_accuracy(jnp.eye(2), jnp.array([0, 0]), jnp.ones(2)).tolist()
@@ -221,7 +221,7 @@ def r2(
     targets: Shaped[Array, "batch ..."],
     weights: Float[Array, " batch"],
 ) -> Float[Array, ""]:
-    """Coefficient of determination, 1 - SS_res / SS_tot; a mean over several outputs.
+    """Coefficient of determination, 1 - SS_res / SS_tot, averaged over several outputs.
 
     It is 1 for perfect outputs, 0 for those of the targets' mean, and NaN for constant targets.
 

@@ -398,7 +398,7 @@ def supervised(
 
 
 def check_task(task: Supervised, num_classes: int | None = None) -> None:
-    """Raises an error unless a task's module, loss and metrics fit together; they are only traced.
+    """Traces a task's module, loss and metrics, and raises an error unless they fit together.
 
     Tasks that differ only in data, as those of a sweep's seeds, are traced once, unless they call
     functions that are not declared to be pure.
@@ -474,7 +474,7 @@ def _add_at(places: Array, sums: Array, values: Array) -> Array:
 
 
 def _shapes(tree: Any, size: int) -> str:
-    """The shapes of arrays in words."""
+    """The shapes of arrays as text."""
 
     def words(x: Any) -> str:
         return f"[{', '.join('batch' if n == size else str(n) for n in x.shape)}]"

@@ -1,4 +1,4 @@
-"""Theorems as functions that check their hypotheses, exact moments, and bounds beside runs.
+"""Theorems as functions that check their hypotheses, exact moments, and bounds against runs.
 
 problem          Problem and Rate, the symbols that the statements share
 mfa, mfa_lemmas  Bhuyan, Moharir and Joshi: Theorems 1 to 3, Corollary 1, remarks; Lemmas 1 to 4
@@ -10,7 +10,7 @@ local_steps      bounds of our own: equal losses, unlike losses, an outer optimi
 constants        mu, L, Gamma, G, beta_1 and beta_2 of a task
 rates            measured exponents, to compare with those of Theorems 1 and 2
 moments, affine  exact moments and floors on quadratics, and proofs that methods are affine
-validation       a bound beside sweeps: where it is violated, by how much, and the tightest point
+validation       a bound against sweeps: violations, their size, and the tightest point
 """
 
 import lazy_loader

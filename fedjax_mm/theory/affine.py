@@ -40,7 +40,7 @@ def dependence(
     Args:
       function: a function of pytrees of arrays.
       arguments: examples of its arguments, or their shapes.
-      kinds: how each argument itself depends on what is varied.
+      kinds: how each argument itself depends on the varied ones.
 
     Example:
       >>> dependence(lambda x, y: (2 * x + y, x * y, x * x), (1.0, 1.0), ("affine", "constant"))

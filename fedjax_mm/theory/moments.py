@@ -252,7 +252,7 @@ class _Linear(NamedTuple):
         return params, server, ravel_pytree(client)[1](own)
 
     def send(self, head: Array, own: Array, client: Any, t: Any, rng_key: Any) -> Contribution:
-        """A client's contribution; its report is the change of the client's state."""
+        """A client's contribution, with the change of its state as the report."""
         params, server, state = self.states(head, own)
         context = ClientContext(rng_key, t, self.task, client, params, self.factor)
         sent, new = self.algorithm.client(context, server, state)
@@ -262,7 +262,7 @@ class _Linear(NamedTuple):
         return sent if is_sparse(sent.update) else dense_update(sent, params)
 
     def message(self, head: Array, own: Array, client: Any, t: Any) -> tuple[Array, ...]:
-        """Factor of w, coordinates and numbers of the update; change of the state; weight."""
+        """Factor of w, coordinates and numbers of the update, change of the state, weight."""
         # No result depends on the key, as `prove` has shown.
         sent = self.send(head, own, client, t, jax.random.key(0))
         if is_sparse(sent.update):
@@ -319,7 +319,7 @@ class _Linear(NamedTuple):
             return self.send(self.head, self.own, client, t, key).weight
 
         if dependence(weight, [jnp.int32(0)], ["affine"]) == ["constant"]:
-            return np.ones(self.num_clients)  # equal, whatever they are
+            return np.ones(self.num_clients)  # equal for any value
         try:
             # Evaluate now, even inside `jax.jit`, because the weights choose the law.
             with jax.ensure_compile_time_eval():

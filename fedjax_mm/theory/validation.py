@@ -1,4 +1,4 @@
-"""Bounds beside measured means: where they hold, by how much, and how fast both fall."""
+"""Bounds against measured means: violations, slack and the rates of both."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -96,7 +96,7 @@ METHOD = {"name": "fedprox", "mu": 0.3, "learning_rate": 0.1, "local_steps": 2, 
 
 
 def test_a_file_names_them():
-    """Of any method, with momentum and without weights."""
+    """In a file, any method has a server optimizer, momentum, and unweighted clients."""
     settings = {
         "task": {"num_clients": 6, "mu": 0.1, "block_size": 2},
         "num_models": 1,

@@ -145,7 +145,7 @@ def test_other_words_for_the_same_training_give_the_same_bits(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_refused_is_in_the_table(method):
-    """Any other setting of local training is accepted, and changes what a client sends."""
+    """Every other setting of local training is accepted, and changes the update of a client."""
     row, task = METHODS[method], requiring(regression().task, np.ones(N))
     name = "scaffold, option II" if method == "scaffold" else method
 
@@ -202,7 +202,7 @@ def test_the_page_has_the_table_of_what_is_refused():
     ],
 )
 def test_normalizers_are_those_of_the_reference(how, expected):
-    """Of K = 1, 3 and 10 steps; with Nesterov's momentum they are those of a loop that counts."""
+    """Coefficients of 1, 3 and 10 steps, and with Nesterov's momentum those of a loop."""
     task, client = Bowls.of([0.0]), jnp.int32(0)
     for K, a in zip((1, 3, 10), expected, strict=True):
         assert local_sgd(0.3, steps=K, **how).normalizer(task, client) == pytest.approx(a, abs=5e-7)

@@ -167,7 +167,7 @@ def test_unknown_keys_are_rejected():
 
 
 def test_wrong_values_are_rejected():
-    """No flag is accepted, and a negative number only where there is no bound."""
+    """Flags are refused, and so are negative numbers of bounded settings."""
     paths = [*leaves(EVERYTHING)]
     free = ("executor", "parameters", "timeout_min")
     assert [path for path in paths if CHECK.is_valid(changed(path, True))] == [free]

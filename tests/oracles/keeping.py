@@ -46,7 +46,7 @@ class Momentum:
 
 
 class OfClients:
-    """Every client has its own state of each model that it trains; Ditto's v_k begins afresh."""
+    """One optimizer state for each client and model. Ditto's v_k begins afresh."""
 
     def __init__(self, fresh: Callable[[], Any]) -> None:
         self.fresh, self.states = fresh, {}
@@ -58,7 +58,7 @@ class OfClients:
 
 
 class Averaged:
-    """Clients start from one state, the mean of those that participants had after the last round.
+    """One optimizer state for all clients, the mean of the last participants' states.
 
     Integers become the largest. `weight(k)` is that of client k's update.
     """

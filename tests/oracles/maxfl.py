@@ -7,8 +7,8 @@ Counting as in `multi_model`: `k` (client), `e` (local step) and `i` (batch of a
 array indices, from 0; `t` (round) is from 1. A negative client id is padding and is skipped. A
 round without clients leaves the model unchanged.
 
-Every loop takes as many steps as the problem says, with its momentum (`Heavy`), and its server gets
-what the method adds to w (`Problem.server`).
+The problem gives every loop its number of steps, its momentum (`Heavy`), and the server's step from
+the method's change of w (`Problem.server`).
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ def sgd(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int)
 
 
 def descend(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int) -> Array:
-    """w_k after exactly as many local steps."""
+    """w_k after exactly that number of local steps."""
     step = problem.stepper(k)
     for e in range(num_steps):
         w = step(w, rate, problem.gradient(k, w, t, e))

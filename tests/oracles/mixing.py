@@ -21,7 +21,7 @@ Link = tuple[int, int]  # (from, to)
 
 
 class Round(NamedTuple):
-    """What happens in a round: the peers that are there, and the links that carry a message."""
+    """The available peers of a round, and its links that carry a message."""
 
     present: Collection[int]
     links: Collection[Link]
@@ -108,7 +108,7 @@ def push_sum(
 ) -> tuple[list[Array], list[float]]:
     """z = x / y, where every sender gives equal shares to itself and along its edges.
 
-    What a sender cannot send, it keeps.
+    A sender keeps the weight of its lost messages.
     """
     n = len(start)
     x, y = [np.array(each, float) for each in start], [1.0] * n
@@ -139,7 +139,7 @@ def tracking(
     weights: dict[Link, float],
     rate: float,
 ) -> list[Array]:
-    """DIGing: w <- W w - eta g, g <- W g + grad(new w) - grad(w); absent peers wait."""
+    """DIGing: w <- W w - eta g, g <- W g + grad(new w) - grad(w) for available peers."""
     n = len(start)
     w = [np.array(each, float) for each in start]
     tracked, last = [0 * each for each in w], [0 * each for each in w]

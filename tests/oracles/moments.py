@@ -58,7 +58,7 @@ def enumerate_moments(
     value: Callable[[Array], float],
     T: int,
 ) -> Moments:
-    """Averages over a law of T rounds; `run` maps cohorts to the model after the last one."""
+    """Averages over a law of T rounds, where `run` maps cohorts to the final model."""
     likely: list[dict[tuple[tuple[int, ...], ...], float]] = [{} for _ in range(T + 1)]
     for p, rounds in law:
         for t in range(T + 1):

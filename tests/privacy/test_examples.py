@@ -84,7 +84,7 @@ EXAMPLES = [(np.array(x), y) for x in FEATURES for y in (-9.0, 9.0)]
 
 @pytest.mark.parametrize("problem", [regression, softmax])
 def test_the_loss_of_a_batch_is_the_mean_of_those_of_its_examples(problem):
-    """Of the last batch of an epoch, too, which has padding."""
+    """The equality includes the padded last batch of an epoch."""
     task = problem().task
     params = jax.tree.map(lambda x: x + 0.3, task.init(jax.random.key(0)))
     for client, step in itertools.product(range(3), range(3)):
@@ -122,7 +122,7 @@ def test_one_example_moves_a_sum_by_at_most_twice_the_norm():
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_noise_has_its_law_in_every_step(steps):
-    """Sums over 5 examples have noise of deviation z C, drawn anew in every step."""
+    """Sums over 5 examples have independent noise of deviation z C in every step."""
     z, task = 2.0, least_squares([np.zeros((5, 2))] * 2, [np.zeros(5)] * 2, ridge=1e-9)
 
     def end(seed):
@@ -176,7 +176,7 @@ def test_samples_without_replacement_amplify():
     # A step draws at least one example, and one more for a fraction.
     assert 0 < spent(0.0) == spent(1) < spent(2.2) == spent(3)
     assert spent(1000) == pytest.approx(gaussian(math.sqrt(50) / 2, 1e-5), rel=1e-3)
-    # The same law as that of a cohort of 100 clients, of whom one is replaced.
+    # This is the law of a cohort of 100 clients, one of them replaced.
     cohort = mfa_rand(1000, 1, cohort_size=100)
     how = {"noise_multiplier": 4.0, "num_rounds": 50, "delta": 1e-5, "neighbors": "replace"}
     assert spent(100) == pytest.approx(epsilon(cohort, **how), rel=1e-12)

@@ -133,7 +133,10 @@ def test_a_diverged_model_takes_its_run_and_an_unused_one_does_not():
     result = paired_result()
     result.loss[0, 1, :, 1] = np.nan
     is_known = np.isfinite(final(result)).values.tolist()
-    assert is_known == [[True, False, True], [True, True, True]]  # nothing tells what it is
+    assert is_known == [
+        [True, False, True],
+        [True, True, True],
+    ]  # no name or attribute identifies it
     diverged = xr.full_like(result.loss.isel(round=0, drop=True), -1)
     unused = result.assign(diverged=diverged)
     assert np.isfinite(final(unused)).all()

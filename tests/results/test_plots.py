@@ -149,7 +149,7 @@ def test_a_partition_shows_how_many_examples_of_each_label_a_client_has(num_clie
     pool = digits()
     rows = partition.quantity_skew(pool.train[1], num_clients, "linear")
     data = federate((pool.train, pool.test), clients=rows)
-    (image,) = plots.partition(data).axes[0].images
+    (image,) = plots.partition(data).axes[0].collections
     counts = partition_summary(pool.train[1], rows).counts
     if shown < num_clients:
         counts = counts[np.argsort(counts.sum(1), kind="stable")]

@@ -1,4 +1,4 @@
-"""What a second eager call notices: every change, except those that declarations exclude."""
+"""A second eager call notices every change that no declaration excludes."""
 
 import dataclasses
 import enum
@@ -181,7 +181,7 @@ def test_a_change_is_noticed(name, restored):
     check_noticed(*CASES[name]())
 
 
-# Declared functions and classes keep their programs, and what they read is known in part.
+# Declared functions and classes keep their programs, although their reads are known in part.
 
 TEXT = str(BEFORE)
 SCALE = 1.0

@@ -1,4 +1,4 @@
-"""Models that mix: worked numbers, and what is refused."""
+"""Models that mix: worked numbers and refusals."""
 
 import jax.numpy as jnp
 import numpy as np

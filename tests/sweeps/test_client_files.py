@@ -52,6 +52,6 @@ def check_same(found, expected):
 
 
 def test_a_stopped_run_whose_client_states_are_in_files_ends_as_one_in_memory(tmp_path):
-    """Two models, whose clients are drawn anew and may drop out."""
+    """Two models with random cohorts, whose clients may drop out."""
     setup = Setup(TASK, scaffold(LOCAL), dropping(mfa_rand(N, 2, cohort_size=4), 0.3))
     check_same(stopped_and_resumed(setup, tmp_path), in_memory(setup))

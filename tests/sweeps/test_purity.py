@@ -131,7 +131,7 @@ def test_an_impure_build_is_refused(schedule, monkeypatch):
 
 @pytest.mark.parametrize("values", ["acbc", "aacacaba"])
 def test_every_label_is_checked(values):
-    """Of these points only the one of b differs, and it is not among the 1st, 2nd, 4th, 8th."""
+    """Only the point of b differs, and it is not among the 1st, 2nd, 4th and 8th."""
     labels = [f"{label}{place}" for place, label in enumerate(values)]
     with pytest.raises(ValueError, match="build is not a pure function"):
         swept(lambda x: setup(in_a_global(LABELS[x[0]])), labels)

@@ -1,4 +1,4 @@
-"""Claims that are judged while seeds are added: which points run, what stays, and what is said."""
+"""Claims judged while seeds are added: the points that run, kept results, and sentences."""
 
 import numpy as np
 import pytest

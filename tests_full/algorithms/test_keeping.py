@@ -53,7 +53,7 @@ def test_states_do_not_depend_on_how_clients_are_computed(keeps):
     ],
 )
 def test_wrappers_leave_the_states_as_they_are(wrap, keeps):
-    """With settings by which they change nothing; of equal weights, and momentum."""
+    """Wrappers with neutral settings keep the states, with equal weights and momentum."""
     local = local_sgd(RATE, steps=2, batch_size=BATCH, momentum=0.9, keeps=keeps)
     algorithm = fedavg(local, weighted=False)
     assert error(end(wrap(algorithm)), end(algorithm)) < 1e-10

@@ -133,7 +133,7 @@ def plain(method):
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_wrappers_keep_epochs_momentum_and_the_server(method, wrapper):
-    """A wrapper that changes nothing gives the same model, or is refused in words."""
+    """A neutral wrapper gives the same model, or is refused."""
     row, wrap, assignment = METHODS[method], WRAPPERS[wrapper], assignment_of(method)
     assignment = dropping(assignment, 0.0) if wrapper == "dropping" else assignment
     if words := REFUSES.get(method, {}).get(wrapper):

@@ -1,4 +1,4 @@
-"""`fedjax-mm bench capabilities`: a row for every public part, and what is counted and written."""
+"""`fedjax-mm bench capabilities`: rows for all public parts, counts and files."""
 
 import importlib
 import inspect
@@ -30,7 +30,7 @@ def tiny(monkeypatch, tmp_path):
 
 
 def public_parts():
-    """The public factories of what has a cost in a round, by the types that they return."""
+    """Public factories of parts with a cost in each round, by their return types."""
     kinds = ("Algorithm", "Assignment", "Attack", "Compressor", "Delay", "Dispatch", "Law", "Rule")
     kinds += ("StaleWeight", "GradientTransformation")
     for namespace in NAMESPACES:
@@ -59,7 +59,7 @@ def test_every_public_part_has_a_row():
 
 
 def plain(name):
-    """The same for a function and for the class of what it returns."""
+    """Equal strings for a function and for its return type."""
     return name.lower().replace("_", "")
 
 

@@ -36,7 +36,7 @@ def digest(how: Execution) -> str:
 
 
 def in_files(directory: Path, told: int) -> str:
-    """Starts or resumes a run that saves after each round, and tells when it does."""
+    """Starts or resumes a run that saves after each round, and prints a line for each."""
     importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0
     callbacks = [Callback(on_segment=lambda _: os.write(told, b".") and None)]
     with Checkpoints(directory / "out", resume=True) as saved:
@@ -47,7 +47,7 @@ def in_files(directory: Path, told: int) -> str:
 
 
 def child(work: Callable[[int], str], after: int | None = None, seconds: float = 0.0) -> str:
-    """Forks a child, and gives what it found, or "" if it was killed after some rounds."""
+    """Output of a forked child, or "" if it was killed after some rounds."""
     reading, told = os.pipe()
     number = os.fork()
     if not number:

@@ -123,6 +123,8 @@ def test_a_file_to_start_from_runs(tmp_path, monkeypatch, capsys):
             main(arguments)
         return ended.value.code
 
+    for path in (TUNED[0].parents[1] / "experiment.toml", *TUNED):
+        assert max(map(len, path.read_text().splitlines())) <= 80  # columns of a terminal
     assert call("init", "mine.toml", "--like", "methods-compare/fedprox") == 0
     small = [f"--set={x}" for x in ("num_rounds=2", "num_seeds=1", "task.num_clients=5")]
     assert call("run", "mine.toml", *small) == 0

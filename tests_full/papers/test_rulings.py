@@ -55,7 +55,7 @@ LAWS = {  # each with mean 0
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("num_seeds", [20, 50, 100, 200])
 def test_means_of_skewed_laws_err_at_the_level(law, num_seeds):
-    """Student's t alone errs up to 14 times as often; see `claims.evidence`."""
+    """Student's t alone has up to 14 times this error rate, see `claims.evidence`."""
     size, most = 100_000, 1.35e-3
     drawn = LAWS[law](np.random.default_rng(num_seeds), (size, num_seeds))
     mean, centred = drawn.mean(1), drawn - drawn.mean(1, keepdims=True)
@@ -86,7 +86,7 @@ def test_medians_err_at_the_level(law):
 
 
 def test_student_alone_errs_more_often():
-    """What the reduction is for: 1.9 % of exponential samples of 20, where 0.135 % is meant."""
+    """Without the reduction, 1.9 % of exponential samples of 20 err instead of 0.135 %."""
     drawn = LAWS["exponential"](np.random.default_rng(0), (100_000, 20))
     t = drawn.mean(1) / drawn.std(1, ddof=1) * np.sqrt(20)
     assert np.mean(t < -student.isf(LEVEL, 19)) > 0.015

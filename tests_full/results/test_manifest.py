@@ -1,4 +1,4 @@
-"""What a manifest says about the installed package."""
+"""Manifests describe the installed package."""
 
 import subprocess
 from importlib.metadata import PackageNotFoundError

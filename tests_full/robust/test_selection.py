@@ -33,7 +33,7 @@ COMPRESSORS = {"top_k": top_k(0.3), "random_k": random_k(0.3), "qsgd": qsgd(4), 
 
 
 def applied(rule, x, here):
-    """The aggregate of the rows that are there, with weights that the rules ignore."""
+    """Aggregate of the present rows, with weights that the rules ignore."""
     return rule.aggregate(KEY, jnp.where(here[:, None], x, 0), jnp.ones(len(x)), here, ())[0]
 
 
@@ -41,7 +41,7 @@ def by_xla(monkeypatch, function, *args):
     """The result of the form for accelerators, which sorts."""
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        return jax.jit(lambda *args: function(*args))(*args)  # traced anew
+        return jax.jit(lambda *args: function(*args))(*args)  # a second trace
 
 
 @pytest.mark.parametrize("n", [3, 8, 16, 17, 31, 64, 100, 129, 300, 513])

@@ -94,7 +94,7 @@ def played(algorithm, assignment, params=None, rounds=ROUNDS):
 
 
 def events(all_own):
-    """The peers that are there, and the links (from, to) that are up, in every round."""
+    """Available peers and links (from, to) of every round."""
     found = []
     for own in all_own:
         weights, table = map(np.asarray, (own.links.weights, own.links.neighbours))

@@ -199,7 +199,7 @@ def build_scaled(learning_rate):
 
 
 def test_a_worker_builds_the_grid_of_a_sweep_once(monkeypatch):
-    """The parts of a sweep share a grid, and a later sweep notices what has changed."""
+    """Parts of a sweep share a grid, and a later sweep notices changes."""
     grid = Grid(build_scaled, {"learning_rate": [0.1, 0.2]}, num_rounds=3)
     sweep(grid)
     once = len(BUILDS)

@@ -111,7 +111,7 @@ def test_one_client_contracts_as_by_hand():
 
 
 def test_full_participation_has_the_published_losses():
-    """Of Bhuyan et al.'s quadratic, N = 24, p = 4, mu = 2e-4, eta = .1 and E = 5."""
+    """Moments of Bhuyan et al.'s quadratic, with N = 24, p = 4, mu = 2e-4, eta = .1 and E = 5."""
     found = exact(
         quadratic(24, 4, mu=2e-4), fedavg(0.1, local_steps=5), full_participation(24), 100
     )

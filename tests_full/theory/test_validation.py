@@ -1,4 +1,4 @@
-"""Bounds beside sweeps: mistakes are found, and the papers' theorems have their items' numbers."""
+"""Bounds against sweeps: mistakes are found, and theorems have the numbers of their items."""
 
 import dataclasses
 from functools import partial
@@ -46,7 +46,7 @@ def test_a_mistake_in_a_constant_is_found_with_the_number_of_seeds():
     wrong = validate(mistaken, build, axes, num_seeds=600, **how)
     assert wrong.violated.any()
     assert "1 of 2 points are outside" in wrong.verdict
-    # Fewer seeds would not show it; as many as are named would, on other seeds.
+    # Fewer seeds would not show it, but the named number of other seeds would.
     seeds = int(wrong.seeds.min())
     assert 20 < seeds < 300
     few = validate(mistaken, build, axes, num_seeds=max(seeds // 10, 3), **how)

@@ -248,7 +248,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
 
 
 def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
-    """Reduces each run to its first T rounds, because all runs are as long as the largest T."""
+    """Reduces each run to its first T rounds, because all runs have the largest T."""
     beta, kappa = theory.lemma_b_1(config.problem())
     result = result.isel(model=0, drop=True).rename(local_steps="E")
     inside = result["round"] < result["T"]
