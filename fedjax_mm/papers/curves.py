@@ -192,16 +192,17 @@ class CompressionCurve(Curve):
 class PrivateCurve(Curve):
     """Settings of private clients."""
 
-    num_clients: Count = 1000
+    num_clients: Count = 400
     num_models: Several[Count] = (1, 4)
     sampling: Several[Fraction | Literal[1]] = (1, 0.1)
     """The probabilities with which a client takes part in a round."""
-    epsilons: Several[Positive] = (10.0, 3.0, 1.0)
+    epsilons: Several[Positive] = (10.0, 1.0)
     delta: Fraction = 1e-5
     rates: Several[Positive] = (0.1, 0.3, 1.0, 3.0, 10.0)
     clips: Several[Positive] = (0.3, 1.0, 3.0)
     """The candidates for the clip."""
     num_rounds: Count = 40
+    record_every: Count = 40
     selection_seeds: Count = 2
 
     @property
