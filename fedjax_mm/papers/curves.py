@@ -192,7 +192,7 @@ class CompressionCurve(Curve):
 class PrivateCurve(Curve):
     """Settings of private clients."""
 
-    num_clients: Count = 400
+    num_clients: Count = 250
     num_models: Several[Count] = (1, 4)
     sampling: Several[Fraction | Literal[1]] = (1, 0.1)
     """The probabilities with which a client takes part in a round."""
@@ -248,10 +248,7 @@ class PrivateCurve(Curve):
 
     def noise_multiplier(self, sampling: float, epsilon: float) -> float:
         """The noise multiplier of an epsilon, for any number of models."""
-        if math.isinf(epsilon):
-            return 0.0
-        assignment = self.assignment(self.num_models[0], sampling)
-        return _noise(assignment, epsilon, self.num_rounds, self.delta)
+        return 0.0 if math.isinf(epsilon) else _noise(self, sampling, epsilon)
 
 
 class RobustCurve(Curve):
@@ -340,8 +337,10 @@ class RobustCurve(Curve):
 
 
 @cache
-def _noise(assignment: Assignment, epsilon: float, num_rounds: int, delta: float) -> float:
-    return noise_for(assignment, epsilon=epsilon, num_rounds=num_rounds, delta=delta)
+def _noise(config: PrivateCurve, sampling: float, epsilon: float) -> float:
+    assignment = config.assignment(config.num_models[0], sampling)
+    how: dict[str, Any] = {"num_rounds": config.num_rounds, "delta": config.delta}
+    return noise_for(assignment, epsilon=epsilon, **how)
 
 
 def run(config: Any, execution: Execution | None = None) -> xr.Dataset:
