@@ -227,29 +227,34 @@ def _fact(holds: Any, evidence: str, name: str) -> Evidence:
 Standing = Literal["ahead", "level", "behind", "undecided"]
 
 
-def standing(lead: xr.DataArray, margin: float, form: str = ".2f") -> list[Standing]:
-    """Whether each mean is above a margin, within it, or below it.
+def standing(
+    lead: xr.DataArray, margin: float, form: str = ".2f", of: Of = "mean"
+) -> list[Standing]:
+    """Whether each mean or median is above a margin, within it, or below it.
 
     Args:
       lead: samples over ``(..., "seed")``, such as paired differences between methods.
       margin: the smallest lead of interest.
       form: the format of numbers in the evidence.
+      of: as in `more`. The sign test never finds a median within a margin.
 
     Example:
       >>> standing(xr.DataArray([[3.0, 2.0] * 10, [0.1] * 20], dims=("M", "seed")), 1.0)
       ['ahead', 'level']
     """
     answers: dict[Standing, list[Evidence]] = {
-        "ahead": more(lead, by=margin, form=form),
-        "level": within(lead, margin=margin),
-        "behind": less(lead, by=-margin),
+        "ahead": more(lead, by=margin, form=form, of=of),
+        "level": within(lead, margin=margin) if of == "mean" else [],
+        "behind": less(lead, by=-margin, of=of),
     }
 
     def verdict(test: Evidence) -> Verdict:
         return test.verdict((LEVEL, LEVEL), LEVEL)
 
     return [
-        next((word for word, x in answers.items() if verdict(x[i]) == "supported"), "undecided")
+        next(
+            (word for word, x in answers.items() if x and verdict(x[i]) == "supported"), "undecided"
+        )
         for i in range(len(answers["ahead"]))
     ]
 

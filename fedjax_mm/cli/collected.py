@@ -83,6 +83,7 @@ class Manifest(BaseModel):
 class Paper(BaseModel, extra="allow"):
     """An item's entry in `published.toml`."""
 
+    learns: str = ""
     open: list[str] = []
     values: dict[str, Any] = {}
 
@@ -114,7 +115,11 @@ class Summary(BaseModel):
     @property
     def runtime(self) -> str:
         """The time that the run took, and the name of its GPU if it used one."""
-        seconds, device = sum(self.manifest.wall_seconds.values()), self.manifest.device
+        return self.lasting(1)
+
+    def lasting(self, factor: float) -> str:
+        """The time of that many times the run, on its device."""
+        seconds, device = sum(self.manifest.wall_seconds.values()) * factor, self.manifest.device
         units = ((3600, "h", ".1f"), (60, "min", ".0f"), (1, "s", ".0f"))
         size, unit, form = next((each for each in units if seconds >= 1.5 * each[0]), units[-1])
         gpu = re.search(r"[AHVL]\d{2,3}", device.kind)

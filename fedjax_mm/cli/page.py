@@ -101,6 +101,7 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {"markdown": _markdown, "command": _command, "caption": _caption}
+    environment.filters["owed"] = _owed
     return environment.get_template(name)
 
 
@@ -178,14 +179,26 @@ def _statements(found: Collected) -> dict[str, Any]:
     return about | {"under": under, "readings": readings_of(found.items)}
 
 
-def _command(summary: Summary) -> str:
+def _command(summary: Summary, seeds: int | None = None) -> str:
     """The command that reproduces an item, with DIR for the user's data folder."""
     is_bounds = summary.id.startswith("bounds-")
     words = ["fedjax-mm", *(summary.id.split("-") if is_bounds else ("reproduce", summary.id))]
-    for setting in summary.changed:
+    settings = summary.changed
+    if seeds:
+        others = [each for each in settings if not each.startswith("num_seeds=")]
+        settings = [f"num_seeds={seeds}", *others]
+    for setting in settings:
         is_data = setting.startswith("directory=")
         words += ["--data", "DIR"] if is_data else ["--set", shlex.quote(setting)]
     return " ".join(words)
+
+
+def _owed(summary: Summary) -> str:
+    """The command with the seeds that would settle what is open, and its time, or ""."""
+    now = summary.manifest.config.num_seeds
+    needed = [each.needed or 0 for each in summary.statements if each.verdict == "not settled"]
+    seeds = max(needed, default=0)
+    return f"{_command(summary, seeds)}  # {summary.lasting(seeds / now)}" if now and seeds else ""
 
 
 def _markdown(value: Any) -> Any:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.claims import Evidence, more, standing
+from fedjax_mm.claims import Evidence, less, more, standing
+from fedjax_mm.claims.comparisons import Of
 from fedjax_mm.claims.evidence import LEVEL, combined
 from fedjax_mm.claims.parts import Part
 from fedjax_mm.papers.schema import Check, Outcome, Reading, Word
@@ -104,17 +105,25 @@ def finding(text: str, holds: Any, evidence: str = "") -> Check:
     return _checked(text, holds, evidence, ("holds", "does not hold"))
 
 
-def compare(text: str, lead: xr.DataArray, margin: float, form: str = ".2f") -> Check:
-    """Whether all means are above a margin, within it, or below it.
+def compare(
+    text: str, lead: xr.DataArray, margin: float, form: str = ".2f", of: Of = "mean"
+) -> Check:
+    """Whether all means or medians are above a margin, within it, or below it.
 
     Args:
       text: the question.
       lead: samples over ``(..., "seed")``, for example paired differences between methods.
       margin: the smallest lead of interest.
       form: the format of numbers in the evidence.
+      of: as in `more`.
     """
-    ahead, words = more(lead, by=margin, form=form), standing(lead, margin, form)
-    shown = [f"{test.name}: {test.text}".removeprefix(": ") for test in ahead]
+    words = standing(lead, margin, form, of)
+    ahead, behind = (
+        more(lead, by=margin, form=form, of=of),
+        less(lead, by=-margin, form=form, of=of),
+    )
+    nearer = [one if one.center > 0 else two for one, two in zip(ahead, behind, strict=True)]
+    shown = [f"{test.name}: {test.text}".removeprefix(": ") for test in nearer]
     if len(set(words)) > 1:
         shown = [f"{each} ({word})" for each, word in zip(shown, words, strict=True)]
     outcome: Outcome = words[0] if len(set(words)) == 1 else "undecided"

@@ -107,18 +107,19 @@ def unless_at_edge(
     return Check(text=found.text, outcome="undecided", evidence=why)
 
 
-def check_inner(chosen: xr.DataArray, grid: Sequence[float], label: str) -> Check:
+def check_inner(chosen: xr.DataArray, grid: Sequence[float], label: str = "") -> Check:
     """Checks that every chosen rate lies inside its grid, so that the grid is wide enough.
 
     Args:
       chosen: rates over named dimensions.
       grid: the rates, of which two have no inside.
-      label: the name of a rate in the evidence, with the dimensions in braces.
+      label: the name of a rate in the evidence, with the dimensions in braces; by default the
+        coordinates.
     """
     is_inner = ~at_edge(chosen, grid)
     ends = [
-        f"{label.format(**at)}: {chosen.sel(at).item():g}"
-        for at, _ in places(chosen, *map(str, chosen.dims))
+        f"{label.format(**at) or ', '.join(words)}: {chosen.sel(at).item():g}"
+        for at, words in places(chosen, *map(str, chosen.dims))
         if not is_inner.sel(at)
     ]
     text = "every chosen learning rate lies inside the grid"

@@ -256,6 +256,9 @@ def test_a_comparison_is_ahead_level_or_behind():
     mixed = compare("text", samples(far, -far), 1.0, ".0f")
     assert mixed.outcome == "undecided"
     assert mixed.evidence == "pair 0: 99 ± 1 (ahead); pair 1: -99 ± 1 (behind)"
+    medians = compare("text", samples(-far[:10]), 1.0, ".0f", "median")
+    assert medians.outcome == "behind"
+    assert medians.evidence.endswith("10 of 10 seeds below -1")
 
 
 def test_six_comparisons_with_equal_methods_rarely_contradict():

@@ -96,3 +96,15 @@ def test_a_seed_with_an_unfinished_model_has_no_mean_time():
     np.testing.assert_array_equal(measured["makespan in times per seed"], [5.0, np.nan])
     assert np.isnan(measured["mean_completion_time in rounds"])
     assert measured["finished"] == 75
+
+
+@pytest.mark.parametrize(("least", "outcome"), [(90.0, "behind"), (20.0, "undecided")])
+def test_an_unfinished_seed_is_behind_only_if_it_is_with_its_least_time(least, outcome):
+    rows = {"algorithm": ["MFA-Rand", "MFA-RR"], "mix": ["equal"], "arrivals": ["at once"]}
+    times = xr.DataArray(np.full((2, 1, 1, 10), 40.0), rows | {"seed": range(10)})
+    times[1, ..., :7] = np.nan
+    times[1, ..., 7:] = 60.0
+    found = {"mean_completion_time in rounds per seed": times}
+    found["least mean completion time in rounds"] = times.fillna(least)
+    (check,) = ITEM.judge(xr.Dataset(found), validate(type(SMALL), {"mixes": ["equal"]}))
+    assert check.outcome == outcome
