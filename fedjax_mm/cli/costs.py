@@ -67,7 +67,16 @@ class Cost(NamedTuple):
 
 
 _UNKNOWN = {**dict.fromkeys(("keys", "words", "operations", "moved")), "is_open": False}
-COLUMNS = ("run s", "x", "ops x", "bytes x", "trace s", "lower s", "compile s", "MiB")
+COLUMNS: tuple[str, ...] = (
+    "run s",
+    "x",
+    "ops x",
+    "bytes x",
+    "trace s",
+    "lower s",
+    "compile s",
+    "MiB",
+)
 COLUMNS += ("keys", "draws")
 _SELECTION = ("adds s", "adds to mean s", "NumPy s", "PyTorch s")
 

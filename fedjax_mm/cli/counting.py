@@ -43,12 +43,23 @@ class Counted(NamedTuple):
 
     def plus(self, other: "Counted") -> "Counted":
         """The sum."""
-        sums = [x + y for x, y in zip(self[:-1], other[:-1], strict=True)]
-        return Counted(*sums, is_open=self.is_open or other.is_open)
+        return Counted(
+            self.keys + other.keys,
+            self.words + other.words,
+            self.operations + other.operations,
+            self.moved + other.moved,
+            self.is_open or other.is_open,
+        )
 
     def times(self, number: int) -> "Counted":
         """The same, several times."""
-        return Counted(*[x * number for x in self[:-1]], is_open=self.is_open)
+        return Counted(
+            self.keys * number,
+            self.words * number,
+            self.operations * number,
+            self.moved * number,
+            self.is_open,
+        )
 
 
 def count(jaxpr: ClosedJaxpr | Jaxpr) -> Counted:
