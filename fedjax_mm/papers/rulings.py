@@ -15,13 +15,12 @@ probability 0.8 % for normal samples. `fedjax_mm.settle` has levels for looking 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from fedjax_mm.claims import Evidence, less, more, standing
-from fedjax_mm.claims.comparisons import Of
 from fedjax_mm.claims.evidence import LEVEL, combined
 from fedjax_mm.claims.parts import Part
 from fedjax_mm.papers.schema import Check, Outcome, Reading, Word
@@ -106,7 +105,11 @@ def finding(text: str, holds: Any, evidence: str = "") -> Check:
 
 
 def compare(
-    text: str, lead: xr.DataArray, margin: float, form: str = ".2f", of: Of = "mean"
+    text: str,
+    lead: xr.DataArray,
+    margin: float,
+    form: str = ".2f",
+    of: Literal["mean", "median"] = "mean",
 ) -> Check:
     """Whether all means or medians are above a margin, within it, or below it.
 
