@@ -265,7 +265,7 @@ def figure_gossip(result: xr.Dataset, measured: xr.Dataset, config: Gossip) -> F
         gossip.append(plots.Line(name, x, errors.sel(network=name).values, None, "-?", number))
     for number, name in enumerate(FIXED):
         mean, bars = estimate(measured["floor"].sel(graph=name))
-        at = np.arange(len(config.local_steps))
+        at = np.asarray(config.local_steps)
         floors.append(plots.Line(name, at, mean.values, bars.values, "-?", number))
     exact: dict[str, Any] = {"style": "--", "color": GRAY}
     for name, rate in zip(errors["network"].values, measured["exact rate"].values, strict=True):
@@ -273,7 +273,7 @@ def figure_gossip(result: xr.Dataset, measured: xr.Dataset, config: Gossip) -> F
         end = float(errors.sel(network=name)[-1])
         gossip.append(plots.Line("", x, end * rate ** (x - x[-1]), **exact))
     floors += [plots.Line("", at, y.values, **exact) for y in measured["exact floor"]]
-    ticks = {str(each): float(i) for i, each in enumerate(config.local_steps)}
+    ticks = {str(each): float(each) for each in config.local_steps}
     how: dict[str, Any] = {"scale": "log"}
     top = [
         plots.Panel("Quadratics, without training", "round", "consensus error", gossip, **how),
