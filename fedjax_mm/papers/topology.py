@@ -235,8 +235,8 @@ def judge_gossip(measured: xr.Dataset, config: Gossip) -> Iterator[Check]:
         loss = measured[name].sel(alpha=alpha, drop=True).transpose(..., "seed")
         how = {"last": "rounds", "spent": "bytes"}[name]
         for other in (*FIXED, PAIRS):
-            lead = loss.sel(topology=FEDAVG, drop=True) - loss.sel(topology=other, drop=True)
-            text = f"alpha = {alpha:g}, equal {how}: FedAvg's loss minus that on {other}"
+            lead = loss.sel(topology=other, drop=True) - loss.sel(topology=FEDAVG, drop=True)
+            text = f"alpha = {alpha:g}, equal {how}: FedAvg's lead in loss over {other}"
             yield compare(text, lead, _MARGIN, ".3f")
 
 
@@ -395,7 +395,7 @@ def judge_edges(measured: xr.Dataset, config: Edges) -> Iterator[Check]:
     last = measured["last"]
     for period in config.periods[1:]:
         lead = last.isel(period=0, drop=True) - last.sel(period=period, drop=True)
-        text = f"loss with the cloud in every round minus that in every {period} rounds"
+        text = f"the lead in loss of a cloud in every {period} rounds over one in every round"
         yield compare(text, lead.transpose(..., "seed"), _MARGIN, ".3f")
 
 
