@@ -63,7 +63,7 @@ class Counted(NamedTuple):
 
 
 def count(jaxpr: ClosedJaxpr | Jaxpr) -> Counted:
-    """Counts the work of a whole program. Of a condition, the branch with most operations counts.
+    """Counts the work of a whole program, and of a condition the branch with most operations.
 
     Example:
       >>> import jax

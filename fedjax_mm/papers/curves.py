@@ -85,7 +85,7 @@ class Curve(Selecting):
 
     @property
     def tuned(self) -> dict[str, Sequence[Any]]:
-        """The candidates for what is chosen on the selection seeds."""
+        """The candidates for settings that are chosen on the selection seeds."""
         return {"rate": self.rates}
 
     @property
@@ -118,7 +118,7 @@ class Curve(Selecting):
         execution: Execution,
         chosen: Mapping[str, xr.DataArray] | None = None,
     ) -> xr.Dataset:
-        """Trains at all points of some axes, at the chosen values of what is tuned, if given."""
+        """Trains at all points of some axes, with the tuned settings, if given."""
         data = self.data
 
         def build(seed: int, **at: Any) -> Setup:
@@ -375,7 +375,7 @@ def _percent(result: xr.Dataset) -> xr.DataArray:
 
 
 def measure(percent: xr.DataArray, result: xr.Dataset) -> xr.Dataset:
-    """Averages accuracies over the seeds, and adds what was chosen."""
+    """Averages accuracies over the seeds, and adds the chosen settings."""
     found = {"percent": percent, "mean": percent.mean("seed", skipna=False)}
     found |= {"standard error": estimate(percent).error}
     return xr.Dataset(found | {name: result[name] for name in result if "chosen_" in str(name)})

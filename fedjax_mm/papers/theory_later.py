@@ -1,4 +1,4 @@
-"""Bounds on local training beside runs, and what an outer optimizer's momentum gains on quadratics.
+"""Compares bounds on local training with runs, and computes the gain of an outer momentum.
 
 The theorems that newer papers are about have their own bounds here, whose constants and proofs are
 in `fedjax_mm.theory.local_steps`.
@@ -177,7 +177,7 @@ def run(config: TheoryLater, execution: Execution | None = None) -> xr.Dataset:
 def _validated(
     name: str, case: _Case, config: TheoryLater, saving: Execution, given: Any
 ) -> xr.Dataset:
-    """One bound beside its runs, with all points in a row."""
+    """Compares one bound with its runs, with all points in a row."""
     unlike = heterogeneity(case.task)
     about: Any = {"sigma": config.sigma, "zeta": float(unlike.zeta.value)}
     about["delta"] = float(unlike.delta.value)

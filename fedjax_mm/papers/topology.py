@@ -199,7 +199,7 @@ def run_gossip(config: Gossip, execution: Execution | None = None) -> xr.Dataset
 
 
 def measure_gossip(result: xr.Dataset, config: Gossip) -> xr.Dataset:
-    """Rates and floors beside the exact ones, and losses by rounds and by bytes."""
+    """Measures rates, floors and losses, and computes exact rates and floors."""
     error, rates = result["error"], xr.DataArray([*config.rates().values()], dims="network")
     falls = error.isel(gossip_round=slice(1, None)) / error.isel(gossip_round=slice(-1)).values
     # The mean over rounds is unbiased for random pairs. Others approach their rate in the end.
@@ -258,7 +258,7 @@ def table_gossip(measured: xr.Dataset, config: Gossip) -> Sequence[Table]:
 
 
 def figure_gossip(result: xr.Dataset, measured: xr.Dataset, config: Gossip) -> Figure:
-    """Draws consensus errors and floors beside exact ones, and losses by rounds and bytes."""
+    """Draws consensus errors and floors with the exact ones, and losses by rounds and bytes."""
     x, errors = np.arange(config.gossip_rounds + 1), measured["gossip"]
     gossip, floors = [], []
     for number, name in enumerate(errors["network"].values):
@@ -377,7 +377,7 @@ def run_edges(config: Edges, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure_edges(result: xr.Dataset, config: Edges) -> xr.Dataset:
-    """Floors beside the exact ones, and losses by rounds and by bytes to the cloud."""
+    """Measures floors and losses, and computes exact floors and the bytes to the cloud."""
     floors = [[config.exact(x, period) for period in config.periods] for x in config.groupings]
     exact = xr.DataArray(floors, dims=("grouping", "period"))
     kilobytes = 4e-3 * result["parameters_mixed"].isel(seed=0, grouping=0, drop=True)
@@ -411,7 +411,7 @@ def table_edges(measured: xr.Dataset, config: Edges) -> Sequence[Table]:
 
 
 def figure_edges(result: xr.Dataset, measured: xr.Dataset, config: Edges) -> Figure:
-    """Draws the loss by rounds and by bytes, and floors beside exact ones."""
+    """Draws losses by rounds and by bytes, and floors with the exact ones."""
     panels: list[list[plots.Panel]] = []
     drawn = measured["loss"].isel(round=slice(1, None))
     limits, floors = (0.9 * float(drawn.min()), 3 * float(drawn.max())), []  # room for legends
