@@ -487,18 +487,20 @@ def _combined(own: Mixing, tree: Params) -> Params:
         return x.reshape(-1, *[1] * (like.ndim - 1))
 
     def one(x: Array) -> Array:
-        if weights.ndim == 1:
-            mean = jnp.tensordot(weights, x, 1, precision=lax.Precision.HIGHEST)
-            return jnp.where(column(own.present, x), mean.astype(x.dtype), x)
+        # A link that is down has weight 0, but 0 * NaN is NaN.
         total = column(own.kept, x) * x
-        if isinstance(neighbours, tuple):
-            received = jnp.tensordot(weights, x, 1, precision=lax.Precision.HIGHEST)
-            return (total + received).astype(x.dtype)
-        for i in range(neighbours.shape[1]):
-            weight = column(weights[:, i], x)
-            # A link that is down has weight 0, but 0 * NaN is NaN.
-            total = total + jnp.where(weight != 0, weight * x[neighbours[:, i]], 0)
-        return total.astype(x.dtype)
+        if not isinstance(neighbours, tuple):
+            for i in range(neighbours.shape[1]):
+                weight = column(weights[:, i], x)
+                total = total + jnp.where(weight != 0, weight * x[neighbours[:, i]], 0)
+            return total.astype(x.dtype)
+        is_sent = column(jnp.any(weights.reshape(-1, len(x)) != 0, 0), x)
+        received = jnp.tensordot(
+            weights, jnp.where(is_sent, x, 0), 1, precision=lax.Precision.HIGHEST
+        )
+        if weights.ndim == 1:
+            return jnp.where(column(own.present, x), received.astype(x.dtype), x)
+        return (total + received).astype(x.dtype)
 
     return jax.tree.map(one, tree)
 

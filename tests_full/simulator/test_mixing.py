@@ -519,3 +519,14 @@ def test_a_file_says_the_same_as_a_call(name):
     found = made.algorithms["A"]
     assert settings(found.assignment.build(6, 6)) == settings(expected)
     assert (found.build(6).name == "reporting") == (name == "splits")
+
+
+@pytest.mark.parametrize(
+    "links", [ring(), network(jnp.full((3, 3), 1 / 3)), cloud("models")], ids=["list", "W", "mean"]
+)
+def test_a_diverged_model_whose_links_are_down_reaches_no_other(links):
+    """Weights of links that are down are 0, and 0 times NaN is NaN."""
+    task, steep = mean_estimation(np.zeros(3), [0.0, 1.0, 0.0]), fedavg(1e6, local_steps=5)
+    alone = mixing(peers(3), links, lost=1.0)
+    state, _ = simulate(0, task, steep, alone, 4, params=jnp.zeros(3))
+    assert np.isfinite(np.ravel(params_of(state))).tolist() == [True, False, True]
