@@ -14,7 +14,7 @@ def from_rows(dataset: Any, *, features: Columns, labels: str) -> tuple[np.ndarr
 
     Args:
       dataset: anything with columns by name, such as a `Dataset` of Hugging Face, a pandas or
-        polars data frame, or a dict of lists.
+        polars data frame, or a dict of lists; or a list of dicts with equal keys.
       features: the column of the features, such as "image", whose entries have equal shapes; or
         the columns of several numbers, which become the entries of a vector. Gray images get a
         channel.
@@ -29,6 +29,8 @@ def from_rows(dataset: Any, *, features: Columns, labels: str) -> tuple[np.ndarr
       >>> X.shape, y.tolist()
       ((3, 2), [0, 1, 0])
     """
+    if isinstance(dataset, list):
+        dataset = {name: [row[name] for row in dataset] for name in _names(dataset)}
     if isinstance(features, str):
         x = _column(dataset, features)
         is_gray = x.ndim == 3 and x.dtype == np.uint8
@@ -38,6 +40,16 @@ def from_rows(dataset: Any, *, features: Columns, labels: str) -> tuple[np.ndarr
     y = _column(dataset, labels)
     is_word = y.dtype.kind in "USO"
     return x, np.unique(y, return_inverse=True)[1].astype(np.int32) if is_word else y
+
+
+def _names(rows: list[Any]) -> list[Any]:
+    """The keys of rows, which must be dicts with equal keys."""
+    if not rows or any(not isinstance(x, dict) or x.keys() != rows[0].keys() for x in rows):
+        raise ValueError(
+            "the dataset is a list, but not of dicts with equal keys; give such rows, or a dict of "
+            "lists"
+        )
+    return [*rows[0]]
 
 
 def _column(dataset: Any, name: str) -> np.ndarray:

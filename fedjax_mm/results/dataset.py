@@ -296,6 +296,8 @@ def join_seeds(first: xr.Dataset, *later: xr.Dataset) -> xr.Dataset:
       >>> both.seed.values.tolist(), both.attrs["manifest"]["seed"]
       ([0, 1, 2, 3, 4, 5], 0)
     """
+    for each in (first, *later):
+        check_instance("a result", each, xr.Dataset, "give one after another: join_seeds(a, b)")
     return reduce(_join_two, later, first)
 
 

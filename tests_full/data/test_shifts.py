@@ -60,6 +60,7 @@ def test_clients_images_are_turned(name, turns):
             "give square images",
         ),
         (lambda: from_rows({"a": [1]}, features="b", labels="a"), "no column 'b', but a"),
+        (lambda: from_rows([{"a": 1}, {}], features="a", labels="a"), "not of dicts with equal"),
         (
             lambda: from_rows({"a": [[1], [1, 2]], "b": [0, 1]}, features="a", labels="b"),
             "give entries of equal shapes",
@@ -80,3 +81,5 @@ def test_rows_of_images_frames_and_words():
     x, y = from_rows(frame, features=["a", "b"], labels="c")
     assert (x.tolist(), y.tolist()) == ([[1.0, 3.0], [2.0, 4.0]], [1, 0])
     assert from_rows(frame, features=["a"], labels="d")[1].tolist() == [0.5, 0.25]
+    records = from_rows(frame.to_dict("records"), features=["a", "b"], labels="c")
+    assert all(map(np.array_equal, records, (x, y)))
