@@ -413,6 +413,7 @@ ABSENT = {("W2", "moon"): "logistic regression has no features"}
 UNTIMED = {
     "averaging": "builds a method from a client function of yours",
     "backdoored": "needs images, and costs what reading a batch costs",
+    "low_rank": "trains other parameters, the factors of matrices",
     "with_clients": "costs time at records only",
     "with_metrics": "costs time at records only",
 }

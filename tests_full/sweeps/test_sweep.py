@@ -431,7 +431,8 @@ def test_an_interrupt_while_compiling_cancels_the_queue(monkeypatch):
     monkeypatch.setattr(Future, "cancel", noted)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(plan_module, "_lower", lambda *_: lowered)
-    programs = [SimpleNamespace(key=i, records_kept=1, rounds_at_once=1) for i in range(9)]
+    kept = {"records_kept": 1, "rounds_at_once": 1, "division": SimpleNamespace(shapes=())}
+    programs = [SimpleNamespace(key=i, **kept) for i in range(9)]
     told = []
     with pytest.raises(KeyboardInterrupt):
         plan_module._compile(
