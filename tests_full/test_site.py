@@ -81,7 +81,7 @@ WORDS = {  # what somebody types, and the page that says how
     "early stopping": "how-to/sweeps/",
     "wandb": "how-to/tracking/",
     "hydra": "how-to/own-code/",
-    "custom task": "how-to/own-code/",
+    "custom task": "extending/",
     "lora": "how-to/network/",
 }
 SEARCH = """
