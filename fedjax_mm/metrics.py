@@ -223,7 +223,7 @@ def time_to_target(
 
     NaN meets no target. Models meet it at records, so times have the resolution of `record_every`.
     Means of xarray leave NaN out, and with them the slowest runs. `estimate` with ``censored_at``
-    counts them, and shows the share of runs that met the target beside the mean.
+    counts them, and shows the mean and the share of runs that met the target.
     A model that arrives later, see `arriving`, meets it at its arrival or later.
 
     Args:

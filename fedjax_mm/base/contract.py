@@ -388,8 +388,8 @@ class MixFn(Protocol):
 
         Args:
           round: t.
-          state: the assignment's state after `observe`. What is drawn, such as the links of the
-            round, is drawn in `assign`.
+          state: the assignment's state after `observe`. Random choices, such as the links of the
+            round, are made in `assign`.
           old: the parameters before the round; None for a `Mixed` state, which is mixed as `new`.
           new: the parameters after the server steps.
         """

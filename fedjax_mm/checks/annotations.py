@@ -143,7 +143,7 @@ def part(function: Callable[P, T]) -> Callable[P, T]:
     """Decorator of a factory whose results are declared to be pure, as `jax.jit` of a function.
 
     Its arguments are checked against their annotations, as far as these have ranges or choices.
-    What it makes prints as the call, is pickled as the call, and can be swept by path. Calls that
+    Its results print as the call, are pickled as the call, and can be swept by path. Calls that
     differ only in numbers share compiled programs, because the factory is called again inside a
     program, with traced numbers. Floats and JAX arrays are numbers, except where an annotation
     without an array type, such as ``float``, demands known values.

@@ -9,9 +9,9 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 _KEYS = ("random_fold_in", "random_seed", "random_split")
 _THREEFRY = 115  # operations of a block, which makes a key or two words
-_OVER_INPUTS = ("reduce_", "arg", "cum", "top_k")  # primitives that read more than they make
-_MOVES = {"gather", "dynamic_slice", "all_gather", "all_to_all"}  # what they make
-_WRITES = {"dynamic_update_slice": 1, "scatter": 2}  # the place of what they write
+_OVER_INPUTS = ("reduce_", "arg", "cum", "top_k")  # primitives with more inputs than outputs
+_MOVES = {"gather", "dynamic_slice", "all_gather", "all_to_all"}  # counted by outputs
+_WRITES = {"dynamic_update_slice": 1, "scatter": 2}  # the argument that is written
 _FREE = {
     *("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "split"),
     *("convert_element_type", "bitcast_convert_type", "concatenate", "pad", "iota", "rev", "copy"),
@@ -108,7 +108,7 @@ def _of_equation(eqn: Any) -> Counted:
     if name == "dot_general":
         ((contracted, _), _), shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
         return Counted(operations=2 * _size(made) * math.prod(shape[i] for i in contracted))
-    if name.startswith("scatter"):  # adds what it writes
+    if name.startswith("scatter"):  # additions of the updates
         return Counted(operations=_size(eqn.invars[2]), moved=_bytes(eqn.invars[2]))
     if name == "sort":
         length = eqn.invars[0].aval.shape[eqn.params["dimension"]]
@@ -127,8 +127,8 @@ def _bytes(variable: Any) -> int:
 def count_round(jaxpr: ClosedJaxpr, num_rounds: int) -> Counted | None:
     """Counts the work in a step of the outermost loop of `num_rounds` steps, if there is one.
 
-    Of several loops the last one counts, because a state is made before the rounds. What no result
-    depends on is left out, as by XLA.
+    The last of several loops counts, because states are made before the rounds. Unused values are
+    left out, as by XLA.
     """
     used, _ = dce_jaxpr(cast("Any", jaxpr.jaxpr), [True] * len(jaxpr.jaxpr.outvars))
     level: list[Any] = [used]

@@ -21,10 +21,10 @@ class Claim(Config):
       more: the runs with the larger metric, as values of `algorithm` and of axes.
       than: the runs with the smaller one.
       by: the margin.
-      within: the largest difference, for a claim that there is none; `by` has no meaning then.
+      within: the largest difference, for a claim of equality; `by` has no meaning then.
       of: "mean" or "median".
       unit: the unit of the metric, such as "points".
-      says: the claim in words, for sentences; defaults to its name.
+      says: the claim as a clause, for sentences; defaults to its name.
     """
 
     metric: str

@@ -28,7 +28,7 @@ class Experiment(Point):
       axes: values of settings, as lists or ranges; with this table the file is a sweep.
       executor: the executor that computes the parts if a command selects it. It is not one of the
         settings that identify a result.
-      claims: what the result decides, by name; `run --until-settled` adds seeds for it. Like the
+      claims: claims about the result, by name; `run --until-settled` adds seeds for them. Like the
         executor, they do not identify a result.
       together: count axes whose values share a program, which plain FedAvg on the quadratic allows;
         defaults to `local_steps`. Adding `num_models`, for MFA-Rand and MFA-RR, saves compilation,

@@ -371,8 +371,8 @@ LARGE_BYTES = 2**30
 def load_dataset(path: Path) -> xr.Dataset:
     """Loads a NetCDF file, with its manifest as a mapping in `attrs`.
 
-    A Dataset larger than `LARGE_BYTES` is opened instead, and reads what is selected from it until
-    it is closed. Close it before the file is replaced, because NetCDF knows open files by name.
+    A Dataset larger than `LARGE_BYTES` is opened instead, and reads each selection until it is
+    closed. Close it before the file is replaced, because NetCDF knows open files by name.
     """
     with ExitStack() as stack:
         dataset = stack.enter_context(xr.open_dataset(path, engine="netcdf4"))

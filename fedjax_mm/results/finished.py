@@ -19,7 +19,7 @@ _ABOUT = ("summary.json", "manifest.json")
 def open_result(directory: Path | str) -> xr.Dataset:
     """Loads the result in a directory, with its manifest as a mapping in `attrs`.
 
-    A result larger than 1 GiB is not loaded but opened: what is selected from it is read then.
+    A result larger than 1 GiB is not loaded but opened, and each selection from it is read.
 
     Args:
       directory: the directory of a ``result.nc``, or any NetCDF file.

@@ -184,7 +184,7 @@ def compute_arrivals(
 ) -> tuple[tuple[StackState, ...], AsyncState, Work]:
     """Computes the next `number` arrivals, and returns the models, the clock and the work.
 
-    There are none if no model is active.
+    Without active models nothing arrives.
     """
     stacks, dispatch = run.stacks, run.dispatch
     options = run.options._replace(with_reports=dispatch.reallocate)

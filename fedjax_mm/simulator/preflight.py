@@ -617,8 +617,8 @@ def _train(
     """Trains one client, and takes the server step.
 
     Returns:
-      The client's dense update, whether the server reads the states of all clients, and what it is
-      given.
+      The client's dense update, whether the server reads the states of all clients, and its
+      context.
     """
     has_factor = cohort is not None and cohort.scale is not None
     may_miss = cohort is not None and cohort.takes_part is not None

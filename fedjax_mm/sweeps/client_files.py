@@ -3,7 +3,8 @@
 A file has places of one row each, and a table says in which place the state of every client of
 every model is. A row that a saved run may need is never overwritten: its new value takes a free
 place. So the table and the checksums of the rows, which are a part of the run's checkpoint, are all
-that has to be saved at once, and what a killed process wrote after the last checkpoint is ignored.
+that has to be saved at once, and rows that a killed process wrote after the last checkpoint are
+ignored.
 """
 
 import errno

@@ -96,7 +96,7 @@ def join_processes(address: str | None = None) -> None:
     Call it once in every process, before any computation. JAX aborts a process that has waited five
     minutes for the others, or has not heard from one of them for half a minute.
 
-    A process that is alone on its node uses all of the node's devices. Of several, each uses the
+    A process that is alone on its node uses all of the node's devices. Each of several uses the
     GPUs that the scheduler reserved for it (``--gpus-per-task``), or else the one with its local
     rank. JAX_LOCAL_DEVICE_IDS, such as "0,1", overrides this.
 

@@ -61,7 +61,7 @@ class _Window(NamedTuple):
 
 
 def whole(why: str) -> Division:
-    """Examples that every device has, and the reason in words."""
+    """Examples that every device has, and the reason."""
     return Division({}, {}, why)
 
 

@@ -38,9 +38,9 @@ def settle(
 ) -> tuple[xr.Dataset, Verdicts]:
     """Adds seeds to a sweep until every claim is decided, or a limit is reached.
 
-    Claims are judged after 1, 2, 4, 8, ... blocks of seeds. Of the level, look j = 0, 1, ... spends
-    1 / ((j + 1) (j + 2)), so that the probability of a wrong verdict at any look is at most the
-    level, see `claims.judge`. What is decided stays so. Blocks have equal sizes, so that they share
+    Claims are judged after 1, 2, 4, 8, ... blocks of seeds. Look j = 0, 1, ... spends the share
+    1 / ((j + 1) (j + 2)) of the level, so that the probability of a wrong verdict at any look is at most the
+    level, see `claims.judge`. Verdicts are final. Blocks have equal sizes, so that they share
     compiled programs, and from the second look on they have only the points that open comparisons
     are about (the smallest grid with all of those).
 

@@ -165,7 +165,8 @@ def check_outputs(
       has_weights: whether the module is also called with weights.
     """
     example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
-    outputs, drawn, allowed = _traced(module, example, size, rngs, has_weights)
+    real = jnp.result_type(float)
+    outputs, drawn, allowed = _traced(module, example, size, rngs, has_weights, real)
     right = tuple(sorted(drawn | (allowed & {*rngs})))
     if {*right} != {*rngs}:
         source = f"from {' and '.join(map(repr, sorted(drawn)))}" if drawn else "nothing"
@@ -187,6 +188,7 @@ def _traced(
     size: int,
     rngs: tuple[str, ...],
     has_weights: bool,
+    real: Any,  # the dtype of floats, which is another one in double precision
 ) -> _Traced:
     name = name_of(module)
     # Allow both names, because flax hides nnx layers, which substitute one stream for another.
@@ -222,8 +224,8 @@ def _traced(
         return outputs, changed.get(STATISTICS)
 
     shapes = (size, *example.shape)
-    kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
-    weights = jax.ShapeDtypeStruct((size,), jnp.result_type(float))
+    kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else real
+    weights = jax.ShapeDtypeStruct((size,), real)
     inputs = jax.ShapeDtypeStruct(shapes, kind), weights
     key = jax.eval_shape(lambda: jax.random.key(0))
     linen: Any = sys.modules.get("flax.linen")

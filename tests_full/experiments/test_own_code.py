@@ -1,4 +1,4 @@
-"""Every part of a file can be code of one's own, and wrong or changed code is refused in words."""
+"""Every part of a file can be code of one's own, and wrong or changed code is refused with a reason."""
 
 import subprocess
 import sys
