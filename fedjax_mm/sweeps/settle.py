@@ -39,10 +39,10 @@ def settle(
     """Adds seeds to a sweep until every claim is decided, or a limit is reached.
 
     Claims are judged after 1, 2, 4, 8, ... blocks of seeds. Look j = 0, 1, ... spends the share
-    1 / ((j + 1) (j + 2)) of the level, so that the probability of a wrong verdict at any look is at most the
-    level, see `claims.judge`. Verdicts are final. Blocks have equal sizes, so that they share
-    compiled programs, and from the second look on they have only the points that open comparisons
-    are about (the smallest grid with all of those).
+    1 / ((j + 1) (j + 2)) of the level, so that the probability of a wrong verdict at any look is at
+    most the level, see `claims.judge`. Verdicts are final. Blocks have equal sizes, so that they
+    share compiled programs, and from the second look on they have only the points that open
+    comparisons are about (the smallest grid with all of those).
 
     Args:
       what: the runs, as in `sweep`.

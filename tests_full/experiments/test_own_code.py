@@ -1,4 +1,4 @@
-"""Every part of a file can be code of one's own, and wrong or changed code is refused with a reason."""
+"""Every part of a file can be code of one's own, and wrong or changed code is refused."""
 
 import subprocess
 import sys
