@@ -190,7 +190,7 @@ def flip_labels(
     if not data.num_classes:
         raise ValueError("the data have no classes, so no labels to flip; give labelled data")
     if test and len(data.test.counts) != num_clients:
-        raise ValueError("the test set is one pool; give clients their own with federate")
+        raise ValueError("the test set is one pool; give clients their own by test_fraction")
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
 
     def flip(split: ClientData) -> ClientData:

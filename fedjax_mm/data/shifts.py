@@ -92,7 +92,7 @@ def _changed(
 ) -> FederatedData:
     check_federated(data)
     if len(data.test.counts) != data.num_clients:
-        raise ValueError("the test set is one pool; give clients their own with federate")
+        raise ValueError("the test set is one pool; call federate with test_fraction")
 
     def of(split: ClientData) -> ClientData:
         x, y = split.gathered().examples
