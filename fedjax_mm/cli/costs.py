@@ -368,8 +368,9 @@ def markdown(costs: Costs) -> str:
 
 def draw(costs: Costs) -> Picture:
     """Draws all rows relative to the baseline: times, and the larger of operations and bytes."""
-    names = dict.fromkeys((row.kind, row.name) for row in costs.rows)
-    groups = {kind: [name for _, name in each] for kind, each in groupby(names, lambda key: key[0])}
+    groups = dict[str, list[str]]()
+    for kind, name in dict.fromkeys((row.kind, row.name) for row in costs.rows):
+        groups.setdefault(kind, []).append(name)
     times = {w: {name: row.times for name, row in costs.of(w).items()} for w in costs.workloads}
     for w in costs.workloads:
         rows = costs.of(w)
