@@ -522,10 +522,10 @@ def mixing(
     - A merge at the end: ``every`` is the number of rounds.
 
     A link is up if both of its ends are. An inactive model is down, see `finishing`, and so is a
-    peer whose client does not participate in the round. A model keeps the weight of a link that is
-    down to itself; in directed networks the sender keeps it. The mean then
-    stays what it is with all links up. The metric ``messages`` has the number of messages of each
-    model so far, and a result ``parameters_mixed`` from it.
+    peer whose client does not participate in the round. The weight of a link that is down goes to
+    the receiver's own model; in directed networks the sender keeps it. The mean of all models then
+    is that with all links up. The metric ``messages`` has the number of messages of each model so
+    far, and a result ``parameters_mixed`` from it.
 
     Args:
       assignment: chooses clients and models.

@@ -13,8 +13,8 @@ better than it is on the seeds that chose it.
 
 All methods share a clock, with the same distribution of the duration of a local training. A round
 lasts until its slowest client has finished. In GVR the training of all clients before the draw
-takes no time. A client with two processors trains two models at the same time, and half of the
-clients train. FedAST has no rounds. It keeps K jobs in progress, and K arrivals are recorded as a
+takes no time. A client with two processors trains two models at the same time, and K / 2 clients
+train. FedAST has no rounds. It keeps K jobs in progress, and K arrivals are recorded as a
 round. As published it does not weight clients, so it minimizes a different mean than the other
 methods. In this comparison, it weights clients like the other methods.
 """

@@ -188,7 +188,7 @@ def _traced(
     size: int,
     rngs: tuple[str, ...],
     has_weights: bool,
-    real: Any,  # the dtype of floats, which is another one in double precision
+    real: Any,  # the dtype of floats, because double precision gives other outputs
 ) -> _Traced:
     name = name_of(module)
     # Allow both names, because flax hides nnx layers, which substitute one stream for another.

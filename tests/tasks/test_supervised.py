@@ -40,6 +40,7 @@ from fedjax_mm.tasks import (
     supervised,
     top_k_accuracy,
 )
+from fedjax_mm.tasks.modules import check_outputs
 from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression
 from tests.helpers import labelled_data
 
@@ -236,6 +237,14 @@ SCORES = {
         lambda x, y: expected_calibration_error(x, y, 8),
     ),
 }
+
+
+def test_outputs_are_traced_for_each_precision():
+    """A process may have tasks in double precision before others."""
+    features = np.zeros((4, 5), np.uint8)
+    for is_double, kind in ((True, jnp.float64), (False, jnp.float32)):
+        with jax.enable_x64(is_double):
+            assert check_outputs(LogisticRegression(3), features, 4, (), False).dtype == kind
 
 
 @pytest.mark.usefixtures("x64")

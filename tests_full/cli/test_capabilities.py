@@ -140,7 +140,10 @@ def test_operations_and_rows_of_loops_are_counted():
 
 
 def test_the_page_is_made_from_its_numbers():
-    assert page.PAGE.read_text() == page.page(page.saved())
+    saved = page.saved()
+    assert page.PAGE.read_text() == page.page(saved)
+    labels = costs.draw(saved).axes[0].get_yticklabels()
+    assert {label.get_text() for label in labels} == {row.name for row in saved.rows}
 
 
 REFUSED = {
