@@ -449,6 +449,35 @@ def test_other_readings_judge_table_1_and_figure_7():
         assert [found[each] for each in found if each[1] == statement] == expected
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, [SUPPORTED, SUPPORTED]),
+        ({"MaxFL": 0.4}, [SUPPORTED, CONTRADICTED]),  # it loses as much as the baselines
+        ({"FedAvg": 0.6}, [SUPPORTED, CONTRADICTED]),
+        ({"qFFL": 0.7}, [CONTRADICTED, CONTRADICTED]),
+    ],
+)
+def test_verdicts_on_clients_that_leave(changed, expected):
+    """All methods have 0.6 if nobody leaves, and all baselines but the `changed` lose 0.2."""
+    left = dict.fromkeys(METHODS, 0.4) | {"MaxFL": 0.6} | changed
+    config = config_of("maxfl-flexible")
+    each = [
+        made_up(config, lambda algorithm, **_: left[algorithm]),
+        made_up(config, lambda **_: 0.6),
+    ]
+    result = xr.concat(each, xr.IndexVariable("participation", ["flexible", "full"]))
+    item = ITEMS["maxfl-flexible"]
+    found = item.findings(result, config)
+    assert [each.verdict for each in found.statements] == expected
+    (table,) = found.tables
+    assert len(table.rows) == 14
+    assert [axes.get_title()[4:] for axes in item.figure(result, found.measured, config).axes] == [
+        "test accuracy",
+        "GM-Appeal",
+    ]
+
+
 def test_seeds_that_the_search_for_a_reading_used_are_told_apart():
     def lost_later(seed, **at):
         return leads(0.4 * (seed < 10), 0.3 * (seed < 10))(seed=seed, **at)

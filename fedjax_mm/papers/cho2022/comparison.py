@@ -87,12 +87,13 @@ def item(
       metrics: metrics of the seen clients and, prefixed by "unseen_", of the others, in the order
         of the published numbers.
       rules: yields a ruling on every statement, and checks. By default it yields nothing.
-      **others: replacements for this module's `measure`, `table` and `figure`.
+      **others: replacements for `run_comparison` as `run`, and for this module's `measure`,
+        `table` and `figure`.
     """
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
     functions |= {"judge": partial(_judge, id=id, rules=rules, default=settings)}
-    functions |= {"table": table, "figure": figure} | others
-    return Item(id, settings, run_comparison, **functions)
+    functions |= {"run": run_comparison, "table": table, "figure": figure} | others
+    return Item(id, settings, **functions)
 
 
 def judged(result: xr.Dataset) -> xr.Dataset:
