@@ -267,7 +267,7 @@ class RobustCurve(Curve):
     radius: Positive = 1.0
     bucket_size: Count = 2
     alpha: NonNegative = 0.0
-    rates: Several[Positive] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+    rates: Several[Positive] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
     num_rounds: Count = 60
 
     @property
