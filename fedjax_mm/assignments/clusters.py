@@ -65,12 +65,8 @@ def ifca(
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
-        clients = jnp.arange(num_clients, dtype=jnp.int32)
-        if number < num_clients:
-            clients = permutation(rng_key, num_clients, number)
-        losses = look.losses()[:, clients]
-        # Replace NaN with infinity, because `argmin` would assign every client to a diverged model.
-        models = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=0)
+        clients, losses = _cohort_losses(rng_key, look, num_clients, number)
+        models = jnp.argmin(losses, axis=0)
         scale = None
         if average == "gradients":
             # Keep the dtype weak, so that float32 contributions stay float32.
@@ -115,15 +111,22 @@ def soft_clusters(
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
-        clients = jnp.arange(num_clients, dtype=jnp.int32)
-        if number < num_clients:
-            clients = permutation(rng_key, num_clients, number)
-        losses = look.losses()[:, clients]
-        losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
+        clients, losses = _cohort_losses(rng_key, look, num_clients, number)
         weights = jax.nn.softmax(-losses / temperature, axis=0).astype(losses.dtype)
         return Cohort.of_rows(jnp.broadcast_to(clients, losses.shape), weights), state
 
     return Assignment(num_clients, num_models, no_state, assign)
+
+
+def _cohort_losses(
+    rng_key: PRNGKeyArray, look: Look, num_clients: int, cohort_size: int
+) -> tuple[Int[Array, " cohort"], Float[Array, "models cohort"]]:
+    clients = jnp.arange(num_clients, dtype=jnp.int32)
+    if cohort_size < num_clients:
+        clients = permutation(rng_key, num_clients, cohort_size)
+    losses = look.losses()[:, clients]
+    # Without infinity in place of NaN, every client would join a diverged model.
+    return clients, jnp.where(jnp.isnan(losses), jnp.inf, losses)
 
 
 class Clusters(NamedTuple):
