@@ -146,7 +146,7 @@ class CompressionCurve(Curve):
     alpha: Positive = 0.1
     digits_alpha: Positive = 0.5
     """The parameter of the Dirichlet law by which each digit is dealt to clients."""
-    rates: Several[Positive] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+    rates: Several[Positive] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
     num_rounds: Count = 150
     record_every: Count = 5
 
@@ -198,8 +198,8 @@ class PrivateCurve(Curve):
     """The probabilities with which a client takes part in a round."""
     epsilons: Several[Positive] = (10.0, 1.0)
     delta: Fraction = 1e-5
-    rates: Several[Positive] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    clips: Several[Positive] = (0.3, 1.0, 3.0)
+    rates: Several[Positive] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+    clips: Several[Positive] = (0.3, 1.0, 3.0, 10.0)
     """The candidates for the clip."""
     num_rounds: Count = 40
     record_every: Count = 40
