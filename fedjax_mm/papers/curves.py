@@ -199,7 +199,7 @@ class PrivateCurve(Curve):
     epsilons: Several[Positive] = (10.0, 1.0)
     delta: Fraction = 1e-5
     rates: Several[Positive] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-    clips: Several[Positive] = (0.3, 1.0, 3.0, 10.0)
+    clips: Several[Positive] = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
     """The candidates for the clip."""
     num_rounds: Count = 40
     record_every: Count = 40
