@@ -146,7 +146,7 @@ class CompressionCurve(Curve):
     alpha: Positive = 0.1
     digits_alpha: Positive = 0.5
     """The parameter of the Dirichlet law by which each digit is dealt to clients."""
-    rates: Several[Positive] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+    rates: Several[Positive] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
     num_rounds: Count = 150
     record_every: Count = 5
 
