@@ -125,7 +125,7 @@ def _cohort_losses(
     if cohort_size < num_clients:
         clients = permutation(rng_key, num_clients, cohort_size)
     losses = look.losses()[:, clients]
-    # Without infinity in place of NaN, every client would join a diverged model.
+    # Replace NaN with infinity, because every client would join a diverged model otherwise.
     return clients, jnp.where(jnp.isnan(losses), jnp.inf, losses)
 
 

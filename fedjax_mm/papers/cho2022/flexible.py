@@ -50,7 +50,7 @@ def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges what the accuracies of Table 1 owe to the clients that leave."""
+    """Judges the effect of clients that leave on the accuracies of Table 1."""
     percent = comparison.squeezed(measured["percent"]).reindex(metric=list(ACCURACY))
     lost = _minus(percent.reindex(algorithm=list(_POOR)), _FULL, _FLEXIBLE)
     yield ruling("few-data-points", more(lost, form=".1f"))
