@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.cli.terminal import console, say, show_table, shown_progress
+from fedjax_mm.metrics import estimate
 from fedjax_mm.results.export import To, export_result
 from fedjax_mm.results.finished import RESULT, open_result
 from fedjax_mm.results.labels import places
@@ -185,9 +186,9 @@ def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.D
         last = last.where(is_whole).assign(is_whole=is_whole)
     if "seed" not in last.dims:
         return last, last * math.nan
-    number = last.sizes["seed"]
-    mean, spread = last.mean("seed", skipna=False), last.std("seed", ddof=min(1, number - 1))
-    return mean, spread / math.sqrt(number) if number > 1 else mean * math.nan
+    found = {name: estimate(values) for name, values in last.items()}
+    mean, error = ({name: each[i] for name, each in found.items()} for i in (0, 1))
+    return xr.Dataset(mean), xr.Dataset(error)
 
 
 def _text(mean: xr.Dataset, error: xr.Dataset, name: str, digits: int) -> str:

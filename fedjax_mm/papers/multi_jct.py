@@ -1,11 +1,11 @@
 """Job completion times: the rounds in which several models reach their targets, by scheduler.
 
-All methods train with FedAvg and the same settings on the same pool. K clients train in a round,
-with these exceptions: LVR has K local trainings in expectation, the bandit trains all clients in
-each of the first M rounds, and the schedulers give a model its demand or less. FedAST has K jobs in
-progress, and its round is K arrivals. A model that has met its target gets no more clients. In
-"MFA-Rand, clients kept" the clients of finished models stay idle, as if each model had its own
-share of the pool.
+All methods train with FedAvg on the same pool. Every method has its own learning rate for each mix
+of models, chosen on separate selection seeds. K clients train in a round, with these exceptions:
+LVR has K local trainings in expectation, the bandit trains all clients in each of the first M
+rounds, and the schedulers give a model its demand or less. FedAST has K jobs in progress, and its
+round is K arrivals. A model that has met its target gets no more clients. In "MFA-Rand, clients
+kept" the clients of finished models stay idle, as if each model had its own share of the pool.
 """
 
 import functools
@@ -29,7 +29,7 @@ from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.availability.jobs import arriving, finishing
 from fedjax_mm.base import Algorithm, Assignment
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Count, Fraction, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Fraction, Positive
 from fedjax_mm.local import local_sgd
 from fedjax_mm.metrics import completion, estimate
 from fedjax_mm.papers.cho2022.clients import all_digits
@@ -39,8 +39,15 @@ from fedjax_mm.papers.multi_maxfl import ask
 from fedjax_mm.papers.multi_problems import deal
 from fedjax_mm.papers.rulings import compare
 from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.selection import (
+    Selecting,
+    best_point,
+    check_inner,
+    searched,
+    unless_at_edge,
+)
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.papers.training import described, stages, train
+from fedjax_mm.papers.training import described, staged, stages, train
 from fedjax_mm.papers.values import Several
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
@@ -51,9 +58,12 @@ from fedjax_mm.tasks.supervised import Supervised
 MixName = Literal["equal", "unequal", "straggler", "scarce"]
 Arrivals = Literal["at once", "over time"]
 
-_BASE = "MFA-Rand"
+_BASE, _ASYNC = "MFA-Rand", "FedAST"
 _KEPT = "MFA-Rand, clients kept"
 _METRIC = "test_accuracy"
+CLOCKS = {"round": "rounds", "time": "simulated time"}
+"""The clocks by which completion times are measured."""
+
 _SAVED = (_METRIC, "time", "client_updates", "finished_at", "arrived_at", "active")
 
 
@@ -75,25 +85,25 @@ class Way(NamedTuple):
 
 
 def _drawn(factory: Callable[..., Assignment], **options: Any) -> Way:
-    def assign(N: int, M: int, K: int, demand: int, eligible: Any) -> Assignment:
+    def assign(N: int, M: int, K: int, demands: Sequence[int], eligible: Any) -> Assignment:
         return factory(N, M, cohort_size=K, **options)
 
     return Way(assign)
 
 
 def _by(policy: str) -> Way:
-    def assign(N: int, M: int, K: int, demand: int, eligible: Any) -> Assignment:
-        how: dict[str, Any] = {"demand": demand, "policy": policy, "eligible": eligible}
+    def assign(N: int, M: int, K: int, demands: Sequence[int], eligible: Any) -> Assignment:
+        how: dict[str, Any] = {"demand": demands, "policy": policy, "eligible": eligible}
         return scheduled(N, M, cohort_size=K, **how)
 
     return Way(assign, is_strict=True)
 
 
-def _unequal(N: int, M: int, K: int, demand: int, eligible: Any) -> Assignment:
+def _unequal(N: int, M: int, K: int, demands: Sequence[int], eligible: Any) -> Assignment:
     return variance_reduced(N, M, expected_trainings=float(K))
 
 
-def _dispatched(N: int, M: int, K: int, demand: int, eligible: Any) -> Dispatch:
+def _dispatched(N: int, M: int, K: int, demands: Sequence[int], eligible: Any) -> Dispatch:
     at_work = [len(part) for part in np.array_split(np.arange(K), M)]
     how: dict[str, Any] = {"ratio": min(2, *at_work), "delay": shifted_exponential(N, mean=1.0)}
     return fedast(N, M, at_work=at_work, arrivals_per_round=K, **how)
@@ -115,17 +125,18 @@ METHODS: Mapping[str, Way] = {
     "SRSF": _by("srsf"),
     "LAS": _by("las"),
     "Venn": _by("venn"),
-    "FedAST": Way(_dispatched),
+    _ASYNC: Way(_dispatched),
 }
 """All methods by name. To add a method, add a line."""
 
 
-class MultiJCT(Seeded):
+class MultiJCT(Selecting):
     """Mixes of models that learn questions about the digits, the pool, and the run lengths."""
 
     mixes: Several[MixName] = ("equal", "unequal", "straggler", "scarce")
     """Equal models; two models of each of three questions and sizes; equal models of which the
-    first has the higher target; and equal models of which the last two may only use scarce clients.
+    first has the higher target; and models with unequal demands of which the last two may only use
+    scarce clients.
     """
     arrivals: Several[Arrivals] = ("at once", "over time")
     methods: Several[str] = tuple(METHODS)
@@ -134,6 +145,8 @@ class MultiJCT(Seeded):
     cohort_size: Count = 24
     demand: Count = 8
     """The clients that a model asks for in a round, for the schedulers that know demands."""
+    unequal_demands: Several[Count] = (12, 8, 4)
+    """The demands of the models of "scarce", in turn."""
     target: Fraction = 0.85
     straggler_target: Fraction = 0.9
     scarce: Fraction = 0.2
@@ -141,11 +154,12 @@ class MultiJCT(Seeded):
     rounds_between: Count = 8
     """The number of rounds between two arrivals."""
     alpha: Positive = 0.5
-    learning_rate: Positive = 0.05
+    rates: Several[Positive] = (0.05, 0.1, 0.2, 0.4, 0.8)
+    """The candidates for the learning rate."""
     local_steps: Count = 5
     batch_size: Count = 10
-    num_rounds: Count = 240
-    num_seeds: Count = 10
+    num_rounds: Count = 160
+    num_seeds: Count = 30
     record_every: Count = 2
 
     def tasks(self, mix: str, data: FederatedData) -> list[Supervised]:
@@ -164,6 +178,11 @@ class MultiJCT(Seeded):
         most = self.straggler_target if mix == "straggler" else self.target
         return np.array([most] + [self.target] * (self.num_models - 1))
 
+    def demands(self, mix: str) -> list[int]:
+        """The clients that each model asks for."""
+        each = self.unequal_demands if mix == "scarce" else (self.demand,)
+        return [each[m % len(each)] for m in range(self.num_models)]
+
     def eligible(self, mix: str) -> np.ndarray:
         """Whether each client may train each model."""
         found = np.ones((self.num_models, self.num_clients), bool)
@@ -171,13 +190,15 @@ class MultiJCT(Seeded):
             found[-2:, round(self.scarce * self.num_clients) :] = False
         return found
 
-    def build(self, mix: str, arrivals: str, name: str, data: FederatedData, seed: int) -> Setup:
+    def build(
+        self, mix: str, arrivals: str, rate: float, name: str, data: FederatedData, seed: int
+    ) -> Setup:
         """Sets up the simulation of one point of the grid."""
         way, (N, M, K) = METHODS[name], (self.num_clients, self.num_models, self.cohort_size)
         steps, size = self.local_steps, self.batch_size
-        algorithm = way.algorithm(local_sgd(self.learning_rate, steps=steps, batch_size=size))
+        algorithm = way.algorithm(local_sgd(rate, steps=steps, batch_size=size))
         tasks = self.tasks(mix, data.select(seed - self.first_seed))
-        rule: Any = way.assign(N, M, K, self.demand, self.eligible(mix))
+        rule: Any = way.assign(N, M, K, self.demands(mix), self.eligible(mix))
         # Give arrays, so that points with other targets or arrivals share a program.
         if way.is_redealt:
             targets = jnp.asarray(self.targets(mix), jnp.float32)
@@ -195,52 +216,76 @@ def drawn(config: MultiJCT) -> FederatedData:
 
 
 def run(config: MultiJCT, execution: Execution | None = None) -> xr.Dataset:
-    """Runs every method on every mix, with one draw of the data per seed."""
-    how, data = execution or Execution(), functools.cache(drawn)
+    """Runs every method on every mix at its best rate, with one draw of the data per seed.
 
-    def make(alone: Any, saving: Execution) -> xr.Dataset:
-        (name,), stack = alone.methods, data(config)
-        build = functools.partial(alone.build, name=name, data=stack)
-        # Only some methods train eligible clients alone.
-        strict = METHODS[name].is_strict
-        mixes = [mix for mix in alone.mixes if strict or mix != "scarce"]
-        axes = {"mix": mixes, "arrivals": list(alone.arrivals)}
-        found = train([stack], build, axes, alone, saving)
-        return found[[key for key in _SAVED if key in found]]
-
+    `selection_time` holds the mean completion times in rounds that chose the rates, of models that
+    arrive at once.
+    """
+    how = execution or Execution()
     # A method without a point of the grid is left out.
     alone = {
         name: config.model_copy(update={"methods": (name,)})
         for name in config.methods
         if METHODS[name].is_strict or set(config.mixes) != {"scarce"}
     }
-    parts = list(stages("method", alone, how, make).values())
+    parts = list(stages("method", alone, how, _tuned).values())
     index = xr.IndexVariable("algorithm", list(alone))
     found = xr.concat(parts, index, join="outer", combine_attrs="override")
     return described(found.reindex(mix=list(config.mixes)), parts)
 
 
+def _tuned(alone: MultiJCT, execution: Execution) -> xr.Dataset:
+    """Runs the only method of some settings, at the rate that is best on the selection seeds."""
+    (name,) = alone.methods
+    # Only some methods train eligible clients alone.
+    is_strict = METHODS[name].is_strict
+    mixes: dict[str, Sequence[Any]] = {
+        "mix": [mix for mix in alone.mixes if is_strict or mix != "scarce"]
+    }
+
+    def search(config: MultiJCT, saving: Execution) -> xr.Dataset:
+        data = drawn(config)
+        build = functools.partial(config.build, name=name, data=data)
+        tried = {**mixes, "arrivals": ["at once"], "rate": config.rates}
+        return train([data], build, tried, config, saving)
+
+    found = searched(alone.selecting, execution, search).isel(arrivals=0, drop=True)
+    times = _completion(found, alone)["least"]
+    rates = times["rate"].isel(best_point(-times, ["rate"])).drop_vars("rate")
+
+    def judge(config: MultiJCT, saving: Execution) -> xr.Dataset:
+        data = drawn(config)
+
+        def build(mix: str, arrivals: str, seed: int) -> Setup:
+            rate = rates.sel(mix=mix).item()
+            return config.build(mix, arrivals, rate, name=name, data=data, seed=seed)
+
+        return train([data], build, {**mixes, "arrivals": config.arrivals}, config, saving)
+
+    judged = staged("judged", alone, execution, judge)
+    kept = judged[[key for key in _SAVED if key in judged]]
+    added = {"chosen_rate": rates, "selection_time": times.rename(seed="selection_seed")}
+    return described(kept.assign(added), [judged, found])
+
+
 def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
-    """Mean completion times, makespans and shares of finished models, and accuracies.
+    """Mean completion times, makespans, trainings, shares of finished models, and accuracies.
 
     Times are in rounds and in simulated time. They are NaN for a seed with an unfinished model. In
-    its least time, unfinished models run from the last arrival to the end.
+    its least times, unfinished models finish at the end of the run. The trainings are those of all
+    models until their targets.
     """
-    mixes = result["mix"].values.tolist()
-    targets = xr.DataArray(
-        [config.targets(mix) for mix in mixes], {"mix": mixes}, dims=("mix", "model")
-    )
     is_run = result[_METRIC].isel(round=0, drop=True).notnull().all("model")
-    found = {}
-    for clock in ("round", "time"):
-        times = completion(result, _METRIC, at_least=targets, clock=clock)
+    found = {"chosen_rate": result["chosen_rate"]}
+    for clock, words in CLOCKS.items():
+        times = _completion(result, config, clock)
         is_all = times["finished_share"] == 1
         for key in ("mean_completion_time", "makespan"):
-            found[f"{key} in {clock}s per seed"] = times[key].where(is_all)
-        if clock == "round":
-            end = config.num_rounds - config.rounds_between * (config.num_models - 1)
-            at_least = times["completion_time"].fillna(end).mean("model")
-            found["least mean completion time in rounds"] = at_least.where(is_run)
+            found[f"{key} in {words} per seed"] = times[key].where(is_all)
+        found[f"least_mean_completion_time in {words}"] = times["least"].where(is_run)
+    is_before = result["time"] <= times["finished_at"]
+    trainings = result["client_updates"].where(is_before).max("round").sum("model")
+    found["trainings per seed"] = trainings.where(is_all)
     found["is_run"] = is_run.all("seed")
     finished = 100 * times["finished_share"].where(is_run)
     found["finished"], found["finished error"] = estimate(finished)
@@ -253,49 +298,65 @@ def measure(result: xr.Dataset, config: MultiJCT) -> xr.Dataset:
     return xr.Dataset(found)
 
 
-_MARGIN = 1.0  # rounds
+def _completion(result: xr.Dataset, config: MultiJCT, clock: str = "round") -> xr.Dataset:
+    """Completion times, and the least mean that unfinished models leave possible."""
+    mixes = result["mix"].values.tolist()
+    each = [config.targets(mix) for mix in mixes]
+    targets = xr.DataArray(each, {"mix": mixes}, dims=("mix", "model"))
+    times = completion(result, _METRIC, at_least=targets, clock=clock)
+    # A round that is not recorded counts as the next one.
+    is_there = result["round"] >= result["arrived_at"].max("round")
+    most = result[clock].max("round") - result[clock].where(is_there).min("round")
+    return times.assign(least=times["completion_time"].fillna(most).mean("model"))
+
+
+_MARGIN = 1.0  # round, or mean duration of a local training
 
 
 def judge(measured: xr.Dataset, config: MultiJCT) -> Iterator[Check]:
-    """Compares mean completion times with those of MFA-Rand, and Venn with SRSF and FIFO.
+    """Compares mean completion times with those of MFA-Rand, and schedulers with each other.
 
     Medians are compared, because a seed with an unfinished model has no mean. It is behind if even
     the least mean completion time that it may have is.
     """
-    times = measured["mean_completion_time in rounds per seed"]
-    least = measured["least mean completion time in rounds"]
-    known = set(times["algorithm"].values.tolist())
     for name, other, mixes in (
         (_BASE, _KEPT, config.mixes),
         *((name, _BASE, config.mixes) for name in METHODS if name not in (_BASE, _KEPT)),
-        ("Venn", "SRSF", ("scarce",)),
-        ("Venn", "FIFO", ("scarce",)),
+        *((*pair, ("scarce",)) for pair in (("Venn", "SRSF"), ("Venn", "FIFO"), ("SRSF", "FIFO"))),
     ):
-        if not {name, other} <= known:
-            continue
-        first, own = (times.sel(algorithm=one, drop=True) for one in (other, name))
-        most = first - least.sel(algorithm=name, drop=True)
-        saved = (first - own).fillna(most.where(most < -_MARGIN))
-        for mix in mixes:
-            here = saved.sel(mix=mix, drop=True) if mix in config.mixes else None
-            if here is not None and here.notnull().any():
-                here = here.dropna("arrivals", how="all")
-                yield compare(
-                    f"{mix}: rounds that {name} saves in the mean completion time against {other}",
-                    here,
-                    _MARGIN,
-                    ".1f",
-                    "median",
-                )
+        # Simulated time differs from rounds where the server waits for nobody.
+        for clock in CLOCKS.values() if name == _ASYNC else ("rounds",):
+            for mix in mixes:
+                yield from _compared(measured, config, name, other, mix, clock)
+    yield check_inner(measured["chosen_rate"], config.rates, "{algorithm} on {mix}")
+
+
+def _compared(
+    measured: xr.Dataset, config: MultiJCT, name: str, other: str, mix: str, clock: str
+) -> Iterator[Check]:
+    """Yields how much sooner a method finishes than another, if both ran."""
+    if mix not in config.mixes or not {name, other} <= set(measured["algorithm"].values.tolist()):
+        return
+    here = measured.sel(mix=mix, drop=True)
+    key = f"mean_completion_time in {clock}"
+    first, own = (here[f"{key} per seed"].sel(algorithm=one, drop=True) for one in (other, name))
+    most = first - here[f"least_{key}"].sel(algorithm=name, drop=True)
+    saved = (first - own).fillna(most.where(most < -_MARGIN)).dropna("arrivals", how="all")
+    if saved.size:
+        text = f"{mix}: {clock} that {name} saves in the mean completion time against {other}"
+        found = compare(text, saved, _MARGIN, ".1f", "median")
+        rates = {one: here["chosen_rate"].sel(algorithm=one) for one in (name, other)}
+        yield unless_at_edge(found, rates, config.rates)
 
 
 def table(measured: xr.Dataset, config: MultiJCT) -> Sequence[Table]:
-    """One table per measure, with a column for each mix and each way to arrive."""
+    """One table per measure, with a column for each mix and each way to arrive, and the rates."""
     named = {
         "mean_completion_time in rounds": "Mean completion time in rounds",
         "makespan in rounds": "Makespan in rounds",
-        "mean_completion_time in times": "Mean completion time in simulated time",
-        "makespan in times": "Makespan in simulated time",
+        "mean_completion_time in simulated time": "Mean completion time in simulated time",
+        "makespan in simulated time": "Makespan in simulated time",
+        "trainings": "Local trainings of all models until their targets",
         "finished": "Models that finished, in percent",
         "accuracy": "Final mean accuracy in percent",
     }
@@ -309,7 +370,8 @@ def table(measured: xr.Dataset, config: MultiJCT) -> Sequence[Table]:
         text = cells(mean, error, form=".1f", missing="not reached").where(is_run, "not run")
         text = text.assign_coords(place=words)
         tables.append(rows(columns(text, "place"), ("algorithm",), title))
-    return tables
+    rates = cells(measured["chosen_rate"], form="g", missing="not run")
+    return [*tables, rows(columns(rates, "mix"), ("algorithm",), "Chosen learning rates")]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiJCT) -> Figure:
