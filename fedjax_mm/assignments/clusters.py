@@ -60,8 +60,7 @@ def ifca(
     Reference: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated
     Learning" (2020).
     """
-    number = num_clients if cohort_size is None else cohort_size
-    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    number = checks.check_cohort_size(num_clients, cohort_size)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
@@ -106,8 +105,7 @@ def soft_clusters(
       >>> [round(float(x), 2) for x in cohort.scale]
       [0.5, 0.05, 0.5, 0.95]
     """
-    number = num_clients if cohort_size is None else cohort_size
-    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    number = checks.check_cohort_size(num_clients, cohort_size)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
@@ -190,8 +188,7 @@ def cfl(
     Reference: Sattler, Mueller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed
     Multi-Task Optimization under Privacy Constraints" (2021).
     """
-    number = num_clients if cohort_size is None else cohort_size
-    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    number = checks.check_cohort_size(num_clients, cohort_size)
     models = jnp.arange(num_models, dtype=jnp.int32)
 
     def init(rng_key: PRNGKeyArray, look: Look) -> Clusters:

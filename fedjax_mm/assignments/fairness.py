@@ -60,8 +60,7 @@ def fedfair(
     Reference: Siew et al., "Fair Concurrent Training of Multiple Models in Federated Learning"
     (2024).
     """
-    number = num_clients if cohort_size is None else cohort_size
-    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    number = checks.check_cohort_size(num_clients, cohort_size)
     if memory is not None and num_models == 1:
         raise ValueError("memory is given, but there is one model; leave it out")
 

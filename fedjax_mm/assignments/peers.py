@@ -43,8 +43,7 @@ def peers(
     """
     if num_models not in (None, num_clients):
         raise ValueError(f"num_models is {num_models}; peers have one model each, {num_clients}")
-    number = num_clients if cohort_size is None else cohort_size
-    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    number = checks.check_cohort_size(num_clients, cohort_size)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round

@@ -105,8 +105,7 @@ def scheduled(
     its simulator, whose rounds end when 80 % of a demand have answered. Here all models' rounds
     begin and end together, and the supply of a type is its number of clients.
     """
-    number = num_clients if cohort_size is None else cohort_size
-    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+    number = checks.check_cohort_size(num_clients, cohort_size)
     wanted = _demands(demand, num_models)
     may = _eligible(eligible, num_models, num_clients)
     supply, slots = Supply.of(may), min(number, int(wanted.sum()))

@@ -410,12 +410,18 @@ def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
             raise ValueError(f"{problem}: {error}") from error
 
 
+def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:
+    """Checks that K <= N, and returns the cohort size K, which is N by default."""
+    cohort = num_clients if cohort_size is None else cohort_size
+    check_between("cohort_size", cohort, 1, num_clients, "num_clients")
+    return cohort
+
+
 def check_sizes(
     num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
 ) -> int:
     """Checks that M <= K <= N, and returns the cohort size K."""
-    cohort = num_clients if cohort_size is None else cohort_size
-    check_between("cohort_size", cohort, 1, num_clients, "num_clients")
+    cohort = check_cohort_size(num_clients, cohort_size)
     if num_models > cohort:
         whose, more = "a cohort has", "a larger cohort"
         if cohort_size is None:

@@ -146,7 +146,7 @@ class CompressionCurve(Curve):
     alpha: Positive = 0.1
     digits_alpha: Positive = 0.5
     """The parameter of the Dirichlet law by which each digit is dealt to clients."""
-    rates: Several[Positive] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+    rates: Several[Positive] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
     num_rounds: Count = 150
     record_every: Count = 5
 
@@ -199,7 +199,7 @@ class PrivateCurve(Curve):
     epsilons: Several[Positive] = (10.0, 1.0)
     delta: Fraction = 1e-5
     rates: Several[Positive] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-    clips: Several[Positive] = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+    clips: Several[Positive] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
     """The candidates for the clip."""
     num_rounds: Count = 40
     record_every: Count = 40
@@ -454,6 +454,9 @@ def judge_privacy(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]
         text = f"at {label}, {config.num_models[-1]} models are better with sampling"
         yield finding(text, more(lead))
     yield check_inner(measured["chosen_rate"], config.rates)
+    # Without noise the largest clip may be best, which hardly clips.
+    noisy = measured["chosen_clip"].sel(epsilon=list(config.epsilons))
+    yield check_inner(noisy, config.clips, of="clip")
 
 
 def judge_rules(measured: xr.Dataset, config: RobustCurve) -> Iterator[Check]:

@@ -107,14 +107,17 @@ def unless_at_edge(
     return Check(text=found.text, outcome="undecided", evidence=why)
 
 
-def check_inner(chosen: xr.DataArray, grid: Sequence[float], label: str = "") -> Check:
-    """Checks that every chosen rate lies inside its grid, so that the grid is wide enough.
+def check_inner(
+    chosen: xr.DataArray, grid: Sequence[float], label: str = "", of: str = "learning rate"
+) -> Check:
+    """Checks that every chosen number lies inside its grid, so that the grid is wide enough.
 
     Args:
-      chosen: rates over named dimensions.
-      grid: the rates, of which two have no inside.
-      label: the name of a rate in the evidence, with the dimensions in braces; by default the
+      chosen: numbers over named dimensions.
+      grid: the candidates, of which two have no inside.
+      label: the name of a number in the evidence, with the dimensions in braces; by default the
         coordinates.
+      of: what the numbers are.
     """
     is_inner = ~at_edge(chosen, grid)
     ends = [
@@ -122,5 +125,5 @@ def check_inner(chosen: xr.DataArray, grid: Sequence[float], label: str = "") ->
         for at, words in places(chosen, *map(str, chosen.dims))
         if not is_inner.sel(at)
     ]
-    text = "every chosen learning rate lies inside the grid"
+    text = f"every chosen {of} lies inside the grid"
     return check(text, is_inner.values if len(grid) > 2 else None, "; ".join(ends))

@@ -68,7 +68,7 @@ def test_noise_multipliers_equal_their_closed_form(result):
 
 def test_results_are_judged_and_drawn(result, tmp_path):
     findings = ITEM.findings(result, SMALL)
-    assert len(findings.checks) == 2 + 1 + 1  # by sampling; sampling; rates
+    assert len(findings.checks) == 2 + 1 + 2  # by sampling; sampling; clips and rates
     accuracy, _ = findings.tables
     assert accuracy.header == ("sampling", "epsilon", "noise multiplier", "num_models = 2")
     save_figure(ITEM.figure(result, findings.measured, SMALL), tmp_path / "figure.png")
@@ -78,7 +78,8 @@ def test_results_are_judged_and_drawn(result, tmp_path):
 @pytest.mark.parametrize(("gap", "outcome"), [(5.0, "holds"), (-5.0, "does not hold")])
 def test_checks_follow_the_accuracies(gap, outcome):
     """Noise costs `gap` with one model and twice that with four, and less with sampling."""
-    settings = validate(type(SMALL), SMALL.model_dump() | {"num_models": [1, 4], "rates": [0.3]})
+    changed = {"num_models": [1, 4], "rates": [0.3], "clips": [0.1, 1.0, 3.0]}
+    settings = validate(type(SMALL), SMALL.model_dump() | changed)
     seeds = np.linspace(0.0, 0.3, 20)
     falls = np.array([[0.0, gap], [0.0, 2 * gap]])
     falls = np.stack([falls, 0.9 * falls], axis=1)
@@ -87,6 +88,12 @@ def test_checks_follow_the_accuracies(gap, outcome):
         {"num_models": [1, 4], "sampling": [1, 0.5], "epsilon": [np.inf, 3.0], "seed": range(20)},
     )
     percent = percent + 0.01 * np.cos(np.arange(percent.size)).reshape(percent.shape)
-    rates = xr.ones_like(percent.isel(seed=0, drop=True))
-    checks = list(ITEM.judge(xr.Dataset({"percent": percent, "chosen_rate": rates}), settings))
-    assert [each.outcome for each in checks] == [outcome] * 5 + ["undecided"]
+    ones = xr.ones_like(percent.isel(seed=0, drop=True))
+    # Without noise the largest clip is no defect.
+    clips = ones.where(ones.epsilon == 3.0, 3.0)
+    measured = xr.Dataset({"percent": percent, "chosen_rate": ones, "chosen_clip": clips})
+    checks = list(ITEM.judge(measured, settings))
+    assert [each.outcome for each in checks] == [outcome] * 5 + ["passed", "undecided"]
+    measured["chosen_clip"] = 3 * ones
+    *_, inner, _ = ITEM.judge(measured, settings)
+    assert inner.outcome == "defect"
