@@ -160,9 +160,13 @@ class Memory:
     def put(self, key: Hashable, value: Any) -> Any:
         """Keeps a value, and returns it."""
         self._values[self._now(key)] = value
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
+        self.keep(self._most)
         return value
+
+    def keep(self, most: int) -> None:
+        """Forgets all but the latest `most` values."""
+        while len(self._values) > most:
+            self._values.popitem(last=False)
 
     def _now(self, key: Hashable) -> Hashable:
         return key, repr([getattr(jax.config, name, None) for name in jax.config.values])

@@ -1,9 +1,11 @@
 """Sweeps: number of compilations, agreement with single runs, labels, and refusals."""
 
 import dataclasses
+import gc
 import os
 import re
 import threading
+import weakref
 from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Algorithm, Assignment, Cohort
 from fedjax_mm.base.keys import seed_keys
+from fedjax_mm.base.programs import Memory
 from fedjax_mm.cli.workloads import WORKLOADS
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time, per_frame
@@ -399,6 +402,25 @@ def test_every_structure_is_compiled_once_for_all_batches(whole):
     assert [(each.num_batches, each.batch_size) for each in plan.compiled] == [(2, 8)] * 4
     assert plan.compiled[0].replicas(1).tolist() == [8] * 8
     assert (running.programs, running.compilations) == (0, 0)
+
+
+def test_programs_of_older_sweeps_are_freed_before_the_memory_maps_run_out(monkeypatch, tmp_path):
+    limit = tmp_path / "max_map_count"
+    assert not plan_module._is_crowded(limit)
+    for most, is_crowded in (("1000000000", False), ("10", True)):
+        limit.write_text(f"{most}\n")
+        assert plan_module._is_crowded(limit) is is_crowded
+    monkeypatch.setattr(plan_module, "_compiled", Memory(64))
+    grids = [dataclasses.replace(ONE_GRID, num_rounds=rounds, record_every=1) for rounds in (7, 9)]
+    alive = []
+    for crowded in (False, True):
+        monkeypatch.setattr(plan_module, "_is_crowded", lambda crowded=crowded: crowded)
+        plans = [make_plan(grid) for grid in grids]
+        calls = [weakref.ref(plan.compiled[0].call) for plan in plans]
+        del plans
+        gc.collect()
+        alive.append([call() is not None for call in calls])
+    assert alive == [[True, True], [False, True]]
 
 
 class Lowered:
