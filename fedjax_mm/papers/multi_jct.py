@@ -380,7 +380,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiJCT) -> Figure
     # A seed with an unfinished model is later than all others.
     times = times.fillna(np.inf).where(measured["is_run"]).dropna("mix", how="all")
     low, middle, high = (
-        times.quantile(share, "seed", method="lower").drop_vars("quantile")
+        times.quantile(share, "seed", method="lower", skipna=False).drop_vars("quantile")
         for share in (0.25, 0.5, 0.75)
     )
     order = np.argsort(middle.mean(["mix", "arrivals"]).values, kind="stable")
