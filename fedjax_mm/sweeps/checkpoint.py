@@ -601,7 +601,7 @@ class Saving:
     """Saves the work of a plan, and ends the sweep after a segment when a signal arrives.
 
     Batches are numbered as in `Plan.batches`. Finished batches are saved together with the current
-    one, every `save_every` seconds.
+    one, every `save_every` seconds. `seconds` has the time that each batch took, in all processes.
     """
 
     def __init__(
@@ -618,6 +618,7 @@ class Saving:
         self.plan, self.checkpoints, self.kept = plan, checkpoints, kept
         self.save_every, self.signals, self.keep_state = save_every, signals, keep_state
         self.finished: dict[int, list[np.ndarray]] = {}
+        self.seconds: dict[int, float] = {}
         self.last_save = time.perf_counter()
 
     def load(
@@ -634,6 +635,7 @@ class Saving:
         check, saved = partial(self._check_records, rows), None
         for stored in (self.checkpoints, self.kept):
             saved = saved or (stored.load(batch, check) if stored else None)
+        self.seconds[batch] = saved.about.get("seconds", 0.0) if saved else 0.0
         if not saved:
             return 0, None, None
         for row, array in zip(rows, saved.arrays, strict=False):  # the state follows
@@ -675,6 +677,7 @@ class Saving:
         grid, files = self.plan.grid, segment.files
         rows = jax.tree.leaves(segment.records)
         is_last = segment.rounds == grid.num_rounds
+        self.seconds[segment.batch] += segment.seconds
         # Keep finished batches for the next save, because short ones finish many times a second.
         if is_last:
             rest = self._state(segment) if self.keep_state else jax.tree.leaves(segment.params)
@@ -684,7 +687,8 @@ class Saving:
             self._save_finished()
             if not is_last and self.checkpoints:
                 state = self._state(segment) + (files.to_save() if files else [])
-                self.checkpoints.save(segment.batch, segment.rounds, [*rows, *state])
+                about = {"seconds": self.seconds[segment.batch]}
+                self.checkpoints.save(segment.batch, segment.rounds, [*rows, *state], about)
             if files and is_last:
                 files.remove()
             elif files:
@@ -697,9 +701,10 @@ class Saving:
         return jax.tree.leaves(segment.program.fetch(self.plan.where, segment.replica))
 
     def _save_finished(self) -> None:
-        about = {"has_state": True} if self.keep_state else {}
+        about: dict[str, Any] = {"has_state": True} if self.keep_state else {}
         for each, arrays in self.finished.items():
             if self.checkpoints:
+                about |= {"seconds": self.seconds[each]}
                 self.checkpoints.save(each, self.plan.grid.num_rounds, arrays, about)
         self.finished.clear()
 

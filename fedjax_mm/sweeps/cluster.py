@@ -176,6 +176,7 @@ def compute_part(
         compile_seconds = plan.compile_seconds
         with closing(batches(plan, how, on_divergence)) as computed:
             for last in computed:
+                clock -= last.earlier_seconds
                 records, params = runs[plan.programs.index(last.program)]
                 # Padding repeats the last replica, so it only writes the same values again.
                 for x, new in zip(*map(jax.tree.leaves, (records, last.records)), strict=True):

@@ -107,6 +107,7 @@ def carry_out(
     try:
         with closing(batches(plan, how, on_divergence)) as computed:
             for last in computed:
+                result.clock -= last.earlier_seconds
                 result.place(last.program, last.replicas, last.records, last.params)
     except DivergenceError as error:
         raise DivergenceError(str(error), result.dataset(stopped=str(error))) from None
@@ -160,7 +161,11 @@ def _first(plan: Plan, batch: int, records: Record, how: Execution, saving: Savi
         files = ClientFiles(plan.client_states, name, states)
         if rounds == plan.grid.num_rounds:
             files.remove()
-    return Segment(how.in_words(label), plan, batch, rounds, so_far, replica, files=files)
+    seconds = saving.seconds[batch]
+    label = how.in_words(label)
+    return Segment(
+        label, plan, batch, rounds, so_far, replica, earlier_seconds=seconds, files=files
+    )
 
 
 def _segments(first: Segment, records: Record) -> Iterator[Segment]:

@@ -730,6 +730,7 @@ class Segment(NamedTuple):
       replica: the state of the batch, ``[replicas, ...]``, on the devices; the next segment
         overwrites it. None before the first round.
       seconds: the duration of the segment in the slowest process.
+      earlier_seconds: the time that the batch took before the sweep was resumed.
       files: the states of clients, if they are in files.
     """
 
@@ -740,6 +741,7 @@ class Segment(NamedTuple):
     records: Record
     replica: Replica | None
     seconds: float = 0.0
+    earlier_seconds: float = 0.0
     files: ClientFiles | None = None
 
     @property

@@ -317,8 +317,12 @@ def test_a_run_stopped_between_two_records_resumes(tmp_path):
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep_of(grid, how._replace(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
-        assert 0 < checkpoints.load(0).rounds < 9
+        saved = checkpoints.load(0)
+        assert 0 < saved.rounds < 9
+        assert 0 < saved.about["seconds"] < 1000
+        checkpoints.save(0, saved.rounds, saved.arrays, {"seconds": 1000.0})
         rest = sweep_of(grid, Execution(checkpoints=checkpoints))
+    assert 1000 < rest.attrs["manifest"]["wall_seconds"]["run"] < 2000
     assert whole.gradients.isel(round=-1).sum("model").values.tolist() == [72, 72]
     xr.testing.assert_identical(whole.drop_attrs(), rest.drop_attrs())
 
