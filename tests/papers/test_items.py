@@ -82,7 +82,9 @@ def test_every_reproduced_figure_and_table_is_an_item():
     wanted |= {f"cb-{name}" for name in ("fig1", "fig2", "fig3", "table1", "optimal-cohort")}
     theory = ("gain", "mfa-rand", "mfa-rr", "mfa-growing", "remarks", "maxfl", "cohort-noise")
     wanted |= {f"theory-{name}" for name in (*theory, "cohorts")}
-    ours = {"maxfl-demand", "maxfl-flexible", "maxfl-flips", "maxfl-weights"}
+    ours = {"maxfl-literal", "maxfl-literal-qffl"} | {
+        f"maxfl-{name}" for name in ("attackers", "demand", "fixed", "flexible", "flips", "weights")
+    }
     ours |= {"compression-curve", "private-curve", "robust-curve"} | {
         f"multi-{name}" for name in ("attributes", "compare", "maxfl")
     }

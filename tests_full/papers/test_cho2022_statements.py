@@ -30,7 +30,7 @@ def made_up(config, values, data="fashion-mnist"):
         "algorithm": list(config.methods),
         "byzantine": list(config.byzantine),
         "warm_up_steps": list(config.requirement.num_steps),
-        "demand_rate": list(config.requirement.learning_rates),
+        "demand_rate": list(config.requirement.rates),
         "seed": list(range(config.num_seeds)),
         "round": [0, 100, config.num_rounds],
     }
@@ -476,6 +476,37 @@ def test_verdicts_on_clients_that_leave(changed, expected):
         "test accuracy",
         "GM-Appeal",
     ]
+
+
+def test_other_readings_judge_tables_2_to_6():
+    found = readings_of("maxfl-fixed", leads(0.4, 0.3))
+    judged = {f"maxfl-table1/{key}" for key in verdicts("maxfl-table1", leads(0.4, 0.3))}
+    assert {statement for _, statement in found} == judged
+    for name, tables in {"maxfl-literal": ("3", "5"), "maxfl-literal-qffl": ("6",)}.items():
+        assert ITEMS[name].settings.chosen_by == "accuracy"
+        found = readings_of(name, leads(0.4, 0.3))
+        assert {each.split("/")[0] for _, each in found} == {f"maxfl-table{x}" for x in tables}
+        (reading,) = {each for each, _ in found}
+        assert "one warm-up at MaxFL's learning rate" in reading
+
+
+def test_verdicts_on_other_attacks():
+    """MaxFL loses nothing, and MW-Fed more than five points if the attack is not weak."""
+    config, lost = config_of("maxfl-attackers"), {"leaving": 0.1, "weak": 0.0, "strong": 0.2}
+
+    def accuracies(label):
+        def of(algorithm, byzantine, **_):
+            return 0.6 - lost[label] * (algorithm == "MW-Fed") * (byzantine > 0)
+
+        return made_up(config, of)
+
+    result = xr.concat(map(accuracies, lost), xr.IndexVariable("attack", list(lost)))
+    found = ITEMS["maxfl-attackers"].findings(result, config).readings
+    verdicts = {"loses-little": [], "mw-fed-susceptible": []}
+    for each in found:
+        verdicts[each.statement.removeprefix("maxfl-table2/")].append(each.verdict)
+    assert verdicts["loses-little"] == [SUPPORTED] * 3
+    assert verdicts["mw-fed-susceptible"] == [SUPPORTED, CONTRADICTED, SUPPORTED]
 
 
 def test_seeds_that_the_search_for_a_reading_used_are_told_apart():

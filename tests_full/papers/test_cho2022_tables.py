@@ -15,9 +15,10 @@ from fedjax_mm import appealing, fedavg, full_participation, simulate
 from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.cho2022 import runs
+from fedjax_mm.papers.cho2022 import runs, several
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.cho2022.runs import run_comparison, run_grid, select
+from fedjax_mm.papers.cho2022.grid import METHODS
+from fedjax_mm.papers.cho2022.runs import best_points, run_comparison, run_grid, select
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute
 from fedjax_mm.sweeps.checkpoint import Checkpoints
@@ -184,6 +185,63 @@ def test_own_models_are_those_of_their_steps_rate_and_draw():
         own = drawn.clients[draw].own[steps, rate]
         np.testing.assert_allclose(own.threshold, alone.threshold, rtol=1e-5)
         np.testing.assert_allclose(own.accuracy, alone.accuracy, rtol=1e-5)
+
+
+def test_seeds_may_share_their_clients():
+    """Seeds on the same clients still have initial parameters of their own."""
+    short = {"num_steps": (2,), "batch_size": 8}
+    for name, is_same in (("maxfl-fixed", True), ("maxfl-table1", False)):
+        config = config_of(name, **SMALL | {"requirement": short})
+        drawn = runs.draw(config, Execution())
+        params = drawn.clients[0].start
+        losses = [each.task.metrics(jax.random.key(0), params)["loss"] for each in drawn.clients]
+        flips = [each.is_flipped for each in drawn.clients]
+        assert np.isclose(*losses, rtol=1e-5) == np.array_equal(*flips) == is_same
+        first, second = (each.own[2, 0.05].threshold for each in drawn.clients)
+        assert not np.isclose(first, second).any()
+        assert (set(config.data_seeds) == set(config.selecting.data_seeds)) == is_same
+
+
+def literal(rates, demand, **changes):
+    """A small instance of Table 3 with thresholds of a warm-up at these rates."""
+    demand = {"learning_rates": demand, "num_steps": (10,), "batch_size": 8}
+    few = {name: METHODS[name] for name in ("FedAvg", "MaxFL")}
+    settings = {"methods": few, "learning_rates": rates, "requirement": demand}
+    return config_of("maxfl-literal", **SMALL | settings | changes)
+
+
+def test_thresholds_are_those_of_a_warm_up_at_the_rate_of_maxfl():
+    """The search has the rate of each point, and the judged runs that of MaxFL's best one."""
+    rates, both = (0.01, 0.3), {"local_steps": (2, 3)}
+    config = literal(rates, "training", **both)
+    scores = select(config, Execution())
+    for rate in rates:
+        alone = select(literal((rate,), (rate,), **both), Execution())
+        here = scores.isel(candidate=scores["candidate_learning_rate"].values == rate)
+        xr.testing.assert_identical(here.drop_attrs(), alone.drop_attrs())
+    assert len(np.unique(scores["selection_appeal"])) > 1
+
+    result, rate = run_comparison(config), best_points(scores, config)["MaxFL"].learning_rate
+    alone = run_comparison(literal(rates, (rate,), points=best_points(scores, config)))
+    assert result["demand_rate"].values.tolist() == [rate]
+    xr.testing.assert_identical(result[[*alone]].drop_attrs(), alone.drop_attrs())
+    with pytest.raises(ValueError, match='is "training", the rate of MaxFL; add it to methods'):
+        literal(rates, "training", methods={"FedAvg": METHODS["FedAvg"]})
+
+
+def test_each_protocol_is_a_run_of_its_own():
+    few = {"methods": {"MaxFL": METHODS["MaxFL"]}, "byzantine": (0.0, 0.3), "appealing_from": 3}
+    config = config_of("maxfl-table2", **SMALL | few)
+    changes = {"leaving": {"attackers_stay": False}, "strong": {"noise": 10.0}}
+    found = several.run(config, name="attack", protocols=changes)
+    for label, changed in changes.items():
+        alone = run_comparison(config.model_copy(update=changed))
+        xr.testing.assert_identical(
+            found.sel(attack=label, drop=True).drop_attrs(), alone.drop_attrs()
+        )
+    assert (
+        not found["accuracy"].sel(attack="leaving").equals(found["accuracy"].sel(attack="strong"))
+    )
 
 
 def test_the_grid_of_table_1_has_two_programs_per_method(monkeypatch):

@@ -13,7 +13,7 @@ from fedjax_mm.claims import Evidence, at_least, more, welch
 from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022.clients import source_of
-from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
+from fedjax_mm.papers.cho2022.grid import DIMS, OURS, POINT, Comparison
 from fedjax_mm.papers.cho2022.runs import SCORES, best_candidates, run_comparison
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
@@ -23,7 +23,6 @@ from fedjax_mm.papers.schema import Check, Reading, Table, published_statements
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
 
-OURS = "MaxFL"
 _METRICS = {
     "accuracy": "test accuracy",
     "appeal": "GM-Appeal",
@@ -65,7 +64,8 @@ Rules: TypeAlias = Callable[[xr.Dataset, Comparison], Iterable[Ruling | Check | 
 """Judges a table's statements, given the measured numbers and the settings."""
 
 _PROTOCOL = {
-    *("partition", "flips", "flipped", "participation", "appealing_from", "requirement"),
+    *("partition", "redraws", "flips", "flipped", "participation", "appealing_from"),
+    "requirement",
     *("num_clients", "num_unseen", "cohort_size", "num_rounds", "dropout_rate"),
     *("byzantine", "loss_factor", "noise", "attackers_stay", "tuning_steps", "tuned_weights"),
 }

@@ -9,8 +9,8 @@ from fedjax_mm import plots
 from fedjax_mm.claims import at_least, more
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import comparison
-from fedjax_mm.papers.cho2022.comparison import OURS, item, lead, preferred
-from fedjax_mm.papers.cho2022.grid import Comparison, clustered
+from fedjax_mm.papers.cho2022.comparison import item, lead, preferred
+from fedjax_mm.papers.cho2022.grid import OURS, Comparison, clustered
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.rulings import Ruling, ruling
 

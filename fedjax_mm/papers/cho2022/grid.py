@@ -33,6 +33,9 @@ DIMS = {
 }
 """Maps the other axes to their names in tables."""
 
+OURS = "MaxFL"
+"""The paper's method."""
+
 _METHOD: TypeAdapter[Method] = TypeAdapter(MethodConfig)
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -42,7 +45,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "PerFedAvg": {"name": "perfedavg"},
     "qFFL": {"name": "qffl", "q": [1.0, 10.0]},
     "MW-Fed": {"name": "mwfed"},
-    "MaxFL": {"name": "maxfl"},
+    OURS: {"name": "maxfl"},
 }
 
 
@@ -54,14 +57,23 @@ def methods(*names: str) -> dict[str, Mapping[str, Any]]:
 class Requirement(Config):
     """Training of the clients' own models, which set the thresholds for all methods."""
 
-    learning_rates: Some[Positive] = (0.05,)
+    learning_rates: Some[Positive] | Literal["training"] = (0.05,)
+    """"training" is MaxFL's rate: that of each point in the search, then that of its best point."""
     num_steps: Some[Count] = (100,)
     batch_size: Count = 32
 
     @property
-    def kinds(self) -> list[tuple[int, float]]:
-        """All numbers of steps with all learning rates."""
-        return list(itertools.product(self.num_steps, self.learning_rates))
+    def rates(self) -> Sequence[float | str]:
+        """The values of the axis of learning rates."""
+        return ("training",) if self.learning_rates == "training" else self.learning_rates
+
+    @property
+    def first(self) -> Self:
+        """The first of several trainings."""
+        changes: dict[str, Any] = {"num_steps": self.num_steps[:1]}
+        if self.learning_rates != "training":
+            changes["learning_rates"] = self.learning_rates[:1]
+        return self.model_copy(update=changes)
 
 
 class Point(Config):
@@ -84,6 +96,8 @@ class Comparison(Selecting):
     directory: Path | None = None
     """The directory of the data set's files, or None for a substitute."""
     partition: clients.Partition = "dirichlet"
+    redraws: Flag = True
+    """Whether every seed draws a partition and flips of its own, instead of those of the first."""
     num_clients: Count | None = None
     """The number of clients that train. The paper's number for the data set is the default for this
     and the next two fields."""
@@ -122,6 +136,10 @@ class Comparison(Selecting):
 
     @model_validator(mode="after")
     def _methods_fit(self) -> Self:
+        if self.requirement.learning_rates == "training" and OURS not in self.methods:
+            raise ValueError(
+                f'requirement.learning_rates is "training", the rate of {OURS}; add it to methods'
+            )
         for name, settings in self.methods.items():
             for key, value in settings.items():
                 # An empty list would leave no variant of the method, and no row in the table.
@@ -188,7 +206,7 @@ class Comparison(Selecting):
             "variant": list(self.variants),
             "byzantine": self.byzantine,
             "warm_up_steps": self.requirement.num_steps,
-            "demand_rate": self.requirement.learning_rates,
+            "demand_rate": self.requirement.rates,
             "learning_rate": self.learning_rates,
             "local_steps": self.local_steps,
             "batch_size": self.batch_sizes,
@@ -217,6 +235,20 @@ class Comparison(Selecting):
         default = clients.POPULATIONS[clients.source_of(self.dataset, self.directory)]
         given = {key: getattr(self, key) for key in ("num_clients", "num_unseen", "cohort_size")}
         return default._replace(**{key: n for key, n in given.items() if n is not None})
+
+    @property
+    def data_seeds(self) -> list[int]:
+        """The seeds of all draws of clients."""
+        if self.redraws:
+            return super().data_seeds
+        return super(Comparison, self.with_seeds(0, 1)).data_seeds * self.num_seeds
+
+    @property
+    def demands(self) -> list[tuple[int, float]]:
+        """The numbers of steps and the learning rates of the warm-ups."""
+        rates = self.requirement.learning_rates
+        rates = self.learning_rates if rates == "training" else rates
+        return list(itertools.product(self.requirement.num_steps, rates))
 
     @property
     def num_points(self) -> int:
@@ -252,6 +284,16 @@ class Comparison(Selecting):
         }
         return self.model_copy(update=changes)
 
+    def judging(self, points: Mapping[str, Point]) -> dict[str, Self]:
+        """The settings of each method at its point, with the same thresholds for all."""
+        settings = self
+        if self.requirement.learning_rates == "training":
+            demand = self.requirement.model_copy(
+                update={"learning_rates": (points[OURS].learning_rate,)}
+            )
+            settings = self.model_copy(update={"requirement": demand})
+        return {name: settings.at(name, point) for name, point in points.items()}
+
     @property
     def selecting(self) -> Self:
         """The settings of the grid search, with the methods whose point is chosen.
@@ -259,13 +301,11 @@ class Comparison(Selecting):
         No client attacks, the clients' thresholds come from the first warm-up, and only the
         last record counts.
         """
-        demand = self.requirement
-        first = {"learning_rates": demand.learning_rates[:1], "num_steps": demand.num_steps[:1]}
         changes: dict[str, Any] = {
             "methods": {name: own for name, own in self.methods.items() if self.only(name) is None},
             "points": {},
             "byzantine": (0.0,),
-            "requirement": demand.model_copy(update=first),
+            "requirement": self.requirement.first,
             "record_every": self.num_rounds,
         }
         return super().selecting.model_copy(update=changes)

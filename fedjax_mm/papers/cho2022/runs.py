@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,12 +76,13 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     how = execution or Execution()
     scores = select(config, how)
     points = best_points(scores, config)
-    drawn = functools.cache(functools.partial(draw, config, how))  # only if a result is missing
+    alone = config.judging(points)
+    anybody = next(iter(alone.values()))  # all have the same clients
+    drawn = functools.cache(functools.partial(draw, anybody, how))  # only if a result is missing
 
     def judge(alone: Any, saving: Execution) -> xr.Dataset:
         return run_grid(alone, drawn(), saving)
 
-    alone = {name: config.at(name, point) for name, point in points.items()}
     parts = stages("judged", alone, how, judge)
     seconds = {
         "warm_up": drawn().seconds if drawn.cache_info().currsize else 0.0,
@@ -173,7 +174,7 @@ def draw(config: Comparison, execution: Execution) -> Drawn:
         raise RefusedError(str(error)) from error
     # Record the training time of own models, because the later sweep's manifest omits it.
     clock = time.perf_counter()
-    number = config.num_seeds * len(config.requirement.kinds)
+    number = config.num_seeds * len(config.demands)
     execution.report(f"warm-up of {number} x {data.num_clients} clients")
     flags, each = jnp.asarray(clients.flipped_flags(config.population, **who)), list[Clients]()
     for place, is_flipped in enumerate(flags):
@@ -210,7 +211,7 @@ def warm_up(
                 batch_size=size,
             )
         )
-        for steps, rate in config.requirement.kinds
+        for steps, rate in config.demands
     }
 
 
@@ -254,7 +255,7 @@ def _setup(
     variant: str,
     byzantine: float,
     warm_up_steps: int,
-    demand_rate: float,
+    demand_rate: float | Literal["training"],
     learning_rate: float,
     local_steps: int,
     batch_size: int,
@@ -276,7 +277,8 @@ def _setup(
     if config.tuning_steps:
         tuning = Tuning(learning_rate, config.tuning_steps, size, rows)
     demand: dict[str, Any] = {"tuning": tuning, "participation": config.stays_by}
-    own = mine.own[warm_up_steps, demand_rate]
+    rate = learning_rate if demand_rate == "training" else demand_rate
+    own = mine.own[warm_up_steps, rate]
     task: Any = requiring(mine.task, own, num_unseen=who.num_unseen, **demand)
     if any(config.byzantine):
         harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}

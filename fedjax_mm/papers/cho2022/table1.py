@@ -7,8 +7,8 @@ import xarray as xr
 from fedjax_mm.claims import at_least, more
 from fedjax_mm.metrics import estimate
 from fedjax_mm.papers.cho2022 import fig7
-from fedjax_mm.papers.cho2022.comparison import BOTH, OURS, concordance, item, lead, squeezed
-from fedjax_mm.papers.cho2022.grid import METHODS, Comparison
+from fedjax_mm.papers.cho2022.comparison import BOTH, concordance, item, lead, squeezed
+from fedjax_mm.papers.cho2022.grid import METHODS, OURS, Comparison
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, finding, ruling, under, untested
 from fedjax_mm.papers.schema import Check, Reading

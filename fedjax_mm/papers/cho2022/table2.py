@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import xarray as xr
 
 from fedjax_mm.claims import at_most, more
-from fedjax_mm.papers.cho2022.comparison import BOTH, OURS, item
-from fedjax_mm.papers.cho2022.grid import Comparison, methods
+from fedjax_mm.papers.cho2022.comparison import BOTH, item
+from fedjax_mm.papers.cho2022.grid import OURS, Comparison, methods
 from fedjax_mm.papers.cho2022.table1 import ACCURACY
 from fedjax_mm.papers.rulings import Ruling, ruling
 
@@ -25,9 +25,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
     yield ruling("mw-fed-susceptible", more(theirs, by=_LITTLE, form=".1f"))
 
 
-_SETTINGS = Comparison(
-    appealing_from=10, byzantine=(0.0, *_SHARES), methods=methods("MW-Fed", OURS)
-)
+SETTINGS = Comparison(appealing_from=10, byzantine=(0.0, *_SHARES), methods=methods("MW-Fed", OURS))
 
-ITEMS = (item("maxfl-table2", _SETTINGS, BOTH, rules),)
+ITEMS = (item("maxfl-table2", SETTINGS, BOTH, rules),)
 """Table 2."""

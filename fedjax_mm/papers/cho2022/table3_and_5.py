@@ -6,8 +6,8 @@ import xarray as xr
 
 from fedjax_mm.claims import Evidence, at_least, fact, more
 from fedjax_mm.papers.cho2022 import comparison
-from fedjax_mm.papers.cho2022.comparison import OURS, item, lead, preferred
-from fedjax_mm.papers.cho2022.grid import Comparison, clustered
+from fedjax_mm.papers.cho2022.comparison import item, lead, preferred
+from fedjax_mm.papers.cho2022.grid import OURS, Comparison, clustered
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, ruling, under
@@ -90,11 +90,11 @@ def rules_of_accuracy(measured: xr.Dataset, settings: Comparison) -> Iterator[Ru
 
 
 # The settings are equal, so that both tables show the same runs, which are computed once.
-_SETTINGS = clustered(*BASELINES, OURS, tuning_steps=5)
+SETTINGS = clustered(*BASELINES, OURS, tuning_steps=5)
 _ACCURACY = ("preferred_accuracy", "unseen_preferred_accuracy", "unseen_appeal")
 
 ITEMS = (
-    item("maxfl-table3", _SETTINGS, ("appeal", "unseen_appeal"), rules_of_appeal),
-    item("maxfl-table5", _SETTINGS, _ACCURACY, rules_of_accuracy),
+    item("maxfl-table3", SETTINGS, ("appeal", "unseen_appeal"), rules_of_appeal),
+    item("maxfl-table5", SETTINGS, _ACCURACY, rules_of_accuracy),
 )
 """Tables 3 and 5."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import xarray as xr
 
 from fedjax_mm.claims import fact, more
-from fedjax_mm.papers.cho2022.comparison import BY_ACCURACY, OURS, item, lead, preferred, selected
-from fedjax_mm.papers.cho2022.grid import Comparison, Point, clustered, methods
+from fedjax_mm.papers.cho2022.comparison import BY_ACCURACY, item, lead, preferred, selected
+from fedjax_mm.papers.cho2022.grid import OURS, Comparison, Point, clustered, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, ruling, under
@@ -19,9 +19,7 @@ _QFFL = {f"qFFL, q = {q:g}": {"name": "qffl", "q": q} for q in (1.0, 10.0)}
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Reading]:
     """Judges MaxFL's leads over q-FFL, and compares one sentence with the paper's own table."""
-    yield from _fair(measured)
-    higher = preferred(measured, list(_QFFL), "preferred-model accuracy, seen")
-    yield ruling("preferred-higher", higher)
+    yield from measured_leads(measured)
     if (other := selected(measured, "accuracy")) is not None:
         yield from under(BY_ACCURACY, "maxfl-table6", _fair(other))
     papers = published("maxfl-table6")["values"]
@@ -34,12 +32,19 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Readi
     yield ruling("lower-than-0-01", *parts)
 
 
+def measured_leads(measured: xr.Dataset) -> Iterator[Ruling]:
+    """Judges MaxFL's measured leads over q-FFL."""
+    yield from _fair(measured)
+    higher = preferred(measured, list(_QFFL), "preferred-model accuracy, seen")
+    yield ruling("preferred-higher", higher)
+
+
 def _fair(measured: xr.Dataset) -> Iterator[Ruling]:
     yield ruling("fair-not-effective", more(lead(measured, list(_QFFL), APPEAL[0]), form=".1f"))
 
 
 _ALL = _QFFL | _AFL | methods(OURS)
-_SETTINGS = clustered(methods=_ALL, points={"AFL": _ONE_STEP})
+SETTINGS = clustered(methods=_ALL, points={"AFL": _ONE_STEP})
 
-ITEMS = (item("maxfl-table6", _SETTINGS, ("appeal", "preferred_accuracy"), rules),)
+ITEMS = (item("maxfl-table6", SETTINGS, ("appeal", "preferred_accuracy"), rules),)
 """Table 6."""

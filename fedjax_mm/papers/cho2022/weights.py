@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import xarray as xr
 
 from fedjax_mm.papers.cho2022 import table3_and_5
-from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
-from fedjax_mm.papers.cho2022.grid import METHODS, Comparison, clustered, methods
+from fedjax_mm.papers.cho2022.comparison import item, lead
+from fedjax_mm.papers.cho2022.grid import METHODS, OURS, Comparison, clustered, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.rulings import compare, under
 from fedjax_mm.papers.schema import Check, Reading
