@@ -26,7 +26,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Reading]:
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
-    """The usual table, and the standard deviations over seeds beside the printed ones."""
+    """The usual table, and one of standard deviations over seeds with the printed ones."""
     short = squeezed(measured)
     spread = short["percent"].std("seed", ddof=1)
     texts = cells(spread, published=short["published spread"], form=".1f")
