@@ -146,7 +146,8 @@ class Quadratic:
         # Only client 1 contributes. The other clients' F_k have no term b_k, so their F_k* is 0.
         hessian = self._first_hessian()
         e1 = jnp.zeros_like(hessian[0]).at[0].set(1)
-        return self.optimum + jnp.linalg.solve(hessian, e1)[0] / (2 * self.num_clients)
+        Gamma = self.optimum + jnp.linalg.solve(hessian, e1)[0] / (2 * self.num_clients)
+        return jnp.maximum(Gamma, 0)  # one client's is 0, but may round to less
 
     def _block(self, params: Vector, client: Index) -> Block:
         return lax.dynamic_slice(params, (client * self.block_size,), (self.block_size + 1,))

@@ -149,13 +149,14 @@ def _solved(task: Task) -> tuple[Any, ...]:
     values, gradients, hessians = (
         jax.vmap(of, (None, 0))(zero, clients) for of in (loss, jax.grad(loss), jax.hessian(loss))
     )
-    # A client with few examples has many minimizers. Take the shortest.
-    own = jax.vmap(lambda A, g: g @ jnp.linalg.pinv(A, hermitian=True) @ g)(hessians, gradients)
     slope = weights @ gradients
     minimizer = -jnp.linalg.solve(jnp.tensordot(weights, hessians, 1), slope)
     optimum = weights @ values + slope @ minimizer / 2
     curvature = jnp.linalg.eigvalsh(hessians)
-    Gamma = optimum - weights @ (values - own / 2)
+    # F_k(w*) - F_k*. A client with few examples has many minimizers. Take the shortest.
+    left = jax.vmap(lambda A, g: g @ jnp.linalg.pinv(A, hermitian=True) @ g / 2)
+    # Of equal losses, it may round to less than 0.
+    Gamma = jnp.maximum(weights @ left(hessians, gradients + hessians @ minimizer), 0)
     return curvature.min(), curvature.max(), Gamma, optimum, unravel(minimizer)
 
 

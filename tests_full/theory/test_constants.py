@@ -169,6 +169,20 @@ def test_constants_of_quadratic_losses_are_exact():
         np.testing.assert_allclose(constant.value, value, rtol=1e-8)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_heterogeneity_of_equal_losses_is_never_below_0(x64):
+    def heterogeneity_of(seed):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(6, 4)), rng.normal(size=6)
+        return exact_constants(least_squares([x, x, x], [y, y, y], ridge=1e-9)).Gamma.value
+
+    with jax.enable_x64(x64):
+        found = np.array([heterogeneity_of(seed) for seed in range(20)])
+        alone = [exact_constants(compiled_quadratic(1, 6, mu)).Gamma.value for mu in (0.01, 0.3, 2)]
+    assert min(found.min(), *alone) >= 0
+    assert max(found.max(), *alone) < (1e-12 if x64 else 1e-5)
+
+
 def test_heterogeneity_of_quadratics_equals_that_of_dense_matrices():
     problem = reference.dense_quadratic(5, 2, 0.1)
     minimizer = reference.minimizer(problem)
