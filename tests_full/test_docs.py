@@ -194,7 +194,7 @@ def test_all_counts_are_those_of_the_summaries():
 
 # Run on CPUs before the safe setting of XLA's fusions was recorded. docs/xla.md compares them.
 UNFLAGGED = {
-    *(f"mfa-fig{name}" for name in ("6a", "6b", "7a", "7b")),
+    *(f"mfa-fig{name}" for name in ("6a", "7a", "7b")),
     *("maxfl-demand", "maxfl-flips", "maxfl-weights"),
     *("maxfl-table4", "multi-attributes", "multi-compare"),
 }
