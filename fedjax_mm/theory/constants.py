@@ -154,9 +154,9 @@ def _solved(task: Task) -> tuple[Any, ...]:
     optimum = weights @ values + slope @ minimizer / 2
     curvature = jnp.linalg.eigvalsh(hessians)
     # F_k(w*) - F_k*. A client with few examples has many minimizers. Take the shortest.
-    left = jax.vmap(lambda A, g: g @ jnp.linalg.pinv(A, hermitian=True) @ g / 2)
-    # Of equal losses, it may round to less than 0.
-    Gamma = jnp.maximum(weights @ left(hessians, gradients + hessians @ minimizer), 0)
+    excess = jax.vmap(lambda A, g: g @ jnp.linalg.pinv(A, hermitian=True) @ g / 2)
+    # Take the maximum, because 0, for equal losses, may round to less.
+    Gamma = jnp.maximum(weights @ excess(hessians, gradients + hessians @ minimizer), 0)
     return curvature.min(), curvature.max(), Gamma, optimum, unravel(minimizer)
 
 
